@@ -1,0 +1,65 @@
+"""Every error llmc raises on purpose.
+
+LlmcError                  exit 1   anything below; the message says what, where and what to do
+├── InputError             exit 2   a flag, argument, prompt or plan that cannot be used
+│   └── UnknownNameError   exit 2   an unknown device, strategy, quantisation…; lists the known ones
+├── CheckpointError        exit 1   a checkpoint that is missing, damaged or of an unsupported architecture
+├── CompileError           exit 1   lowering or compilation failed
+├── DeviceError            exit 3   a device or toolchain is missing, or --require-native is unmet
+├── VerificationError      exit 4   compiled graphs disagree with the reference model
+├── ArtifactError          exit 5   a bundle or stored object is missing, damaged, incompatible or untrusted
+└── CapacityError          exit 1   disk full or a quota reached; nothing was published
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class LlmcError(Exception):
+    """Base of all errors raised on purpose; `exit_code` is the command line's exit status."""
+
+    exit_code = 1
+
+
+class InputError(LlmcError):
+    """A flag, argument, prompt or plan that cannot be used as given."""
+
+    exit_code = 2
+
+
+class UnknownNameError(InputError):
+    """A name that no registry holds; the message lists the names it does hold."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(sorted(known))}")
+
+
+class CheckpointError(LlmcError):
+    """A checkpoint that is missing, damaged, or of an architecture llmc does not support."""
+
+
+class CompileError(LlmcError):
+    """Tracing, lowering or compiling a graph failed."""
+
+
+class DeviceError(LlmcError):
+    """A device or toolchain is missing, or `--require-native` cannot be met on this host."""
+
+    exit_code = 3
+
+
+class VerificationError(LlmcError):
+    """A compiled graph disagrees with the reference model."""
+
+    exit_code = 4
+
+
+class ArtifactError(LlmcError):
+    """A bundle or stored object is missing, damaged, incompatible with this host, or untrusted."""
+
+    exit_code = 5
+
+
+class CapacityError(LlmcError):
+    """The disk is full or a quota is reached; nothing half-written was published."""
