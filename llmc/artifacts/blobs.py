@@ -1,0 +1,271 @@
+"""Blobs: immutable files named by the digest of their content, verified on the way in and on the way out."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from llmc.artifacts.digest import BUFFER, PREFIX, digest_bytes, digest_file
+from llmc.artifacts.layout import Layout
+from llmc.artifacts.publish import (
+    BLOB_MODE,
+    create_exclusive,
+    discard,
+    make_folder,
+    sync_folder,
+    temporary_name,
+    write_all,
+    writing,
+)
+from llmc.artifacts.stamps import Stamps, signature
+from llmc.errors import ArtifactError
+
+REMEDY = "choose another store with --cache-dir"
+SAVE_STAMPS_FROM = 8 << 20
+T = TypeVar("T")
+_COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES})
+
+
+class Blob(NamedTuple):
+    """Name and size in bytes of a stored file."""
+
+    digest: str
+    size: int
+
+
+class BlobMissingError(ArtifactError):
+    """A blob that is not in the store, or was found damaged and put aside: a miss, to be built again."""
+
+
+class BlobWriter:
+    """A write-only stream into a new blob; `blob` is set when the stream has been published."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self._path = path
+        self._hasher = hashlib.sha256()
+        self._size = 0
+        self.blob: Blob | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Append `data`; returns its length in bytes. Raises CapacityError or UnwritableError."""
+        view = memoryview(data).cast("B")
+        with writing(self._path, self._size + view.nbytes, REMEDY):
+            write_all(self._fd, view)
+        self._hasher.update(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was written so far."""
+        return PREFIX + self._hasher.hexdigest()
+
+
+class Blobs:
+    """The blobs of one layout.
+
+    Guarantees: a blob appears whole or not at all; it holds what its name says when it is published; a
+    damaged one is put into quarantine when it is met. Writing raises CapacityError or UnwritableError and
+    leaves nothing behind.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._stamps = Stamps(layout.base)
+        self.corrupt = 0
+
+    def find(self, digest: str, size: int | None = None, *, verify: bool = True) -> Path | None:
+        """Path of an intact blob, else None.
+
+        The size is compared always when given; the digest when `verify`, unless the file was verified before
+        and has not been touched since (see stamps.py). Raises ValueError for what is not a digest.
+        """
+        path = self._layout.blob(digest)
+        try:
+            seen = path.stat()
+        except OSError:
+            return None
+        if not stat.S_ISREG(seen.st_mode):
+            self._damaged(path, "not a regular file", seen)
+            return None
+        if size is not None and seen.st_size != size:
+            self._damaged(path, f"{seen.st_size} bytes, expected {size}", seen)
+            return None
+        if verify and not self._stamps.verified(path, digest) and not self._rehash(path, digest, seen):
+            return None
+        return path
+
+    def reread(self, digest: str) -> bool:
+        """Whether a blob is there and intact, by reading all of it whatever its stamp says."""
+        path = self._layout.blob(digest)
+        try:
+            seen = path.stat()
+        except OSError:
+            return False
+        return self._rehash(path, digest, seen)
+
+    def read(self, digest: str) -> bytes | None:
+        """A blob's content, verified as read, else None. Raises ValueError for what is not a digest."""
+        path = self._layout.blob(digest)
+        try:
+            seen = path.stat()
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._damaged(path, f"cannot be read ({error.strerror})", None)
+            return None
+        if digest_bytes(data) != digest:
+            self._damaged(path, "content has another digest", seen)
+            return None
+        return data
+
+    def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
+        """Store `data`; an intact blob that is there already is kept."""
+        view = memoryview(data).cast("B")
+        blob = Blob(digest_bytes(view), view.nbytes)
+        if self.find(*blob) is None:
+            with writing(self._layout.base, blob.size, REMEDY), self._new() as (fd, temporary):
+                write_all(fd, view)
+                self._publish(fd, temporary, blob)
+        return blob
+
+    def put_file(self, path: str | Path, *, move: bool = False) -> Blob:
+        """Store the content of a file; with `move` the file is consumed, without a copy where that is
+        possible.
+
+        Raises ArtifactError when the file cannot be read or is not a regular one.
+        """
+        source = Path(path)
+        with _open_source(source) as file:
+            before = os.fstat(file.fileno())
+            digest = _read_source(source, lambda: PREFIX + hashlib.file_digest(file, "sha256").hexdigest())
+            blob = Blob(digest, before.st_size)
+            if self.find(*blob) is None and not (move and self._adopt(file, source, before, blob)):
+                file.seek(0)
+                blob = self._copy(file, source, blob.size)
+        if move:
+            discard(source)
+        return blob
+
+    @contextmanager
+    def writer(self) -> Iterator[BlobWriter]:
+        """A stream into a blob that is published when the block ends well, and forgotten when it raises."""
+        with self._new() as (fd, temporary):
+            stream = BlobWriter(fd, temporary)
+            yield stream
+            blob = Blob(stream.digest, stream.tell())
+            if self.find(*blob) is None:
+                self._publish(fd, temporary, blob)
+            stream.blob = blob
+
+    def _copy(self, file: FileIO, source: Path, needed: int) -> Blob:
+        """Copy an open file; the blob is named by what was written, even if the source changes."""
+        with self._new(needed) as (fd, temporary):
+            stream = BlobWriter(fd, temporary)
+            while piece := _read_source(source, lambda: file.read(BUFFER)):
+                stream.write(piece)
+            blob = Blob(stream.digest, stream.tell())
+            self._publish(fd, temporary, blob)
+        return blob
+
+    def _adopt(self, file: FileIO, source: Path, before: os.stat_result, blob: Blob) -> bool:
+        """Make a file of this file system into a blob by renaming it; False where it should be copied
+        instead.
+
+        Copied are links, files with further names (someone may write through those) and files that changed
+        since `before`.
+        """
+        with suppress(OSError):
+            now = source.lstat()
+            if signature(now) != signature(before) or not stat.S_ISREG(now.st_mode) or now.st_nlink != 1:
+                return False
+        with writing(self._layout.base, blob.size, REMEDY):
+            try:
+                self._install(file.fileno(), source, blob)
+            except OSError as error:
+                if error.errno in _COPY_INSTEAD:
+                    return False
+                raise
+        return True
+
+    @contextmanager
+    def _new(self, needed: int = 0) -> Iterator[tuple[int, Path]]:
+        """A new temporary file, open for writing; gone at the end unless it was published."""
+        with writing(self._layout.base, needed, REMEDY):
+            make_folder(self._layout.temporaries)
+            temporary = temporary_name(self._layout.temporaries)
+            fd = create_exclusive(temporary)
+        try:
+            yield fd, temporary
+        finally:
+            os.close(fd)
+            discard(temporary)
+
+    def _publish(self, fd: int, temporary: Path, blob: Blob) -> None:
+        with writing(self._layout.blob(blob.digest), blob.size, REMEDY):
+            self._install(fd, temporary, blob)
+
+    def _install(self, fd: int, path: Path, blob: Blob) -> None:
+        """Give a complete file its final name, durably; after OSError it has the name it had."""
+        final = self._layout.blob(blob.digest)
+        make_folder(final.parent)
+        os.fchmod(fd, BLOB_MODE)
+        os.fsync(fd)
+        os.rename(path, final)  # noqa: PTH104
+        try:
+            sync_folder(final.parent)
+        except OSError:
+            os.rename(final, path)  # noqa: PTH104
+            raise
+
+    def _rehash(self, path: Path, digest: str, seen: os.stat_result) -> bool:
+        try:
+            found = digest_file(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._damaged(path, f"cannot be read ({error.strerror})", seen)
+            return False
+        if found != digest:
+            self._damaged(path, f"content has digest {found}", seen)
+            return False
+        self._stamps.record(path, digest, signature(seen))
+        if seen.st_size >= SAVE_STAMPS_FROM:
+            self._stamps.save()
+        return True
+
+    def _damaged(self, path: Path, reason: str, seen: os.stat_result | None) -> None:
+        self.corrupt += 1
+        self._layout.set_aside(path, reason, seen)
+
+
+def _open_source(path: Path) -> FileIO:
+    """Open a regular file to be stored."""
+    mode = _read_source(path, path.stat).st_mode
+    if not stat.S_ISREG(mode):
+        raise ArtifactError(f"{path}: only a regular file can be stored")
+    return _read_source(path, lambda: FileIO(path))
+
+
+def _read_source(path: Path, read: Callable[[], T]) -> T:
+    """The result of reading the source, whose errors are not the store's."""
+    try:
+        return read()
+    except OSError as error:
+        raise ArtifactError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,158 @@
+"""Reading a bundle folder.
+
+    <bundle>/manifest.json            see manifest.py
+    <bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder: graphs name their weights as
+                                      a sibling file
+    <bundle>/.stamps.json             see stamps.py; safe to delete, not part of the bundle
+
+Writing one is in bundle_writer.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, parse
+from llmc.artifacts.manifest import Manifest, read_manifest
+from llmc.artifacts.stamps import Stamps, signature
+from llmc.errors import ArtifactError
+
+BLOBS = Path("blobs", "sha256")
+SAVE_STAMPS_FROM = 8 << 20
+
+
+def blob_path(folder: Path, digest: str) -> Path:
+    """Where a bundle keeps a blob. Raises ValueError for what is not a digest."""
+    return folder / BLOBS / parse(digest)
+
+
+class BundleFiles:
+    """An open bundle: its manifest, and its blobs, verified before they are handed out.
+
+    A blob that is missing, truncated or altered raises ArtifactError that says what it is for and how to get
+    it back. Holds no file open; `close` (or leaving the `with` block) only saves what was verified, for the
+    next start.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, stamps: Stamps) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._stamps = stamps
+
+    @classmethod
+    def open(cls, path: str | Path, fallback: str | Path | None = None) -> BundleFiles:
+        """Open a bundle folder, reading its manifest only.
+
+        `fallback` (the cache folder) is where stamps go when the bundle cannot be written. Raises
+        ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
+        off between two renames is put back first (see bundle_writer.py).
+        """
+        folder = Path(path)
+        if not folder.exists():
+            from llmc.artifacts.bundle_writer import recover
+
+            recover(folder)
+        manifest = read_manifest(folder)
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
+        writable = os.access(folder, os.W_OK)
+        return cls(folder, manifest, Stamps(folder if writable or fallback is None else fallback))
+
+    def __enter__(self) -> BundleFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Save which files were verified."""
+        self._stamps.save()
+
+    def digest(self, name: str) -> str:
+        """The digest of a named file, or the digest itself. Raises ArtifactError for what is not listed."""
+        digest = self.manifest.files.get(name, name)
+        if digest not in self.manifest.blobs:
+            kind = "blob" if is_digest(name) else "file"
+            known = ", ".join(sorted(self.manifest.files)) or "none"
+            raise ArtifactError(f"{self.folder}: the bundle has no {kind} {name!r:.100}; its files: {known}")
+        return digest
+
+    def path(self, name: str) -> Path:
+        """The file of a blob, by file name or digest, after its size and digest were verified.
+
+        The digest is not computed again while the blob's stamp holds (see stamps.py). For mapping into
+        memory. The file is read-only and may be shared with the store; never write to it.
+        """
+        digest = self.digest(name)
+        path = blob_path(self.folder, digest)
+        seen = self._stat(path, digest)
+        if self._stamps.verified(path, digest):
+            return path
+        try:
+            found = digest_file(path)
+        except OSError as error:
+            self._fail(digest, f"cannot be read ({error.strerror})", error)
+        if found != digest:
+            self._fail(digest, f"was altered: its content has digest {found}")
+        self._stamps.record(path, digest, signature(seen))
+        if seen.st_size >= SAVE_STAMPS_FROM:
+            self._stamps.save()
+        return path
+
+    def read(self, name: str) -> bytes:
+        """The content of a blob, by file name or digest; what is returned is what was hashed."""
+        digest = self.digest(name)
+        path = blob_path(self.folder, digest)
+        self._stat(path, digest)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            self._fail(digest, f"cannot be read ({error.strerror})", error)
+        found = digest_bytes(data)
+        if found != digest:
+            self._fail(digest, f"was altered: its content has digest {found}")
+        return data
+
+    def verify(self, progress: Callable[[str, int], None] | None = None) -> list[str]:
+        """Read every blob, whatever the stamps say; the errors found, none for a sound bundle."""
+        errors = []
+        for digest, size in self.manifest.blobs.items():
+            try:
+                path = blob_path(self.folder, digest)
+                self._stat(path, digest)
+                found = digest_file(path)
+                if found != digest:
+                    self._fail(digest, f"was altered: its content has digest {found}")
+            except ArtifactError as error:
+                errors.append(str(error))
+            except OSError as error:
+                errors.append(f"{self.folder}: blob {digest} cannot be read ({error.strerror})")
+            if progress is not None:
+                progress(digest, size)
+        return errors
+
+    def _stat(self, path: Path, digest: str) -> os.stat_result:
+        """The status of a blob that is a regular file of the right size."""
+        try:
+            seen = path.stat()
+        except FileNotFoundError as error:
+            self._fail(digest, "is missing", error)
+        except OSError as error:
+            self._fail(digest, f"cannot be read ({error.strerror})", error)
+        expected = self.manifest.blobs[digest]
+        if not stat.S_ISREG(seen.st_mode):
+            self._fail(digest, "is not a regular file")
+        if seen.st_size != expected:
+            self._fail(digest, f"has {seen.st_size} bytes, expected {expected}")
+        return seen
+
+    def _fail(self, digest: str, problem: str, cause: BaseException | None = None) -> NoReturn:
+        remedy = f"llmc compile MODEL --device {self.manifest.device} -o {self.folder}"
+        raise ArtifactError(
+            f"{self.folder}: blob {digest} ({self.manifest.use_of(digest)}) {problem}; "
+            f"compile into this folder again with `{remedy}`"
+        ) from cause

@@ -1,0 +1,45 @@
+"""A manifest as flat named components, so that two bundles can be compared as two keys can."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import Value, canonical_json
+from llmc.artifacts.manifest import Manifest
+
+LONGEST_LIST = 200
+
+
+def manifest_components(manifest: Manifest) -> dict[str, Value]:
+    """What decides how a bundle behaves, by dotted name; not how it came to be or was verified.
+
+    A long list (the buckets of a plan) is given by digest; an executable, named by phase and shape, by key.
+    """
+    found: dict[str, Value] = {
+        "llmc": manifest.llmc,
+        "device": manifest.device,
+        "target": manifest.target,
+        "executor": manifest.executor,
+        "isa": " ".join(manifest.isa),
+    }
+    for name in ("model", "options", "plan", "toolchain"):
+        _flatten(name, getattr(manifest, name), found)
+    for name, digest in manifest.files.items():
+        found[f"files.{name}"] = digest
+    for item in manifest.executables:
+        found[f"executable[{item}]"] = item.key
+        found[f"executable[{item}].state"] = item.state
+    return found
+
+
+def _flatten(name: str, value: Any, found: dict[str, Value]) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _flatten(f"{name}.{key}", inner, found)
+    elif value is None or isinstance(value, str | bool | int):
+        found[name] = value
+    else:
+        text = canonical_json(value)
+        found[name] = text.decode() if len(text) <= LONGEST_LIST else digest_bytes(text)

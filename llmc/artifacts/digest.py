@@ -1,0 +1,46 @@
+"""Content digests, written `sha256:<64 lower-case hex digits>` in keys, entries and manifests alike."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+PREFIX = "sha256:"
+BUFFER = 1 << 20
+_GRAMMAR = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def digest_bytes(data: bytes | bytearray | memoryview) -> str:
+    """Digest of `data`."""
+    return PREFIX + hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: str | Path, progress: Callable[[int], None] | None = None) -> str:
+    """Digest of a file's content, read in pieces; `progress(n)` is told of every `n` bytes read.
+
+    Raises OSError as open and read do.
+    """
+    with Path(path).open("rb", buffering=0) as file:
+        if progress is None:
+            return PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
+        hasher = hashlib.sha256()
+        buffer = bytearray(BUFFER)
+        view = memoryview(buffer)
+        while count := file.readinto(buffer):
+            hasher.update(view[:count])
+            progress(count)
+        return PREFIX + hasher.hexdigest()
+
+
+def is_digest(text: object) -> bool:
+    """Whether `text` is a digest by this module's grammar, to the letter (lower case, no space around it)."""
+    return isinstance(text, str) and _GRAMMAR.fullmatch(text) is not None
+
+
+def parse(text: str) -> str:
+    """The 64 hex digits of a digest: safe as a file name. Raises ValueError for anything else."""
+    if not is_digest(text):
+        raise ValueError(f"not a digest (sha256:<64 hex digits>): {text!r:.100}")
+    return text[len(PREFIX) :]

@@ -1,0 +1,131 @@
+"""Keys of compiled results: named components with one digest over them, so that every miss can be explained.
+
+A key's digest is sha256 over the canonical JSON (sorted names, no spaces, UTF-8) of
+
+    {"components": {name: str | int | bool | null, …}, "kind": kind, "schema": SCHEMA}
+
+Names are dotted ("toolchain.onnxruntime"); the part before the first dot groups them for people, nothing
+more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from llmc.artifacts.digest import digest_bytes, parse
+
+SCHEMA = 1
+Value = str | int | bool | None
+_KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_NAME = re.compile(r"[!-~]{1,256}")
+
+
+class Absent:
+    """The value of a component that one of two compared keys does not have (unlike one that is None)."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent()
+
+
+class Difference(NamedTuple):
+    """One component in which two keys differ."""
+
+    name: str
+    mine: Value | Absent
+    theirs: Value | Absent
+
+
+class Key:
+    """Identity of something that is built once: a kind ("executable") and its named components.
+
+    Immutable, hashable, equal exactly when kind and components are (`1`, `True` and `"1"` differ). Raises
+    ValueError or TypeError, as a mistake of the program, for a kind that cannot be a folder name, a component
+    name that is empty or holds spaces, and a value that is not exactly a str, int, bool or None.
+    """
+
+    __slots__ = ("components", "digest", "kind")
+
+    kind: str
+    components: Mapping[str, Value]
+    digest: str
+
+    def __init__(self, kind: str, components: Mapping[str, Value]) -> None:
+        if not is_kind(kind):
+            raise ValueError(f"kind of a key must match {_KIND.pattern}: {kind!r:.100}")
+        for name, value in components.items():
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"a key component needs a name of printable ASCII without spaces: {name!r:.80}"
+                )
+            if value is not None and type(value) not in (str, int, bool):
+                raise TypeError(
+                    f"key component {name!r} is {type(value).__name__}; convert it to str, int, bool or None"
+                )
+        ordered = {name: components[name] for name in sorted(components)}
+        text = canonical_json({"components": ordered, "kind": kind, "schema": SCHEMA})
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "components", MappingProxyType(ordered))
+        object.__setattr__(self, "digest", digest_bytes(text))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Key does not change; make a new one (tried to set {name!r})")
+
+    def __reduce__(self) -> tuple[type[Key], tuple[str, dict[str, Value]]]:
+        return Key, (self.kind, dict(self.components))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Key({self.kind!r}, {self.short}, {len(self.components)} components)"
+
+    @property
+    def hex(self) -> str:
+        """The digest's 64 hex digits."""
+        return parse(self.digest)
+
+    @property
+    def short(self) -> str:
+        """The first 12 hex digits, for logs and tables."""
+        return self.hex[:12]
+
+    def explain(self, other: Key) -> list[Difference]:
+        """The components in which `other` differs, by name; empty exactly when the two keys are equal."""
+        found = [] if self.kind == other.kind else [Difference("kind", self.kind, other.kind)]
+        return [*found, *differences(self.components, other.components)]
+
+
+def is_kind(text: object) -> bool:
+    """Whether `text` can be the kind of a key (and so a folder name in the store)."""
+    return isinstance(text, str) and _KIND.fullmatch(text) is not None
+
+
+def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Iterator[Difference]:
+    """The names whose values differ in value or type, in order of name."""
+    for name in sorted({*mine, *theirs}):
+        a: Value | Absent = mine.get(name, ABSENT)
+        b: Value | Absent = theirs.get(name, ABSENT)
+        if type(a) is not type(b) or a != b:
+            yield Difference(name, a, b)
+
+
+def canonical_json(value: object) -> bytes:
+    """The one encoding of a JSON value: sorted names, no spaces, UTF-8.
+
+    Raises ValueError for NaN, infinities and text that is not Unicode, TypeError for what JSON does not have.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()

@@ -1,0 +1,73 @@
+"""What a build is given: a folder to work in, and a way to store what it makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmc.artifacts.blobs import REMEDY, Blob, Blobs, BlobWriter
+from llmc.artifacts.entries import Entries
+from llmc.artifacts.layout import Layout
+from llmc.artifacts.publish import UnwritableError, make_folder, temporary_name, writing
+from llmc.errors import CapacityError
+
+
+class Area:
+    """One place with the layout of a store: the store, or the folder of results it had no room for."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.layout = Layout(root)
+        self.blobs = Blobs(self.layout)
+        self.entries = Entries(self.layout)
+
+
+class Workspace:
+    """A build's own folder, removed after the build, and its door to the store.
+
+    `meta` is kept with the result (JSON values). A blob that the store has no room for goes where uncached
+    results are kept, so that a build never fails for want of a cache.
+    """
+
+    def __init__(self, area: Area, folder: Path, spill: Callable[[Exception], Area]) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = {}
+        self._area = area
+        self._spill = spill
+
+    def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
+        """Store `data`. Raises CapacityError when nothing at all has room for it."""
+        return self._put(lambda blobs: blobs.put_bytes(data))
+
+    def put_file(self, path: str | Path, *, move: bool = True) -> Blob:
+        """Store a file, consumed by default. Raises CapacityError when nothing at all has room for it."""
+        return self._put(lambda blobs: blobs.put_file(path, move=move))
+
+    def writer(self) -> AbstractContextManager[BlobWriter]:
+        """Stream into a blob. Let its CapacityError out: the build is run again where there is room."""
+        return self._area.blobs.writer()
+
+    def _put(self, put: Callable[[Blobs], Blob]) -> Blob:
+        try:
+            return put(self._area.blobs)
+        except (CapacityError, UnwritableError) as error:
+            self._area = self._spill(error)
+            return put(self._area.blobs)
+
+
+@contextmanager
+def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Workspace]:
+    """A workspace in an area. Raises CapacityError or UnwritableError where no folder can be made."""
+    temporaries = area.layout.temporaries
+    with writing(temporaries, 0, REMEDY):
+        make_folder(temporaries)
+        folder = temporary_name(temporaries)
+        os.mkdir(folder)  # noqa: PTH102
+    try:
+        yield Workspace(area, folder, spill)
+    finally:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)

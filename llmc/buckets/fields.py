@@ -1,0 +1,88 @@
+"""Checked reading of JSON objects: every error names the document and the path of the field."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+from llmc.errors import InputError
+
+
+class Fields:
+    """One JSON object of a document; `path` is its place there, "" for the document itself.
+
+    Each reader raises InputError when the field is missing or of another type; `finish` when there are more.
+    """
+
+    def __init__(self, value: object, document: str, path: str = "") -> None:
+        self.document = document
+        self._path = path
+        if not isinstance(value, dict):
+            fail(document, path or "the document", "an object", value)
+        self._values: dict[str, object] = value
+        self._read: set[str] = set()
+
+    @classmethod
+    def parse(cls, text: str, document: str) -> Fields:
+        """The object that `text` holds as JSON."""
+        try:
+            return cls(json.loads(text), document)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise InputError(f"{document}: not valid JSON: {error}") from None
+
+    def path(self, name: str) -> str:
+        """Where field `name` of this object is in the document."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def names(self) -> list[str]:
+        """The fields that are present, sorted."""
+        return sorted(self._values)
+
+    def integer(self, name: str) -> int:
+        """An integer; true and false are none."""
+        value = self._take(name, "an integer")
+        if type(value) is not int:
+            fail(self.document, self.path(name), "an integer", value)
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """An integer, or None when the field is absent."""
+        return self.integer(name) if name in self._values else None
+
+    def text(self, name: str) -> str:
+        """A string."""
+        value = self._take(name, "a string")
+        if not isinstance(value, str):
+            fail(self.document, self.path(name), "a string", value)
+        return value
+
+    def array(self, name: str) -> list[object]:
+        """An array, of anything."""
+        value = self._take(name, "an array")
+        if not isinstance(value, list):
+            fail(self.document, self.path(name), "an array", value)
+        return value
+
+    def nested(self, name: str) -> Fields:
+        """A nested object."""
+        return Fields(self._take(name, "an object"), self.document, self.path(name))
+
+    def finish(self) -> None:
+        """Raise InputError, naming it, for a field that nothing has read."""
+        for name in self.names():
+            if name not in self._read:
+                raise InputError(f"{self.document}: field {self.path(name)!r} is unknown; remove it")
+
+    def _take(self, name: str, expected: str) -> object:
+        if name not in self._values:
+            raise InputError(f"{self.document}: field {self.path(name)!r} is missing; expected {expected}")
+        self._read.add(name)
+        return self._values[name]
+
+
+def fail(document: str, path: str, expected: str, found: object) -> NoReturn:
+    """Raise InputError for a field that holds something else than `expected`."""
+    shown = json.dumps(found)
+    if len(shown) > 60:
+        shown = shown[:57] + "..."
+    raise InputError(f"{document}: field {path!r} must be {expected}, found {shown}")

@@ -1,0 +1,93 @@
+"""What a server promises to accept: the region of requests that a plan must cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.errors import InputError
+
+DEFAULT_MAX_NUM_SEQS = 8
+DEFAULT_BLOCK_SIZE = 128
+
+
+@dataclass(frozen=True, init=False)
+class Limits:
+    """The serving limits, in the words vLLM uses.
+
+    max_model_len             tokens of one sequence, prompt and answer together; at least 2
+    max_num_seqs              sequences in flight, and so in one decode step
+    max_num_batched_tokens    padded new tokens of one prompt step; default max_num_seqs · max_model_len,
+                              which excludes nothing. At least max_num_seqs, since a decode step has a token
+                              for each
+    block_size                tokens of one KV cache block, the unit that default ranges count in; default
+                              128, or max_model_len where that is smaller
+    max_prompt_len            longest prompt accepted; None: max_model_len − 1, room for one answer token
+
+    Raises InputError, naming the limit, for a value that is not an integer or is out of range.
+    """
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    max_prompt_len: int | None
+
+    def __init__(
+        self,
+        max_model_len: int,
+        max_num_seqs: int = DEFAULT_MAX_NUM_SEQS,
+        max_num_batched_tokens: int | None = None,
+        block_size: int | None = None,
+        max_prompt_len: int | None = None,
+    ) -> None:
+        _require("max_model_len", max_model_len, 2)
+        _require("max_num_seqs", max_num_seqs, 1)
+        if max_num_batched_tokens is None:
+            max_num_batched_tokens = max_num_seqs * max_model_len
+        _require("max_num_batched_tokens", max_num_batched_tokens, 1)
+        if max_num_batched_tokens < max_num_seqs:
+            raise InputError(
+                f"max_num_batched_tokens {max_num_batched_tokens} is below max_num_seqs {max_num_seqs}: "
+                "a decode step computes one token for each sequence; raise the first or lower the second"
+            )
+        if block_size is None:
+            block_size = min(DEFAULT_BLOCK_SIZE, max_model_len)
+        _require("block_size", block_size, 1, max_model_len, "max_model_len")
+        if max_prompt_len is not None:
+            _require("max_prompt_len", max_prompt_len, 1, max_model_len - 1, "max_model_len - 1")
+        object.__setattr__(self, "max_model_len", max_model_len)
+        object.__setattr__(self, "max_num_seqs", max_num_seqs)
+        object.__setattr__(self, "max_num_batched_tokens", max_num_batched_tokens)
+        object.__setattr__(self, "block_size", block_size)
+        object.__setattr__(self, "max_prompt_len", max_prompt_len)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that a server under these limits accepts."""
+        return self.max_model_len - 1 if self.max_prompt_len is None else self.max_prompt_len
+
+    @property
+    def longest_past(self) -> int:
+        """Most tokens that can be in the cache when a decode step starts: all but the one it computes."""
+        return self.max_model_len - 1
+
+    def to_dict(self) -> dict[str, int]:
+        """The limits as JSON holds them; max_prompt_len only where it is set."""
+        fields = {
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "block_size": self.block_size,
+        }
+        if self.max_prompt_len is not None:
+            fields["max_prompt_len"] = self.max_prompt_len
+        return fields
+
+
+def _require(name: str, value: object, least: int, most: int | None = None, most_name: str = "") -> None:
+    if type(value) is not int:
+        raise InputError(f"{name} {value!r} is not an integer")
+    if value < least:
+        raise InputError(f"{name} {value} must be at least {least}")
+    if most is not None and value > most:
+        raise InputError(f"{name} {value} must be at most {most_name} ({most})")

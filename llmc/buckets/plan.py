@@ -1,0 +1,218 @@
+"""A plan: every bucket to compile for some limits, and the least-cost bucket for any request.
+
+File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal plans are equal bytes:
+
+    plan       = { "schema": 1, "limits": limits, "prompt": [bucket…], "decode": [bucket…],
+                   "provenance": provenance }
+    limits     = { "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
+                   [, "max_prompt_len"] }
+    bucket     = [ batch, query, context ]       ascending; query is 1 in "decode"; context in tokens
+    provenance = { "strategy", "parameters", "origins", "notes" }      see provenance.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.buckets.coverage import prove
+from llmc.buckets.fields import Fields, fail
+from llmc.buckets.limits import Limits
+from llmc.buckets.provenance import Provenance
+from llmc.buckets.table import LookupTable
+from llmc.errors import InputError
+
+SCHEMA = 1
+"""Version of the file format; a plan of any other version is refused."""
+
+MAX_BUCKETS = 1 << 18
+"""Most buckets of one plan: far beyond what can be compiled, low enough to bound memory."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sorted, distinct buckets that lie within `limits`, at least one of each phase.
+
+    Raises InputError when they are not that. Coverage is proven by those who make plans (`make_plan`,
+    `load`), not here, so that parts of plans can be built.
+    """
+
+    limits: Limits
+    buckets: tuple[Bucket, ...]
+    provenance: Provenance = field(hash=False)
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.buckets))
+        object.__setattr__(self, "buckets", ordered)
+        for phase in PHASES:
+            if not any(bucket.phase == phase for bucket in ordered):
+                raise InputError(f"the plan has no {phase} bucket, so it covers nothing; widen its ranges")
+        for bucket, following in pairwise(ordered):
+            if bucket == following:
+                raise InputError(f"the plan has {bucket} twice")
+        for bucket in ordered:
+            _require_within(self.limits, bucket)
+
+    @cached_property
+    def prompt(self) -> tuple[Bucket, ...]:
+        """The prompt buckets, ascending by batch, query, context."""
+        return tuple(bucket for bucket in self.buckets if bucket.phase == "prompt")
+
+    @cached_property
+    def decode(self) -> tuple[Bucket, ...]:
+        """The decode buckets, ascending by batch, context."""
+        return tuple(bucket for bucket in self.buckets if bucket.phase == "decode")
+
+    @cached_property
+    def prompt_reach(self) -> tuple[tuple[int, int], ...]:
+        """(context, query) of the prompt buckets that no other exceeds in both, ascending by context.
+
+        After `past` cached tokens, one run takes at most the query of the first pair whose context is that
+        large.
+        """
+        reach: list[tuple[int, int]] = []
+        for context, query in sorted(
+            {(bucket.context, bucket.query) for bucket in self.prompt}, reverse=True
+        ):
+            if not reach or query > reach[-1][1]:
+                reach.append((context, query))
+        return tuple(reversed(reach))
+
+    @cached_property
+    def _tables(self) -> dict[Phase, LookupTable]:
+        return {"prompt": LookupTable(self.prompt), "decode": LookupTable(self.decode)}
+
+    def lookup(self, phase: Phase, batch: int, query: int, context: int) -> Bucket | None:
+        """The bucket of least `cost` that covers the request, or None; never one that is smaller anywhere.
+
+        `batch` sequences of at most `query` new tokens (decode: 1) and `context` cached tokens each. Takes
+        O(log n), about a microsecond; the first call builds the index.
+        """
+        return self._tables[phase].find(batch, query, context)
+
+    def digest(self) -> str:
+        """SHA-256 of `to_json`, in hexadecimal: equal for equal plans, on every host."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as JSON holds it."""
+        return {
+            "schema": SCHEMA,
+            "limits": self.limits.to_dict(),
+            "prompt": [[bucket.batch, bucket.query, bucket.context] for bucket in self.prompt],
+            "decode": [[bucket.batch, bucket.query, bucket.context] for bucket in self.decode],
+            "provenance": self.provenance.to_dict(),
+        }
+
+    def to_json(self) -> str:
+        """The canonical text: one line for each field of the plan, ending in a newline."""
+        fields = self.to_dict()
+        lines = (f"{json.dumps(name)}: {json.dumps(fields[name], sort_keys=True)}" for name in sorted(fields))
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "plan") -> Plan:
+        """The plan that `text` holds; `source` names it in messages.
+
+        Raises InputError, naming `source` and the field, for text that is not such a plan, and for a plan
+        that leaves an admissible request uncovered.
+        """
+        fields = Fields.parse(text, source)
+        schema = fields.integer("schema")
+        if schema != SCHEMA:
+            raise InputError(
+                f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew"
+            )
+        limits = _limits(fields.nested("limits"))
+        buckets = [bucket for phase in PHASES for bucket in _buckets(fields, phase)]
+        provenance = Provenance.from_fields(fields.nested("provenance"))
+        fields.finish()
+        try:
+            plan = cls(limits, tuple(buckets), provenance)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
+        missing = prove(plan)
+        if missing:
+            raise InputError(
+                f"{source}: no bucket for {missing[0]}; restore what was removed from "
+                f"field {missing[0].phase!r}, lower 'limits', or plan anew"
+            )
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path`, all of it or nothing. Raises InputError when it cannot be written."""
+        target = Path(path)
+        try:
+            descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            temporary = Path(name)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                    file.write(self.to_json())
+                temporary.chmod(0o644)
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write the plan to {target}: {error.strerror or error}") from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """The plan in file `path`. Raises InputError as `from_json` does, and when it cannot be read."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read the plan {os.fspath(path)}: {error}") from None
+        return cls.from_json(text, os.fspath(path))
+
+
+def _require_within(limits: Limits, bucket: Bucket) -> None:
+    bounds = [
+        ("batch", bucket.batch, "max_num_seqs", limits.max_num_seqs),
+        ("query", bucket.query, "max_model_len", limits.max_model_len),
+        ("context", bucket.context, "max_model_len", limits.max_model_len),
+    ]
+    if bucket.phase == "prompt":
+        bounds.append(("batch*query", bucket.tokens, "max_num_batched_tokens", limits.max_num_batched_tokens))
+    for name, value, limit, most in bounds:
+        if value > most:
+            raise InputError(f"{bucket}: {name} {value} is above {limit} {most}")
+
+
+def _limits(fields: Fields) -> Limits:
+    values = (
+        fields.integer("max_model_len"),
+        fields.integer("max_num_seqs"),
+        fields.integer("max_num_batched_tokens"),
+        fields.integer("block_size"),
+        fields.optional_integer("max_prompt_len"),
+    )
+    fields.finish()
+    try:
+        return Limits(*values)
+    except InputError as error:
+        raise InputError(f"{fields.document}: field 'limits': {error}") from None
+
+
+def _buckets(fields: Fields, phase: Phase) -> list[Bucket]:
+    rows = fields.array(phase)
+    if len(rows) > MAX_BUCKETS:
+        raise InputError(
+            f"{fields.document}: field {phase!r} has {len(rows)} buckets, more than {MAX_BUCKETS}"
+        )
+    buckets = []
+    for index, row in enumerate(rows):
+        path = f"{phase}[{index}]"
+        if not isinstance(row, list) or len(row) != 3:
+            fail(fields.document, path, "[batch, query, context]", row)
+        try:
+            buckets.append(Bucket(phase, *row))
+        except InputError as error:
+            raise InputError(f"{fields.document}: field {path!r}: {error}") from None
+    return buckets

@@ -1,0 +1,81 @@
+"""What a plan holds, for people: rows of data, and the same as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmc.buckets.plan import Plan
+from llmc.buckets.strategies.base import DIMENSIONS
+from llmc.settings import BOUNDS
+
+SHOWN_VALUES = 8
+"""Values of a dimension that the text lists; of a longer list the first ones and the last."""
+
+HEADER = ("dimension", "values", "number", "min,step,max", "from")
+
+
+@dataclass(frozen=True)
+class DimensionRow:
+    """One dimension of a plan.
+
+    `values` are the distinct ones among the plan's buckets, ascending, so that what was added is there and
+    what was dropped is not. `bounds` is "min,step,max" as planned with and `origin` where those come from;
+    both are empty for a plan that records none.
+    """
+
+    dimension: str
+    values: tuple[int, ...]
+    bounds: str
+    origin: str
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """The row as text, in the order of `HEADER`."""
+        shown = [str(value) for value in self.values]
+        if len(shown) > SHOWN_VALUES:
+            shown = [*shown[: SHOWN_VALUES - 2], "…", shown[-1]]
+        return self.dimension, " ".join(shown), str(len(self.values)), self.bounds, self.origin
+
+
+def dimension_rows(plan: Plan) -> list[DimensionRow]:
+    """A row for every dimension, in the order of `DIMENSIONS`."""
+    rows = []
+    for dimension in DIMENSIONS:
+        phase, _, name = dimension.partition("_")
+        buckets = plan.prompt if phase == "prompt" else plan.decode
+        values = tuple(sorted({getattr(bucket, name) for bucket in buckets}))
+        numbers = plan.provenance.parameters.get(dimension, {})
+        bounds = ",".join(str(numbers[bound]) for bound in BOUNDS if bound in numbers)
+        rows.append(DimensionRow(f"{phase} {name}", values, bounds, _origin(plan, dimension)))
+    return rows
+
+
+def text(plan: Plan) -> str:
+    """The report of `llmc plan`: limits, dimensions, number of buckets, and every note; ends in a newline."""
+    origins = plan.provenance.origins
+    lines = [_with_origin(f"strategy {plan.provenance.strategy}", origins.get("strategy"))]
+    for name, value in plan.limits.to_dict().items():
+        lines.append(_with_origin(f"{name} {value}", origins.get(name)))
+    lines += ["", *_table([HEADER, *(row.cells() for row in dimension_rows(plan))]), ""]
+    lines.append(f"buckets: {len(plan.prompt)} prompt, {len(plan.decode)} decode")
+    lines += [str(note) for note in plan.provenance.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _origin(plan: Plan, dimension: str) -> str:
+    origins = {bound: plan.provenance.origins.get(f"{dimension}.{bound}", "") for bound in BOUNDS}
+    distinct = set(origins.values())
+    if len(distinct) == 1:
+        return distinct.pop()
+    return ", ".join(f"{bound}: {origin}" for bound, origin in origins.items() if origin)
+
+
+def _with_origin(fact: str, origin: str | None) -> str:
+    return f"{fact} ({origin})" if origin else fact
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

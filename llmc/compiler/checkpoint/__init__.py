@@ -1,0 +1,66 @@
+"""Checkpoints: Hugging Face folders and GGUF files, opened to one contract (`base.Checkpoint`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmc.compiler.checkpoint.base import Checkpoint, QuantisedBlocks
+from llmc.compiler.checkpoint.gguf_header import is_gguf
+from llmc.compiler.checkpoint.huggingface import CONFIG
+from llmc.compiler.checkpoint.resolve import DEMO, resolve
+from llmc.errors import CheckpointError
+
+__all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config"]
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens a Hugging Face folder, a .gguf file, the demo model (`DEMO`) or a hub name (fetched over a
+    network).
+
+    Reads headers only. A folder with one .gguf and no config.json counts as that file.
+    Raises CheckpointError.
+    """
+    found, name = resolve(path)
+    found = _inside(found)
+    if found.is_dir():
+        from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
+
+        return HuggingFaceCheckpoint(found, name)
+    if found.suffix == ".gguf" or is_gguf(found):
+        from llmc.compiler.checkpoint.gguf import GgufCheckpoint
+
+        return GgufCheckpoint(found, name)
+    raise CheckpointError(
+        f"{found}: not a checkpoint: neither a GGUF file nor a folder; for a Hugging Face model pass the "
+        "folder that holds config.json and the safetensors"
+    )
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The model config alone, from the same places and from a config.json; needs no weights beside it.
+
+    Takes milliseconds (a GGUF with a large vocabulary: 20). Raises CheckpointError.
+    """
+    found, _ = resolve(path, config_only=True)
+    found = _inside(found)
+    if found.suffix == ".gguf" or is_gguf(found):
+        from llmc.compiler.checkpoint.gguf_config import build_config
+        from llmc.compiler.checkpoint.gguf_header import read_header
+
+        return build_config(read_header(found))
+    from llmc.compiler.checkpoint.huggingface import read_config_file
+
+    return read_config_file(found / CONFIG if found.is_dir() else found)
+
+
+def _inside(path: Path) -> Path:
+    """A folder with config.json as it is; the single .gguf of a folder without; a file as it is."""
+    if not path.is_dir() or (path / CONFIG).is_file():
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise CheckpointError(f"{path}: holds {len(files)} GGUF files; pass one, e.g. {files[0]}")
+    raise CheckpointError(f"{path}: not a checkpoint: the folder has neither {CONFIG} nor a .gguf file")

@@ -1,0 +1,172 @@
+"""What every checkpoint format offers to the compiler.
+
+A checkpoint is read-only: opening maps its files, `tensor` converts one tensor at a time, nothing is cached.
+Names, shapes and the config follow Hugging Face transformers 5 whatever the file format is, so that nothing
+above this package knows formats apart. Nothing here imports torch or transformers.
+
+Every error is a CheckpointError that says what is wrong, in which file, and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import CheckpointError
+
+DIGEST_VERSION = 1
+"""Bump when `Checkpoint.digest` changes what it covers: every key derived from it changes with it."""
+
+FloatArray = npt.NDArray[np.float32]
+HashFile = Callable[[Path], str]
+
+
+@dataclass(frozen=True)
+class QuantisedBlocks:
+    """A weight matrix [N, K] as stored: `block` neighbours along K share a scale, and maybe a minimum.
+
+    value[n, b*block + i] = scale[n, b] * (q[n, b, i] - zero_point) + (minimum[n, b] if there is one else 0)
+
+    `dequantise` gives exactly what `Checkpoint.tensor` gives (same float32 operations).
+    """
+
+    type: str
+    """Name of the format in its source: "Q8_0", "Q4_0" or "Q4_1"."""
+    bits: int
+    zero_point: int
+    """128 for Q8_0 (stored signed, kept here as unsigned), 8 for Q4_0, 0 for Q4_1."""
+    q: npt.NDArray[np.uint8]
+    """[N, K/block, block], each value below 2**bits, one a byte."""
+    scale: FloatArray
+    """[N, K/block]"""
+    minimum: FloatArray | None
+    """[N, K/block], or None for the symmetric formats."""
+
+    @property
+    def block(self) -> int:
+        """Weights that share a scale."""
+        return int(self.q.shape[2])
+
+    def dequantise(self) -> FloatArray:
+        """The float32 matrix [N, K]."""
+        codes = self.q.astype(np.float32)
+        if self.zero_point:
+            codes -= np.float32(self.zero_point)
+        codes *= self.scale[..., None]
+        if self.minimum is not None:
+            codes += self.minimum[..., None]
+        return codes.reshape(self.q.shape[0], -1)
+
+
+class Checkpoint(ABC):
+    """An opened checkpoint. Safe to share between threads: all methods only read."""
+
+    format: str
+    """"huggingface" or "gguf"."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"
+
+    @property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """In transformers 5 terms (`rope_parameters`, …): `AutoConfig.for_model(**config)` accepts it."""
+
+    @abstractmethod
+    def roles(self) -> dict[str, Path]:
+        """Files that make up the checkpoint, by a role name that does not depend on where they lie."""
+
+    def files(self) -> list[Path]:
+        """Files whose content identifies the checkpoint, in the order of their roles."""
+        return [path for _, path in sorted(self.roles().items())]
+
+    def digest(self, hash_file: HashFile | None = None) -> str:
+        """`"sha256:<hex>"` over the contents of weights, config and tokenizer; not over paths, times or
+        hosts.
+
+        `hash_file` maps a file to a string that stands for its content (default: `sha256_of`, which reads the
+        whole file); pass one to remember results. Moving or renaming the checkpoint keeps the digest.
+        """
+        hash_one = hash_file or sha256_of
+        total = hashlib.sha256(f"llmc checkpoint {DIGEST_VERSION} {self.format}\n".encode())
+        for role, path in sorted(self.roles().items()):
+            total.update(f"{role} {hash_one(path)}\n".encode())
+        return f"sha256:{total.hexdigest()}"
+
+    @abstractmethod
+    def tensor_names(self) -> list[str]:
+        """Names as transformers has them, e.g. `model.layers.0.self_attn.q_proj.weight`, sorted."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, [out, in] for a matrix, without reading its data."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> FloatArray:
+        """The tensor as float32, C-contiguous, [out, in] for a matrix, every value finite.
+
+        May be a read-only view of the mapped file: copy before writing to it (or before `torch.from_numpy`).
+        Raises CheckpointError for an unknown name, a type that has no float32 reading, or a NaN or infinity.
+        """
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The tensor's stored blocks, None where it has none. Raises CheckpointError for an unknown name."""
+        self.shape(name)
+        return None
+
+    @abstractmethod
+    def tokenizer_json(self) -> bytes:
+        """A Hugging Face tokenizer.json; the same bytes every time."""
+
+    @abstractmethod
+    def chat_template(self) -> str | None:
+        """The jinja source of the (default) chat template."""
+
+    @abstractmethod
+    def special_tokens(self) -> dict[str, str]:
+        """Text of bos_token, eos_token, unk_token, pad_token, … where defined."""
+
+    @abstractmethod
+    def generation_config(self) -> dict[str, Any]:
+        """`bos_token_id` (int or None), `eos_token_ids` (list, may be empty) and `pad_token_id`.
+
+        And sampling defaults (temperature, top_p, top_k, repetition_penalty, …) where the checkpoint states
+        them.
+        """
+
+
+def sha256_of(path: Path) -> str:
+    """`"sha256:<hex>"` of a file's content, about 1.5 GB/s. Raises CheckpointError if it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def require_finite(array: FloatArray, name: str, path: Path) -> FloatArray:
+    """`array` itself, or a CheckpointError that names the first NaN or infinity; copies nothing."""
+    if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+        where = [int(i) for i in np.argwhere(~np.isfinite(array))[0]]
+        raise CheckpointError(
+            f"{path}: tensor {name} holds a non-finite value ({array[tuple(where)]} at {where}); "
+            "the file is damaged or the model diverged in training: fetch the checkpoint again"
+        )
+    return array
+
+
+def unknown_tensor(name: str, path: Path, known: list[str]) -> CheckpointError:
+    """The error for a tensor name that a checkpoint does not have."""
+    shown = ", ".join(known[:3]) or "none"
+    return CheckpointError(f"{path}: no tensor named {name!r}; it has {len(known)}: {shown}, …")

@@ -1,0 +1,222 @@
+"""A transformers 5 config from GGUF metadata, for the architectures llama (Mistral as well), qwen2 and qwen3.
+
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Each is checked, since a wrong number
+here would give a model that runs and answers nonsense: layer count, hidden size and vocabulary must agree
+with the tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.checkpoint.gguf_header import GgufHeader, StringArray
+from llmc.errors import CheckpointError
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+MAX_LAYERS = 4096
+ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Typed, checked access to metadata; `{arch}` in a key is replaced by the architecture."""
+
+    header: GgufHeader
+
+    @property
+    def arch(self) -> str:
+        """general.architecture, one of ARCHITECTURES. Raises CheckpointError for any other."""
+        arch = self.text("general.architecture")
+        if arch not in ARCHITECTURES:
+            raise self.error(f"architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        return arch
+
+    def error(self, what: str) -> CheckpointError:
+        """A CheckpointError about the file."""
+        return self.header.file.error(what)
+
+    def get(self, key: str) -> Any:
+        """The value, or None."""
+        if "{arch}" in key:
+            key = key.replace("{arch}", self.arch)
+        return self.header.metadata.get(key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.get(key)
+        if isinstance(value, str):
+            return value
+        if value is None and default is not None:
+            return default
+        raise self._bad(key, value, "a string")
+
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """An integer of at least `least`; per-layer arrays are accepted where all layers agree."""
+        value = self.get(key)
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not least <= value < 2**31:
+            raise self._bad(key, value, f"an integer of at least {least}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive finite number."""
+        value = self.get(key)
+        value = default if value is None else value
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+            or value <= 0
+        ):
+            raise self._bad(key, value, "a positive number")
+        return float(value)
+
+    def strings(self, key: str) -> list[str]:
+        """An array of strings."""
+        value = self.get(key)
+        if not isinstance(value, StringArray):
+            raise self._bad(key, value, "an array of strings")
+        return list(value)
+
+    def _bad(self, key: str, value: Any, wanted: str) -> CheckpointError:
+        found = "missing" if value is None else f"{value!r:.80}"
+        return self.error(f"metadata {key} is {found}, {wanted} is needed; the file is damaged or incomplete")
+
+
+def build_config(header: GgufHeader) -> dict[str, Any]:
+    """The config. Raises CheckpointError for an unsupported architecture or feature, or a contradiction."""
+    meta = Metadata(header)
+    arch, tensors = meta.arch, header.tensors
+    if meta.integer("split.count", 1, least=0) > 1:
+        raise meta.error("one part of a split GGUF; join the parts with `llama-gguf-split --merge`")
+    for feature in ("{arch}.expert_count", "{arch}.attention.sliding_window"):
+        if meta.integer(feature, 0, least=0):
+            raise meta.error(f"{feature.replace('{arch}', arch)} is set: this model variant is not supported")
+    hidden, heads = meta.integer("{arch}.embedding_length"), meta.integer("{arch}.attention.head_count")
+    head_dim = meta.integer("{arch}.attention.key_length", hidden // heads)
+    if head_dim < 2 or head_dim % 2:
+        raise meta.error(
+            f"damaged: {hidden} hidden units over {heads} heads give heads of odd size {head_dim}"
+        )
+    if meta.integer("{arch}.attention.value_length", head_dim) != head_dim:
+        raise meta.error("keys and values of different head size are not supported")
+    if meta.integer("{arch}.rope.dimension_count", head_dim) != head_dim:
+        raise meta.error("rotary embedding of a part of each head is not supported")
+    context = meta.integer("{arch}.context_length")
+    config: dict[str, Any] = {
+        "model_type": arch,
+        "architectures": [ARCHITECTURES[arch]],
+        "vocab_size": _vocab_size(meta),
+        "hidden_size": hidden,
+        "intermediate_size": meta.integer("{arch}.feed_forward_length"),
+        "num_hidden_layers": _layers(meta),
+        "num_attention_heads": heads,
+        "num_key_value_heads": meta.integer("{arch}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": _short(meta.number("{arch}.attention.layer_norm_rms_epsilon")),
+        "rope_parameters": _rope(meta, head_dim, context),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "dtype": "float32",
+        **token_ids(meta),
+    }
+    if heads % config["num_key_value_heads"]:
+        raise meta.error(
+            f"damaged: {heads} attention heads do not divide over {config['num_key_value_heads']} K/V heads"
+        )
+    if arch == "llama":
+        config |= {
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        }
+    return config
+
+
+def token_ids(meta: Metadata) -> dict[str, int | None]:
+    """bos_token_id, eos_token_id and pad_token_id; None where the file does not say."""
+    keys = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    return {
+        name: None if meta.get(key) is None else meta.integer(key, least=0)
+        for name, key in ((name, f"tokenizer.ggml.{short}_token_id") for name, short in keys.items())
+    }
+
+
+def _short(value: float) -> float:
+    """The shortest decimal that is this float32 (9.999999747378752e-06 was written as 1e-05)."""
+    return float(str(np.float32(value)))
+
+
+def _layers(meta: Metadata) -> int:
+    stated = meta.integer("{arch}.block_count")
+    found = {
+        name.split(".")[1] for name in meta.header.tensors if name.startswith("blk.") and name.count(".") > 1
+    }
+    if stated > MAX_LAYERS or found != {str(index) for index in range(stated)}:
+        raise meta.error(f"damaged or incomplete: {stated} layers stated, tensors of {len(found)} found")
+    return stated
+
+
+def _vocab_size(meta: Metadata) -> int:
+    embedding = meta.header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise meta.error("no token_embd.weight: a vocabulary-only or incomplete GGUF; use one with weights")
+    vocab, hidden = embedding.shape
+    if hidden != meta.integer("{arch}.embedding_length"):
+        raise meta.error(f"damaged: token_embd.weight has {hidden} columns, not the stated embedding length")
+    return vocab
+
+
+def _rope(meta: Metadata, head_dim: int, context: int) -> dict[str, Any]:
+    theta = _short(meta.number("{arch}.rope.freq_base", 10000.0))
+    kind = meta.text("{arch}.rope.scaling.type", "none")
+    if ROPE_FACTORS in meta.header.tensors:
+        return _llama3_rope(meta, head_dim, theta)
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    factor = _short(meta.number("{arch}.rope.scaling.factor", 1.0))
+    if kind == "linear":
+        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+    if kind == "yarn":
+        original = meta.integer("{arch}.rope.scaling.original_context_length", context)
+        return {
+            "rope_type": "yarn", "rope_theta": theta, "factor": factor,
+            "original_max_position_embeddings": original,
+        }  # fmt: skip
+    raise meta.error(f"rope scaling {kind!r} is not supported; supported: none, linear, yarn, llama3")
+
+
+def _llama3_rope(meta: Metadata, head_dim: int, theta: float) -> dict[str, Any]:
+    """Llama 3 scaling is stored as divisors of the frequencies, [head_dim/2]; the parameters are recovered
+    from it.
+
+    All published Llama 3.x models share low and high factors and the original context; the scale is the
+    largest divisor. A file whose divisors do not follow is refused rather than approximated.
+    """
+    info = meta.header.tensors[ROPE_FACTORS]
+    if info.type != "F32" or info.shape != (head_dim // 2,):
+        raise meta.error(f"{ROPE_FACTORS} is {info.type} {list(info.shape)}, expected F32 [{head_dim // 2}]")
+    divisors = meta.header.raw(info).view("<f4").astype(np.float64)
+    if not (np.isfinite(divisors).all() and (divisors >= 1).all()):
+        raise meta.error(f"damaged: {ROPE_FACTORS} holds values that are not at least 1")
+    factor = float(divisors.max())
+    turns = _LLAMA3_ORIGINAL / (2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim))
+    smooth = np.clip((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)
+    if not np.allclose(1 / ((1 - smooth) / factor + smooth), divisors, rtol=1e-3):
+        raise meta.error(
+            f"{ROPE_FACTORS} does not follow the Llama 3 rule; other frequency factors are not supported"
+        )
+    if factor == 1.0:
+        return {"rope_type": "default", "rope_theta": theta}
+    return {
+        "rope_type": "llama3", "rope_theta": theta, "factor": _short(factor), "low_freq_factor": _LLAMA3_LOW,
+        "high_freq_factor": _LLAMA3_HIGH, "original_max_position_embeddings": _LLAMA3_ORIGINAL,
+    }  # fmt: skip

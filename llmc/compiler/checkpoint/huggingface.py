@@ -1,0 +1,200 @@
+"""A Hugging Face folder: config.json, safetensors (one file or shards with an index), tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, unknown_tensor
+from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
+from llmc.errors import CheckpointError
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SMALL_FILES = (
+    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_TORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
+
+
+class HuggingFaceCheckpoint(Checkpoint):
+    """Opening reads config, index and every shard's header, and so finds missing and truncated shards."""
+
+    format = "huggingface"
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        super().__init__(path, name or path.resolve().name)
+        self._config = read_config_file(path / CONFIG)
+        self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
+        self._owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
+        self._check_index()
+
+    def _check_index(self) -> None:
+        if SINGLE in self._shards:
+            return
+        for name, file in _weight_map(self.path / INDEX).items():
+            if name not in self._shards[file].tensors:
+                raise CheckpointError(f"{self.path / file}: lacks tensor {name}, which {INDEX} says it has")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json, with rope fields of transformers 4 moved to `rope_parameters`."""
+        return dict(self._config)
+
+    def roles(self) -> dict[str, Path]:
+        """Files by their names in the folder."""
+        names = [file for file in _SMALL_FILES if (self.path / file).is_file()] + list(self._shards)
+        if SINGLE not in self._shards:
+            names.append(INDEX)
+        return {name: self.path / name for name in names}
+
+    def tensor_names(self) -> list[str]:
+        """Names as stored."""
+        return sorted(self._owner)
+
+    def _shard(self, name: str) -> SafetensorsFile:
+        if name not in self._owner:
+            raise unknown_tensor(name, self.path, self.tensor_names())
+        return self._owner[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape as stored."""
+        return self._shard(name).tensors[name].shape
+
+    def tensor(self, name: str) -> FloatArray:
+        """F64, F32, F16 or BF16 as float32; F32 is a view of the file."""
+        return self._shard(name).tensor(name)
+
+    def tokenizer_json(self) -> bytes:
+        """The file as it is."""
+        path = self.path / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{self.path}: no tokenizer.json, and vocabulary files alone cannot be used; write one with "
+                f"`AutoTokenizer.from_pretrained({str(self.path)!r}).save_pretrained({str(self.path)!r})` "
+                "from transformers"
+            )
+        read_json(path)
+        return path.read_bytes()
+
+    @cached_property
+    def _tokenizer_config(self) -> dict[str, Any]:
+        return _optional_json(self.path / "tokenizer_config.json")
+
+    def chat_template(self) -> str | None:
+        """From chat_template.jinja, else chat_template.json, else tokenizer_config.json."""
+        jinja = self.path / "chat_template.jinja"
+        if jinja.is_file():
+            try:
+                return jinja.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{jinja}: cannot be read as UTF-8 text ({error})") from error
+        template = _optional_json(self.path / "chat_template.json").get("chat_template")
+        template = template or self._tokenizer_config.get("chat_template")
+        if isinstance(template, list):  # several named templates: [{"name": "default", "template": …}, …]
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.get("default")
+        return template if isinstance(template, str) else None
+
+    def special_tokens(self) -> dict[str, str]:
+        """From tokenizer_config.json, else special_tokens_map.json."""
+        declared = {**_optional_json(self.path / "special_tokens_map.json"), **self._tokenizer_config}
+        found: dict[str, str] = {}
+        for role in _SPECIAL:
+            token = declared.get(role)
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                found[role] = token
+        return found
+
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json over config.json. Raises CheckpointError for an id that is no integer."""
+        stated = _optional_json(self.path / "generation_config.json")
+        merged = {**self._config, **{key: value for key, value in stated.items() if value is not None}}
+        eos = merged.get("eos_token_id")
+        ids: dict[str, Any] = {
+            "bos_token_id": merged.get("bos_token_id"),
+            "eos_token_ids": list(eos) if isinstance(eos, list) else [] if eos is None else [eos],
+            "pad_token_id": merged.get("pad_token_id"),
+        }
+        for value in (ids["bos_token_id"], ids["pad_token_id"], *ids["eos_token_ids"]):
+            if value is not None and (type(value) is not int):
+                raise CheckpointError(f"{self.path}: a token id in the configs is {value!r}, not an integer")
+        return ids | {key: stated[key] for key in _SAMPLING if stated.get(key) is not None}
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A config.json, its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError."""
+    config = read_json(path)
+    if not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f'{path}: not a model config: it has no "model_type"')
+    return _with_rope_parameters(config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError if it is missing, unreadable or anything else."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: a JSON object was expected, not {type(content).__name__}")
+    return content
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _with_rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """transformers 4 wrote `rope_theta` and `rope_scaling` ({"type" or "rope_type", …}) beside each other."""
+    if config.get("rope_parameters") or "rope_theta" not in config:
+        return config
+    scaling = config.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise CheckpointError(f"config.json: rope_scaling is {scaling!r}, not an object")
+    kept = {key: value for key, value in scaling.items() if key != "type"}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    rest = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
+    return rest | {"rope_parameters": {**kept, "rope_type": kind, "rope_theta": config["rope_theta"]}}
+
+
+def _weight_files(path: Path) -> list[str]:
+    """Names of the safetensors files, the single file first as in transformers."""
+    if (path / SINGLE).is_file():
+        return [SINGLE]
+    if (path / INDEX).is_file():
+        files = sorted(set(_weight_map(path / INDEX).values()))
+        missing = [file for file in files if not (path / file).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"{path}: {len(missing)} of {len(files)} shards are missing: {', '.join(missing[:4])}; "
+                "finish the download"
+            )
+        return files
+    torch = [file for file in _TORCH_FILES if (path / file).exists()]
+    advice = (
+        f"{torch[0]} holds pickled weights, which llmc does not load: convert them with "
+        "`AutoModelForCausalLM.from_pretrained(…).save_pretrained(…)` (safetensors)"
+        if torch
+        else "download the weights, or plan from the config alone with `--config`"
+    )
+    raise CheckpointError(f"{path}: no weights (looked for {SINGLE} and {INDEX}); {advice}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: damaged: it has no weight_map; fetch it again")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(f"{index}: damaged or hostile: tensor {name} in file {file!r:.100}")
+    return weight_map

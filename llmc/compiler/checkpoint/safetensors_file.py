@@ -1,0 +1,118 @@
+"""One .safetensors file, read without torch.
+
+    file   = length:u64le header data
+    header = JSON of `length` bytes: {name: {"dtype", "shape", "data_offsets": [begin, end]}…,
+    "__metadata__"?}
+
+Offsets count from the end of the header; tensors cover the data without gaps or overlaps. Source of the
+format and of the header limit: https://huggingface.co/docs/safetensors (format section).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.checkpoint.base import FloatArray, require_finite, unknown_tensor
+from llmc.compiler.checkpoint.mapped import MappedFile
+
+MAX_HEADER_BYTES = 100_000_000
+_LENGTH = struct.Struct("<Q")
+_ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2,
+    "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies; `begin` is its offset in the file, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+
+
+class SafetensorsFile:
+    """Maps the file and checks its whole header at once; tensor data is touched only by `tensor`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = MappedFile(path)
+        self.path = path
+        self.tensors = _read_header(self._file)
+
+    def tensor(self, name: str) -> FloatArray:
+        """Float32 values in the stored shape; F32 is a read-only view. Contract: `Checkpoint.tensor`."""
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise unknown_tensor(name, self.path, sorted(self.tensors))
+        kind = _FLOATS.get(stored.dtype)
+        if kind is None:
+            raise self._file.error(
+                f"tensor {name} has type {stored.dtype}, and only {', '.join(_FLOATS)} can be read; "
+                "use the unquantised checkpoint and let `llmc compile --quantize` quantise it"
+            )
+        raw = np.frombuffer(self._file.buffer, kind, math.prod(stored.shape), stored.begin)
+        if stored.dtype == "BF16":
+            values: FloatArray = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            with np.errstate(over="ignore"):
+                values = raw.astype(np.float32, copy=False)
+        return require_finite(values.reshape(stored.shape), name, self.path)
+
+
+def _read_header(file: MappedFile) -> dict[str, StoredTensor]:
+    length = int(file.unpack(_LENGTH, 0, "the header length")[0])
+    if length > MAX_HEADER_BYTES:
+        raise file.error(f"not a safetensors file, or damaged: it claims a header of {length} bytes")
+    text = file.read(_LENGTH.size, length, "the header")
+    try:
+        header = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise file.error(f"damaged: its header is not valid JSON ({error}); fetch it again") from error
+    if not isinstance(header, dict):
+        raise file.error("damaged: its header is not a JSON object; fetch it again")
+    header.pop("__metadata__", None)
+    data, extents = _LENGTH.size + length, []
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        dtype, shape, begin, end = _entry(file, name, entry)
+        extents.append((begin, end, name))
+        tensors[name] = StoredTensor(dtype, shape, data + begin)
+    position = 0
+    for begin, end, name in sorted(extents):
+        if begin != position:
+            raise file.error(f"damaged: tensor {name} starts at {begin}, not {position}; fetch it again")
+        position = end
+    if data + position != file.size:
+        raise file.error(
+            f"truncated or damaged: {data + position} bytes expected, {file.size} found; fetch it again"
+        )
+    return tensors
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return members
+
+
+def _entry(file: MappedFile, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        item = _ITEM_BYTES[dtype]
+    except (KeyError, TypeError, ValueError) as error:
+        raise file.error(f"damaged or of a newer format: tensor {name!r} is {entry!r:.200}") from error
+    if not all(type(value) is int and value >= 0 for value in (*shape, begin, end)):
+        raise file.error(f"damaged: header entry of tensor {name!r} has a bad number: {entry!r:.200}")
+    if math.prod(shape) * item != end - begin:
+        raise file.error(f"damaged: tensor {name!r} of {dtype} {list(shape)} cannot take {end - begin} bytes")
+    return dtype, shape, begin, end

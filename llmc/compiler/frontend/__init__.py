@@ -1,0 +1,1 @@
+"""Front end: one traced program per dialect from the unmodified transformers model."""

@@ -1,0 +1,204 @@
+"""Attention in dialects: how the traced program expresses attention over the cache.
+
+`fused`     one operator `llmc::attention` that appends to the cache and attends to it, for compilers with an
+            in-place attention kernel (ONNX Runtime's GroupQueryAttention).
+`two_part`  plain tensor operators: scores over the past and over the new tokens side by side, one softmax, two value
+            products. The cache is read-only and only the new keys and values come out: portable to any compiler.
+
+Shapes: query [B, Hq, Q, D], key and value [B, Hkv, Q, D], cache [B, Hkv, S, D]; past_lengths [B] counts the tokens of
+each row already in the cache. Row b's new token i sits at position past_lengths[b] + i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+Dialect = Literal["fused", "two_part"]
+DIALECTS: tuple[Dialect, ...] = ("fused", "two_part")
+
+
+@dataclass
+class TraceState:
+    """What attention needs to know of the step being traced; `new` collects each layer's cache outputs."""
+
+    positions: Tensor
+    past_lengths: Tensor
+    past: list[tuple[Tensor, Tensor]]
+    new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def capacity(self) -> Any:
+        """S, the cache's length in tokens (an int, or a symbol while tracing); 0 when there is no cache."""
+        return self.past[0][0].shape[2] if self.past else 0
+
+
+STATE: ContextVar[TraceState] = ContextVar("llmc_trace_state")
+
+
+class TraceCache:
+    """The cache object transformers sees: attention reads the real cache from `STATE`, nothing is concatenated."""
+
+    is_compileable = False
+    is_sliding = (False,)
+
+    def __init__(self, state: TraceState) -> None:
+        self._state = state
+        self.layers: list[Any] = []
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Hand the new keys and values on to the attention function."""
+        return key, value
+
+    def get_seq_length(self, *_: Any) -> Any:
+        """Length of the cache in tokens."""
+        return self._state.capacity
+
+    get_query_offset = get_seq_length
+    get_max_cache_shape = get_seq_length
+
+    def get_mask_sizes(self, query: int, *_: Any) -> tuple[Any, int]:
+        """Keys a query may see, and the first key's offset."""
+        return self._state.capacity + query, 0
+
+    def __len__(self) -> int:
+        return len(self._state.past)
+
+
+@torch.library.custom_op("llmc::attention", mutates_args=())
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, past_lengths: Tensor,
+    scale: float, softcap: float, window: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Causal grouped-query attention over a cache with room for the new tokens; returns (out, new key, new value).
+
+    out is [B, Q, Hq, D]; the returned caches are copies of the past with rows past_lengths[b] … + Q written.
+    `window` < 0 means no sliding window, `softcap` 0 none. This is the reference meaning of the operator.
+    """
+    batch, _, length, _ = query.shape
+    capacity = past_key.shape[2]
+    positions = past_lengths[:, None] + torch.arange(length)
+    rows = torch.arange(batch)[:, None]
+    new_key, new_value = past_key.clone(), past_value.clone()
+    new_key[rows, :, positions] = key.transpose(1, 2)
+    new_value[rows, :, positions] = value.transpose(1, 2)
+    seen = torch.arange(capacity)[None, None, :] <= positions[:, :, None]
+    if window > 0:
+        seen &= torch.arange(capacity)[None, None, :] > positions[:, :, None] - window
+    groups = query.shape[1] // key.shape[1]
+    live = seen.any(1)[:, None, :, None]
+    keys = torch.where(live, new_key, 0.0).repeat_interleave(groups, 1)
+    values = torch.where(live, new_value, 0.0).repeat_interleave(groups, 1)
+    scores = (query * scale) @ keys.transpose(-1, -2)
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = torch.softmax(scores.masked_fill(~seen[:, None], float("-inf")).float(), -1).to(value.dtype)
+    return (weights @ values).transpose(1, 2).contiguous(), new_key, new_value
+
+
+@fused_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    batch, heads, length, head_dim = query.shape
+    return (
+        query.new_empty(batch, length, heads, head_dim),
+        torch.empty_like(past_key),
+        torch.empty_like(past_value),
+    )
+
+
+@torch.library.custom_op("llmc::last_rows", mutates_args=())
+def last_rows(hidden: Tensor, new_lengths: Tensor) -> Tensor:
+    """Hidden state of each row's last live token: [B, Q, H], [B] → [B, H]."""
+    return hidden[torch.arange(hidden.shape[0]), new_lengths - 1]
+
+
+@last_rows.register_fake
+def _(hidden: Tensor, new_lengths: Tensor) -> Tensor:
+    return hidden.new_empty(hidden.shape[0], hidden.shape[2])
+
+
+def _fused(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    state = STATE.get()
+    layer = module.layer_idx
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out, *state.new[layer] = torch.ops.llmc.attention(
+        query, key, value, *state.past[layer], state.past_lengths, float(scale), float(softcap or 0.0),
+        int(sliding_window or -1),
+    )  # fmt: skip
+    return out, None
+
+
+def _two_part(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    state = STATE.get()
+    layer = module.layer_idx
+    batch, heads, length, head_dim = query.shape
+    kv_heads = key.shape[1]
+    scale = head_dim**-0.5 if scaling is None else scaling
+    state.new[layer] = (key, value)
+    grouped = (query * scale).reshape(batch, kv_heads, heads // kv_heads * length, head_dim)
+    scores = grouped @ key.transpose(-1, -2)
+    capacity = state.capacity
+    if capacity:
+        past_key, past_value = state.past[layer]
+        # rows past the live length may hold anything, NaN included: 0 × NaN is NaN, so they are replaced, not masked
+        live = (torch.arange(capacity)[None, :] < state.past_lengths[:, None])[:, None, :, None]
+        past_key, past_value = torch.where(live, past_key, 0.0), torch.where(live, past_value, 0.0)
+        scores = torch.cat([grouped @ past_key.transpose(-1, -2), scores], -1)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.view(batch, kv_heads, heads // kv_heads, length, -1)
+    if attention_mask is not None:
+        scores = scores + attention_mask[:, :, None]
+    weights = torch.softmax(scores.float(), -1).to(value.dtype).reshape(batch, kv_heads, heads // kv_heads * length, -1)
+    out = weights[..., capacity:] @ value
+    if capacity:
+        out = out + weights[..., :capacity] @ past_value
+    return out.view(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _two_part_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Tensor],
+    dtype: torch.dtype = torch.float32, **_: Any,
+) -> Tensor:  # fmt: skip
+    """Additive mask [B, 1, Q, S + Q]: the model's own rule at absolute positions, and nothing past the live length."""
+    state = STATE.get()
+    query_position = state.positions[:, None, :, None]
+    rows = torch.arange(batch_size)[:, None, None, None]
+    head = torch.zeros((), dtype=torch.long)
+    allowed = mask_function(rows, head, query_position, state.positions[:, None, None, :])
+    capacity = state.capacity
+    if capacity:
+        slots = torch.arange(capacity)[None, None, None, :]
+        past = mask_function(rows, head, query_position, slots) & (slots < state.past_lengths[:, None, None, None])
+        allowed = torch.cat(
+            [past.expand(batch_size, 1, q_length, capacity), allowed.expand(batch_size, 1, q_length, q_length)], -1
+        )
+    return torch.where(allowed, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min, dtype=dtype))
+
+
+def attention_name(dialect: Dialect) -> str:
+    """The name under which transformers knows a dialect."""
+    return f"llmc_{dialect}"
+
+
+ALL_ATTENTION_FUNCTIONS.register(attention_name("fused"), _fused)
+ALL_MASK_ATTENTION_FUNCTIONS.register(attention_name("fused"), _no_mask)
+ALL_ATTENTION_FUNCTIONS.register(attention_name("two_part"), _two_part)
+ALL_MASK_ATTENTION_FUNCTIONS.register(attention_name("two_part"), _two_part_mask)

@@ -1,0 +1,125 @@
+"""Trace a model once per dialect into a program with symbolic batch, query and cache length.
+
+Program contract, in the order of the traced signature:
+  inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
+           cache: key and value of each layer in turn, [B, Hkv, S, D]
+  outputs  logits [B, V] of each row's last live token, then per layer key and value:
+           `fused`: the updated caches [B, Hkv, S, D]; `two_part`: the new tokens only [B, Hkv, Q, D]
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
+from llmc.compiler.frontend.skeleton import as_fake, build_skeleton
+from llmc.errors import CompileError
+
+
+class Step(nn.Module):
+    """One step of a causal language model over a cache, in the program contract above."""
+
+    def __init__(self, model: nn.Module, dialect: Dialect) -> None:
+        super().__init__()
+        self.model = model
+        self.dialect = dialect
+
+    def forward(self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the step; see the module's docstring for shapes."""
+        batch, length = token_ids.shape
+        positions = past_lengths[:, None] + torch.arange(length)[None]
+        state = TraceState(positions, past_lengths, list(zip(cache[::2], cache[1::2], strict=True)))
+
+        def last_live_rows(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+            if self.dialect == "fused":
+                return (torch.ops.llmc.last_rows(args[0], new_lengths),)
+            return (args[0][torch.arange(batch), new_lengths - 1],)
+
+        head: nn.Module = self.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(last_live_rows)
+        token = STATE.set(state)
+        try:
+            out = self.model(
+                input_ids=token_ids, position_ids=positions, past_key_values=TraceCache(state), use_cache=True
+            )
+        finally:
+            STATE.reset(token)
+            hook.remove()
+        return out.logits, *(t for layer in range(len(state.new)) for t in state.new[layer])
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Layers, key/value heads and head size of a model's cache: tensors [B, kv_heads, S, head_dim]."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> CacheShape:
+        """Read the cache's shape from an HF-style configuration."""
+        heads = config["num_attention_heads"]
+        return cls(
+            config["num_hidden_layers"],
+            config.get("num_key_value_heads") or heads,
+            config.get("head_dim") or config["hidden_size"] // heads,
+        )
+
+
+def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
+    """Trace the model of `config` with symbolic B, Q and S; needs no weights. Raises CompileError."""
+    model = build_skeleton(config, attention_name(dialect))
+    shape = CacheShape.of(config)
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
+    as_fake(model, mode)
+    with mode:
+        args = _example(shape, batch=2, query=4, capacity=8)
+    d = Dim.DYNAMIC
+    dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * (2 * shape.layers))
+    return _export(Step(model, dialect), args, dims, config)
+
+
+def trace_static(
+    config: Mapping[str, Any], dialect: Dialect, batch: int, query: int, context: int, dtype: str = "f32"
+) -> ExportedProgram:
+    """Trace one bucket with fixed shapes (context 0: no cache); for targets whose compiler cannot specialise."""
+    model = build_skeleton(config, attention_name(dialect))
+    shape = CacheShape.of(config)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    if dtype == "bf16":
+        for p in model.parameters():
+            p.data = p.data.to(torch.bfloat16)
+    as_fake(model, mode)
+    with mode:
+        args = _example(shape, batch, query, context, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    return _export(Step(model, dialect), args, None, config)
+
+
+def _example(
+    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
+) -> tuple[Any, ...]:
+    size = (batch, shape.kv_heads, capacity, shape.head_dim)
+    cache = [torch.empty(size, dtype=dtype) for _ in range(2 * shape.layers)] if capacity else []
+    ones = torch.ones(batch, dtype=torch.long)
+    return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
+
+
+def _export(step: Step, args: tuple[Any, ...], dims: Any, config: Mapping[str, Any]) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                step, args, strict=False, dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True
+            )
+    except Exception as e:
+        raise CompileError(f"tracing {config.get('model_type')} with torch.export failed: {e}") from e

@@ -1,0 +1,112 @@
+"""The graph language between the traced program and a target: single assignment, no weights, no framework.
+
+A `Value` is a tensor with a name, a dtype and a shape whose dimensions are ints or expressions in the symbols
+B (batch), Q (new tokens per row) and S (cache length), written as strings. A `Node` applies an operator, named as in
+ATen without the overload (`linear`, `mul`, `silu` …) or as one of the fused operators in `fuse.py`, to its inputs.
+Weights are values listed in `Graph.weights`; computed tables are in `Graph.tables`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Dim: TypeAlias = "int | str"
+
+
+@dataclass(eq=False, frozen=True)
+class Value:
+    """A tensor: compared by identity."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator application; `inputs` may hold None for an absent optional input."""
+
+    op: str
+    inputs: list[Value | None]
+    outputs: list[Value]
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def out(self) -> Value:
+        """The first output."""
+        return self.outputs[0]
+
+    def __str__(self) -> str:
+        attrs = "".join(f", {k}={v}" for k, v in self.attrs.items())
+        outs = ", ".join(f"{o}: {o.dtype}[{','.join(map(str, o.shape))}]" for o in self.outputs)
+        return f"{outs} = {self.op}({', '.join(map(str, self.inputs))}{attrs})"
+
+
+@dataclass
+class Graph:
+    """A program: `inputs` and `outputs` by contract (frontend/trace.py), nodes in topological order."""
+
+    inputs: dict[str, Value]
+    outputs: list[tuple[str, Value]]
+    nodes: list[Node]
+    weights: dict[Value, str]
+    tables: dict[Value, NDArray[np.float32]]
+
+    def producers(self) -> dict[Value, Node]:
+        """The node that makes each value."""
+        return {o: n for n in self.nodes for o in n.outputs}
+
+    def uses(self) -> Counter[Value]:
+        """How often each value is read, by nodes and as an output."""
+        counts: Counter[Value] = Counter(v for _, v in self.outputs)
+        counts.update(v for n in self.nodes for v in n.inputs if v is not None)
+        return counts
+
+    def substitute(self, replaced: dict[Value, Value]) -> None:
+        """Replace reads of each key by its value, following chains."""
+
+        def final(v: Value) -> Value:
+            while v in replaced:
+                v = replaced[v]
+            return v
+
+        for node in self.nodes:
+            node.inputs = [v if v is None else final(v) for v in node.inputs]
+        self.outputs = [(name, final(v)) for name, v in self.outputs]
+
+    def prune(self) -> None:
+        """Drop nodes, weights and tables that no output needs."""
+        needed = {v for _, v in self.outputs}
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if any(o in needed for o in node.outputs):
+                kept.append(node)
+                needed.update(v for v in node.inputs if v is not None)
+        self.nodes = kept[::-1]
+        self.weights = {v: n for v, n in self.weights.items() if v in needed}
+        self.tables = {v: t for v, t in self.tables.items() if v in needed}
+
+    def lines(self) -> Iterator[str]:
+        """The graph as text, one node a line: what a key and a reader see."""
+        for name, v in self.inputs.items():
+            yield f"input {name}: {v.dtype}[{','.join(map(str, v.shape))}]"
+        for v, name in self.weights.items():
+            yield f"weight {v} = {name}: [{','.join(map(str, v.shape))}]"
+        for v in self.tables:
+            yield f"table {v}: [{','.join(map(str, v.shape))}]"
+        yield from map(str, self.nodes)
+        for name, v in self.outputs:
+            yield f"output {name} = {v}"
+
+    def text(self) -> str:
+        """All lines."""
+        return "\n".join(self.lines()) + "\n"

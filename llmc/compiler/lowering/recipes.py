@@ -1,0 +1,144 @@
+"""Weight recipes: how each tensor of a lowered graph is made from the checkpoint, and the file that holds them.
+
+A recipe names its source tensors, concatenated along the first axis ([out, in] as the checkpoint stores them), and
+one transform:
+  dense        float32, as is
+  transposed   float32 [in, out]
+  q8_data      uint8 [out, in/block, block]: blockwise symmetric 8-bit, zero point 128
+  q8_rows      the same bytes seen as [out, in], for row look-ups
+  q8_scales    float32 [out, in/block]
+  table        a computed constant, stored beside the recipes
+
+Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the value of largest magnitude in the block, so
+that v itself is exact; q = round(w / scale) + 128, clipped to 0 … 255; w ≈ scale · (q − 128).
+
+Weights file: tensors back to back, each starting at a multiple of 4096 bytes (a page, so that it can be mapped);
+tensors with equal content are stored once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import CheckpointError
+
+ALIGNMENT = 4096
+
+
+class TensorSource(Protocol):
+    """What a recipe needs of a checkpoint."""
+
+    def tensor_names(self) -> Sequence[str]:
+        """Names of the tensors the checkpoint holds."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One tensor in float32."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One tensor of a lowered graph. `block` is the quantisation block along the input axis, 0 when unquantised."""
+
+    name: str
+    transform: str
+    sources: tuple[str, ...]
+    block: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        return asdict(self) | {"sources": list(self.sources)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_json`."""
+        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields["block"])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tensor lies in the weights file, in bytes."""
+
+    offset: int
+    length: int
+
+
+def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Blockwise symmetric 8-bit: [N, K] → data uint8 [N, K/block, block], scales float32 [N, K/block].
+
+    K is padded with zeros to a multiple of `block`.
+    """
+    rows, width = weight.shape
+    blocks = -(-width // block)
+    if blocks * block != width:
+        weight = np.pad(weight, ((0, 0), (0, blocks * block - width)))
+    w = weight.reshape(rows, blocks, block)
+    low, high = w.min(-1), w.max(-1)
+    scale = np.where(high > -low, high, low) / np.float32(-128)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    q = w * inverse[..., None]
+    np.rint(q, out=q)
+    q += 128
+    np.clip(q, 0, 255, out=q)
+    return q.astype(np.uint8), scale
+
+
+def write_weights(
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: BinaryIO,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Placement]:  # fmt: skip
+    """Make every tensor and write the weights file; returns where each lies. Raises CheckpointError.
+
+    `progress(done, total)` counts recipes.
+    """
+    placed: dict[str, Placement] = {}
+    by_content: dict[bytes, Placement] = {}
+    end = 0
+    for done, (recipe, data) in enumerate(_tensors(recipes, source, tables), 1):
+        content = hashlib.sha256(data).digest()
+        if content not in by_content:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            out.write(b"\0" * (start - end))
+            out.write(data)
+            end = start + data.nbytes
+            by_content[content] = Placement(start, data.nbytes)
+        placed[recipe.name] = by_content[content]
+        if progress:
+            progress(done, len(recipes))
+    return placed
+
+
+def _tensors(
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]]
+) -> Iterator[tuple[Recipe, memoryview]]:
+    known = set(source.tensor_names())
+    last: tuple[tuple[tuple[str, ...], int], tuple[NDArray[np.uint8], NDArray[np.float32]]] | None = None
+    for recipe in recipes:
+        if recipe.transform == "table":
+            array: NDArray[Any] = tables[recipe.name]
+        elif recipe.transform.startswith("q8"):
+            key = (recipe.sources, recipe.block)
+            if last is None or last[0] != key:
+                last = (key, quantise_q8(_gather(recipe.sources, source, known), recipe.block))
+            array = last[1][1 if recipe.transform == "q8_scales" else 0]
+        else:
+            array = _gather(recipe.sources, source, known)
+            array = array.T if recipe.transform == "transposed" else array
+        yield recipe, memoryview(np.ascontiguousarray(array)).cast("B")
+
+
+def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDArray[np.float32]:
+    return np.concatenate([_tensor(n, source, known) for n in names])
+
+
+def _tensor(name: str, source: TensorSource, known: set[str]) -> NDArray[np.float32]:
+    if name not in known and name == "lm_head.weight":
+        name = "model.embed_tokens.weight"  # tied: the checkpoint holds it once
+    if name not in known:
+        raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
+    return source.tensor(name)

@@ -1,0 +1,119 @@
+"""Cached stages: each is a key of named components and a build; what was built once is never built again."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.digest import digest_bytes, digest_file
+from llmc.artifacts.key import Key, canonical_json
+from llmc.errors import DeviceError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.store import Store
+    from llmc.artifacts.workspace import Workspace
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint.base import Checkpoint
+
+Build = Callable[["Workspace"], "Mapping[str, Blob]"]
+Report = Callable[["StageReport"], None]
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """A stage that ended (or, with `seconds` None, began)."""
+
+    name: str
+    cached: bool
+    seconds: float | None
+
+
+@dataclass
+class Stages:
+    """What a target's `prepare` works with: the store, the checkpoint, the plan, and a way to run a cached stage."""
+
+    store: Store
+    checkpoint: Checkpoint
+    plan: Plan
+    report: Report
+
+    def run(self, kind: str, components: Mapping[str, Any], build: Build) -> Entry:
+        """The stage's entry, built now if its key is new. `meta["seconds"]` keeps the build's time for estimates."""
+        self.report(StageReport(kind, False, None))
+        start = time.perf_counter()
+
+        def timed(workspace: Workspace) -> Mapping[str, Blob]:
+            began = time.perf_counter()
+            outputs = build(workspace)
+            workspace.meta["seconds"] = round(time.perf_counter() - began, 3)
+            return outputs
+
+        entry, hit = self.store.get_or_build(Key(kind, components), timed)
+        self.report(StageReport(kind, hit, time.perf_counter() - start))
+        return entry
+
+    def path(self, blob: Blob) -> Path:
+        """A blob's verified file."""
+        return self.store.path(blob)
+
+    @property
+    def config_digest(self) -> str:
+        """Digest of the model's configuration."""
+        return digest_bytes(canonical_json(self.checkpoint.config))
+
+    def checkpoint_digest(self) -> str:
+        """Digest of the checkpoint's files, each hashed again only after it changed on disk."""
+        return self.checkpoint.digest(self._hash_file)
+
+    def _hash_file(self, path: Path) -> str:
+        seen = path.stat()
+        identity = {
+            "device": seen.st_dev, "inode": seen.st_ino, "size": seen.st_size,
+            "mtime_ns": seen.st_mtime_ns, "ctime_ns": seen.st_ctime_ns,
+        }  # fmt: skip
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            workspace.meta["digest"] = digest_file(path)
+            return {}
+
+        entry, _ = self.store.get_or_build(Key("file-digest", identity), build)
+        return str(entry.meta["digest"])
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that rotary tables must cover: the plan's longest cache, rounded up to a power of two."""
+        longest = max(self.plan.limits.max_model_len, *(b.context + b.query for b in self.plan.buckets))
+        return 1 << (longest - 1).bit_length()
+
+
+def version_of(package: str, extra: str = "compile") -> str:
+    """Installed version, without importing; raises DeviceError with the install line when it is missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise DeviceError(f"{package} is not installed; install it with: pip install 'llmc[{extra}]'") from None
+
+
+@cache
+def code_digest(*packages: str) -> str:
+    """Digest of the source of llmc's own modules that shape a stage's output: a change of rule is a change of key."""
+    content = hashlib.sha256()
+    for package in packages:
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        root = Path(spec.origin)
+        files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
+        for file in files:
+            content.update(f"{package}/{file.name}\0".encode())
+            content.update(file.read_bytes())
+    return "sha256:" + content.hexdigest()

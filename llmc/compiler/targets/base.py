@@ -1,0 +1,141 @@
+"""The contract of a target: what one device's compiler needs from llmc, and gives back.
+
+The pipeline calls `configure`, then `prepare` once (trace, lower, weights: everything that buckets share), then
+`compile` once per distinct shape. A target is one file here and one line in the registry; fake.py is the tutorial.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+
+State = Literal["native", "portable"]
+ANY_PHASE = "any"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One executable's shape: fixed sizes, or None where a dimension stays dynamic. `buckets` it serves are counted."""
+
+    phase: str
+    batch: int | None
+    query: int | None
+    context: int | None
+    buckets: int = 1
+
+    def __str__(self) -> str:
+        sizes = {"batch": self.batch, "query": self.query, "context": self.context}
+        fixed = [f"{k}={v}" for k, v in sizes.items() if v is not None]
+        return f"{self.phase} {' '.join(fixed) or 'every shape'}"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What all executables of a compile share.
+
+    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `components`
+    are the digests that an executable's key must name, and `folder`, which the pipeline makes, has `files` under the
+    names they will have in the bundle's blob folder. Everything is str and Path, so that it can be sent
+    to a worker process.
+    """
+
+    files: Mapping[str, str]
+    components: Mapping[str, str]
+    inputs: Mapping[str, Path]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An executable: its bytes, and whether it is final for its device."""
+
+    data: bytes
+    state: State
+
+
+class Target(ABC):
+    """One device's compiler."""
+
+    name: ClassVar[str]
+    executor: ClassVar[str]
+    reference: ClassVar[str] = "transformers"
+    quantisations: ClassVar[tuple[str, ...]] = ("none",)
+    dtypes: ClassVar[tuple[str, ...]] = ("f32",)
+    default_quantize: ClassVar[str] = "none"
+    needs_processes: ClassVar[bool] = False
+    """Compiling holds the interpreter lock, so that parallel jobs need processes."""
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Fill in defaults; raises InputError for what this target does not offer."""
+        quantize = options.quantize or self.default_quantize
+        for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", options.dtype, self.dtypes)):
+            if value not in known:
+                raise InputError(f"--{what} {value} is not offered for device {self.name}; offered: {', '.join(known)}")
+        specialise = self.specialises_by_default if options.specialise is None else options.specialise
+        return replace(options, quantize=quantize, specialise=specialise)
+
+    @property
+    @abstractmethod
+    def specialises_by_default(self) -> bool:
+        """Whether each bucket gets an executable of its own when the user does not say."""
+
+    @abstractmethod
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """Which of batch, query and context an executable fixes: the runtime pads only those."""
+
+    @abstractmethod
+    def choice(self, options: CompileOptions) -> str:
+        """Why the executables are static or dynamic, for the summary and the manifest."""
+
+    @abstractmethod
+    def toolchain(self) -> dict[str, str]:
+        """Names and versions of everything that shapes an executable; must not import it. Raises DeviceError."""
+
+    def isa(self) -> tuple[str, ...]:
+        """Instruction set an executable is tied to, if any."""
+        return ()
+
+    @abstractmethod
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace, lower and make weights, each as a cached stage."""
+
+    @abstractmethod
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """One executable. Runs in any thread, or in a worker process. Raises CompileError."""
+
+    @property
+    def state(self) -> State:
+        """What executables will be on this host."""
+        return "native"
+
+    def remaining(self) -> str:
+        """In words, what the device's own host will still do to a portable executable; empty when native."""
+        return ""
+
+    def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
+        """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""
+        static = self.static_dims(options)
+        if not static:
+            return [Shape(ANY_PHASE, None, None, None, len(buckets))]
+        counted: dict[tuple[Any, ...], int] = {}
+        for b in buckets:
+            size = self.shape_of(b)
+            key = (b.phase, *(v if d in static else None for d, v in zip(("batch", "query", "context"), size, strict=True)))
+            counted[key] = counted.get(key, 0) + 1
+        order = sorted(counted, key=lambda k: (k[0] != "prompt", *(-(v or 0) for v in k[1:])))
+        return [Shape(*k, buckets=counted[k]) for k in order]
+
+    def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
+        """(batch, query, context) of the executable that serves `bucket`."""
+        return bucket.batch, bucket.query, bucket.context

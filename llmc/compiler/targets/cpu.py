@@ -1,0 +1,200 @@
+"""CPU through ONNX Runtime.
+
+Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime, one dynamic executable runs every
+shape as fast without padding, opens faster and holds less. So the default is one executable for all buckets;
+`--specialise` makes one a bucket, sharing one weights file that then also holds the kernels' packed weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Stages, code_digest, version_of
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.errors import CompileError
+from llmc.runtime.host import cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
+
+INT8_BLOCK = 32
+_LOWERING_CODE = ("llmc.compiler.frontend", "llmc.compiler.lowering")
+
+
+class CpuTarget(Target):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "cpu"
+    executor: ClassVar[str] = "onnxruntime"
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
+    default_quantize: ClassVar[str] = "int8"
+
+    @property
+    def specialises_by_default(self) -> bool:
+        """No: static shapes were measured and gain nothing."""
+        return False
+
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """All three when specialised, else none."""
+        return ("batch", "query", "context") if options.specialise else ()
+
+    def choice(self, options: CompileOptions) -> str:
+        """The measurement behind the default."""
+        if options.specialise:
+            return "one executable per bucket, as asked for with --specialise; this target measured no gain from it"
+        return "one executable for all buckets, run at the exact shape: this target measured no gain from static shapes"
+
+    def toolchain(self) -> dict[str, str]:
+        """The runtime decides layouts and kernels."""
+        return {"onnxruntime": version_of("onnxruntime")}
+
+    def isa(self) -> tuple[str, ...]:
+        """Packed weights and verified numbers hold for this instruction set."""
+        return cpu_features()
+
+    def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
+        """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
+        batch = 1 if bucket.phase == "prompt" and bucket.context else bucket.batch
+        return batch, bucket.query, bucket.context
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace and lower once, make the weights file, and pack it when several executables will share it."""
+        lowered = self._lower(stages, INT8_BLOCK if options.quantize == "int8" else 0)
+        weights = self._weights(stages, lowered)
+        if options.specialise:
+            weights = self._pack(stages, lowered, weights)
+        file = weights.outputs["weights"]
+        return Prepared(
+            files={"weights": file.digest},
+            components={
+                "lowered": lowered.outputs["model"].digest,
+                "weights": file.digest,
+                "placements": weights.outputs["placements"].digest,
+            },
+            inputs={
+                "model": stages.path(lowered.outputs["model"]),
+                "placements": stages.path(weights.outputs["placements"]),
+            },
+            facts={"weights_bytes": file.size},
+        )
+
+    def _lower(self, stages: Stages, block: int) -> Entry:
+        components = {
+            "config": stages.config_digest,
+            "dialect": "fused",
+            "block": block,
+            "max_positions": stages.max_positions,
+            "toolchain.torch": version_of("torch"),
+            "toolchain.transformers": version_of("transformers"),
+            "toolchain.onnx": version_of("onnx"),
+            "code": code_digest(*_LOWERING_CODE),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            import io
+
+            import numpy as np
+
+            from llmc.compiler.frontend.trace import trace
+            from llmc.compiler.lowering.fuse import fuse
+            from llmc.compiler.lowering.import_fx import import_program
+            from llmc.compiler.lowering.to_onnx import OnnxOptions, lower
+
+            graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
+            lowered = lower(graph, OnnxOptions(block))
+            tables = io.BytesIO()
+            np.savez(tables, **lowered.tables)  # type: ignore[arg-type]
+            recipes = json.dumps([r.to_json() for r in lowered.recipes], sort_keys=True)
+            return {
+                "model": workspace.put_bytes(lowered.model.SerializeToString(deterministic=True)),
+                "program": workspace.put_bytes(graph.text().encode()),
+                "recipes": workspace.put_bytes(recipes.encode()),
+                "tables": workspace.put_bytes(tables.getvalue()),
+            }
+
+        return stages.run("lower", components, build)
+
+    def _weights(self, stages: Stages, lowered: Entry) -> Entry:
+        recipes_blob, tables_blob = lowered.outputs["recipes"], lowered.outputs["tables"]
+        components = {
+            "recipes": recipes_blob.digest,
+            "tables": tables_blob.digest,
+            "checkpoint": stages.checkpoint_digest(),
+            "code": code_digest("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint"),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            import numpy as np
+
+            from llmc.compiler.lowering.recipes import Recipe, write_weights
+
+            recipes = [Recipe.from_json(r) for r in json.loads(stages.store.get_bytes(recipes_blob.digest))]
+            with np.load(stages.path(tables_blob)) as tables, workspace.writer() as out:
+                placed = write_weights(recipes, stages.checkpoint, tables, out)
+            placements = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
+            return {
+                "weights": out.blob,
+                "placements": workspace.put_bytes(json.dumps(placements, sort_keys=True).encode()),
+            }
+
+        return stages.run("weights", components, build)
+
+    def _pack(self, stages: Stages, lowered: Entry, weights: Entry) -> Entry:
+        components = {
+            "lowered": lowered.outputs["model"].digest,
+            "weights": weights.outputs["weights"].digest,
+            "placements": weights.outputs["placements"].digest,
+            "toolchain.onnxruntime": version_of("onnxruntime"),
+            "isa": " ".join(self.isa()),
+            "code": code_digest("llmc.compiler.lowering.packing"),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.lowering.packing import pack_weights
+
+            packed, placements = pack_weights(
+                stages.path(lowered.outputs["model"]).read_bytes(), stages.path(weights.outputs["weights"]),
+                json.loads(stages.store.get_bytes(weights.outputs["placements"].digest)), workspace.folder,
+            )  # fmt: skip
+            return {
+                "weights": workspace.put_file(packed),
+                "placements": workspace.put_bytes(json.dumps(placements, sort_keys=True).encode()),
+            }
+
+        return stages.run("pack", components, build)
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
+        from llmc.artifacts.digest import parse
+        from llmc.compiler.lowering.to_onnx import bind, load_model, place
+
+        model = load_model(prepared.inputs["model"].read_bytes())
+        sizes = {"B": shape.batch, "Q": shape.query}
+        if shape.context is not None and shape.query is not None:
+            sizes["S"] = shape.context + shape.query
+        bound = bind(model, {k: v for k, v in sizes.items() if v is not None})
+        placements = json.loads(prepared.inputs["placements"].read_bytes())
+        data: bytes = place(bound, parse(prepared.files["weights"]), placements).SerializeToString(deterministic=True)
+        try_opening(data, prepared.folder, str(shape))
+        return Compiled(data, "native")
+
+
+def try_opening(data: bytes, folder: Path, what: str) -> None:
+    """Open executable bytes with ONNX Runtime; their weights are in `folder` under their bundle name."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    try:
+        ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as e:
+        raise CompileError(f"ONNX Runtime refuses the executable for {what}: {e}") from e

@@ -1,0 +1,90 @@
+"""An opened bundle: its plan, its files, its tokenizer, and executors over its executables."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle import BundleFiles
+from llmc.buckets.plan import Plan
+from llmc.errors import ArtifactError, InputError
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.artifacts.manifest import Manifest
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.tokenizer import Tokenizer
+
+
+class Bundle:
+    """A bundle on disk. Opening reads the manifest only; files are read, and verified, when first needed."""
+
+    def __init__(self, files: BundleFiles) -> None:
+        self.files = files
+        self.path = Path(files.folder)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Bundle:
+        """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to mend it."""
+        return cls(BundleFiles.open(path, fallback=Settings.from_environment().cache_dir / "stamps"))
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the bundle is made of."""
+        return self.files.manifest
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The buckets that were compiled."""
+        import json
+
+        try:
+            return Plan.from_json(json.dumps(self.manifest.plan), source=f"{self.path}: plan")
+        except InputError as e:
+            raise ArtifactError(f"{e}; compile again: {self.recompile_hint}") from e
+
+    @property
+    def recompile_hint(self) -> str:
+        """The command that makes this bundle again."""
+        name = self.manifest.provenance.get("model", "MODEL")
+        return f"llmc compile {name} --device {self.manifest.device} -o {self.path}"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; raises ArtifactError when the bundle has none."""
+        from llmc.runtime.tokenizer import Tokenizer
+
+        if "tokenizer.json" not in self.manifest.files:
+            raise ArtifactError(f"{self.path}: no tokenizer in the bundle; pass token ids instead of text")
+        return Tokenizer.from_bytes(self.files.read("tokenizer.json"), self.eos_token_ids)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a sequence."""
+        return tuple(self.manifest.model.get("eos_token_ids", ()))
+
+    @property
+    def special_tokens(self) -> dict[str, Any]:
+        """bos_token, eos_token … as text, for the chat template."""
+        return dict(self.manifest.model.get("special_tokens", {}))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja2 source of the chat template, if there is one."""
+        if "chat_template.jinja" not in self.manifest.files:
+            return None
+        return self.files.read("chat_template.jinja").decode()
+
+    def executor(self, slots: int | None = None, threads: int | None = None) -> Executor:
+        """A new executor over the bundle's executables.
+
+        `slots` (default: the plan's max_num_seqs) sequences are held at once, each up to max_model_len tokens. Raises
+        ArtifactError or DeviceError when this host cannot run the bundle.
+        """
+        from llmc.runtime.executors import open_executor
+
+        limits = self.plan.limits
+        slots = slots or max(limits.max_num_seqs, max(b.batch for b in self.plan.decode))
+        capacity = max(limits.max_model_len, max(b.context + b.query for b in self.plan.buckets))
+        return open_executor(self, slots, capacity, threads or Settings.from_environment().threads)

@@ -1,0 +1,34 @@
+"""Executors: one file per runtime that replays executables; each is imported when a bundle names it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from llmc.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.base import Executor
+
+_CLASSES = {
+    "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
+    "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
+    "fake": "llmc.runtime.executors.fake:FakeExecutor",
+}
+
+
+def executor_class(name: str) -> type[Executor]:
+    """The executor class called `name`; raises UnknownNameError listing the known ones."""
+    if name not in _CLASSES:
+        raise UnknownNameError("executor", name, _CLASSES)
+    module, attribute = _CLASSES[name].split(":")
+    found: type[Executor] = getattr(import_module(module), attribute)
+    return found
+
+
+def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
+    """Open the executor that `bundle` names, after it checked that this host can run the bundle."""
+    cls = executor_class(bundle.manifest.executor)
+    cls.check(bundle)
+    return cls(bundle, slots, capacity, threads)

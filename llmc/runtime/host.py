@@ -1,0 +1,30 @@
+"""What this host is, as far as a bundle's fit is concerned."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+_KERNEL_FEATURES = frozenset({
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16",
+    "avx_vnni", "amx_int8", "amx_bf16", "amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve",
+})  # fmt: skip
+
+
+@cache
+def cpu_features() -> tuple[str, ...]:
+    """The machine architecture and those instruction-set features that kernels are chosen by, sorted.
+
+    Read from /proc/cpuinfo; elsewhere only the architecture is known.
+    """
+    found: set[str] = set()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                found = set(value.split()) & _KERNEL_FEATURES
+                break
+    except OSError:
+        pass
+    return (platform.machine(), *sorted(found))

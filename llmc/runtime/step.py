@@ -1,0 +1,72 @@
+"""One step as the executor sees it, and the padding that makes it from live rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket, Phase
+
+PAD_TOKEN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A padded step. Row i < len(slots) is live and lives in cache slot `slots[i]`; the rest are dummy rows.
+
+    token_ids [B, Q] int64, right padded; past_lengths [B] int64, tokens of the row already in the cache;
+    new_lengths [B] int64, live tokens of the row in this step (1 … Q). A dummy row is a valid one-token row at past 0,
+    since kernels refuse an empty one. `context` is the cache length, in tokens, that the bucket provides for.
+    """
+
+    phase: Phase
+    context: int
+    slots: tuple[int, ...]
+    token_ids: NDArray[np.int64]
+    past_lengths: NDArray[np.int64]
+    new_lengths: NDArray[np.int64]
+
+    @property
+    def batch(self) -> int:
+        """Rows, dummy ones included."""
+        return self.token_ids.shape[0]
+
+    @property
+    def query(self) -> int:
+        """New tokens of a row, padding included."""
+        return self.token_ids.shape[1]
+
+    @property
+    def live_tokens(self) -> int:
+        """New tokens that belong to a request."""
+        return int(self.new_lengths[: len(self.slots)].sum())
+
+    @property
+    def padding_tokens(self) -> int:
+        """New tokens computed for nothing."""
+        return self.token_ids.size - self.live_tokens
+
+
+def pad(bucket: Bucket, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
+    """Pad live rows up to `bucket`. The caller has looked the bucket up, so that it covers them."""
+    token_ids = np.full((bucket.batch, bucket.query), PAD_TOKEN, np.int64)
+    past_lengths = np.zeros(bucket.batch, np.int64)
+    new_lengths = np.ones(bucket.batch, np.int64)
+    for row, ids in enumerate(tokens):
+        token_ids[row, : len(ids)] = ids
+        past_lengths[row] = past[row]
+        new_lengths[row] = len(ids)
+    return Step(bucket.phase, bucket.context, tuple(slots), token_ids, past_lengths, new_lengths)
+
+
+def exact(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
+    """A step without padding, for an executor that runs any shape: all rows have the same number of tokens."""
+    token_ids = np.array(tokens, np.int64)
+    past_lengths = np.array(past, np.int64)
+    new_lengths = np.full(len(token_ids), token_ids.shape[1], np.int64)
+    return Step(phase, int(past_lengths.max()), tuple(slots), token_ids, past_lengths, new_lengths)

@@ -1,0 +1,259 @@
+"""Text to token ids and back, whole or as a stream.
+
+`Tokenizer` wraps a Hugging Face tokenizer.json; `StreamDetokenizer` turns ids into text as they come, and
+`StopChecker` cuts that text at stop strings. The texts of a stream, put together, are exactly
+`Tokenizer.decode` of all its ids.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from llmc.errors import ArtifactError, InputError
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+_MAX_HELD = 16
+"""Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
+
+
+class Tokenizer:
+    """A tokenizer from the bytes of a tokenizer.json. Safe to share between threads.
+
+    `eos_token_ids` are the ids that end a text, in the order given. Truncation and padding that the file may
+    ask for are switched off: a prompt is never shortened silently. Raises ArtifactError for bytes that are no
+    tokenizer.json.
+    """
+
+    def __init__(self, data: bytes, eos_token_ids: Iterable[int] = ()) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            self._backend: Any = Backend.from_str(data.decode("utf-8"))
+            self._decoder: dict[str, Any] = json.loads(data).get("decoder") or {}
+        except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
+            raise ArtifactError(
+                f"tokenizer.json is damaged or of a newer format ({error}); compile the bundle again"
+            ) from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._pieces: dict[int, bytes] = {}
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Tokens, added ones included; ids may have gaps."""
+        return int(self._backend.get_vocab_size())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out when it skips special tokens."""
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised.
+
+        `add_special_tokens` adds what the model expects around a text (such as its bos token); pass False for
+        text from a chat template, which has written them already. Raises InputError for text that is not
+        Unicode.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"the text holds a lone surrogate at character {error.start}: not Unicode"
+            ) from error
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; ids without a token are left out. Raises InputError for a negative id."""
+        try:
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        except (OverflowError, TypeError) as error:
+            raise InputError(f"token ids are integers from 0: {error}") from error
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a token by its text."""
+        index: int | None = self._backend.token_to_id(token)
+        return index
+
+    def id_to_token(self, index: int) -> str | None:
+        """A token's text as the vocabulary writes it, or None."""
+        try:
+            token: str | None = self._backend.id_to_token(index)
+        except OverflowError as error:
+            raise InputError(f"token ids are integers from 0: {index}") from error
+        return token
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether decoding only joins the bytes of tokens (GPT-2's alphabet)."""
+        steps = self._decoder.get("decoders", [self._decoder])
+        return [step.get("type") for step in steps] == ["ByteLevel"]
+
+    def piece(self, index: int) -> bytes:
+        """Bytes that a token adds to a byte-level text; none for an id without a token."""
+        known = self._pieces.get(index)
+        if known is None:
+            token = self.id_to_token(index) or ""
+            values = [_BYTE_OF.get(character) for character in token]
+            known = (
+                token.encode() if None in values else bytes(value for value in values if value is not None)
+            )
+            self._pieces[index] = known
+        return known
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level vocabularies, from GPT-2: printable bytes are
+    themselves, the others follow from U+0100 in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+class StreamDetokenizer:
+    """Text of one sequence, token by token.
+
+    `feed` gives the text that is certain after each id, `flush` the rest; joined they equal
+    `tokenizer.decode(all ids, skip_special_tokens)`. A character whose bytes are spread over several tokens
+    comes out whole with its last byte. Each `feed` takes constant time, however long the text (about 1 µs for
+    byte-level vocabularies, 10 µs for others).
+
+    Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with
+    and without the new one, since a token's text may depend on its neighbours; there a run of byte tokens
+    (`<0x..>`) comes out at its end, because one bad byte changes the text of the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._text: _ByteText | _WindowText
+        self._text = _ByteText(tokenizer) if tokenizer.is_byte_level else _WindowText(tokenizer)
+
+    def feed(self, token_id: int) -> str:
+        """The text that became certain. Raises InputError for a negative id."""
+        return "" if token_id in self._skipped else self._text.feed(token_id)
+
+    def flush(self) -> str:
+        """What was held back; call once, at the end."""
+        return self._text.flush()
+
+
+class _ByteText:
+    """Tokens are bytes, the text their UTF-8 reading; bad bytes become U+FFFD as in tokenizers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._piece = tokenizer.piece
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_id: int) -> str:
+        return self._utf8.decode(self._piece(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowText:
+    """`_ids` is the window: tokens told already (their text is `_told`), as left context, then those held."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._context = 0
+        self._told = ""
+
+    def feed(self, token_id: int) -> str:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return ""
+        self._ids.append(token_id)
+        if _BYTE_TOKEN.fullmatch(token):
+            return ""
+        text = self._decode(self._ids)
+        held = len(self._ids) - self._context
+        if text.endswith(_REPLACEMENT) and _REPLACEMENT not in token and held < _MAX_HELD:
+            return ""
+        return self._tell(text)
+
+    def flush(self) -> str:
+        return self._tell(self._decode(self._ids)) if len(self._ids) > self._context else ""
+
+    def _tell(self, text: str) -> str:
+        new = text[len(self._told) :]
+        self._ids = self._ids[self._context :]
+        self._context = len(self._ids)
+        self._told = self._decode(self._ids)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class StopChecker:
+    """Cuts a stream of text before the first stop string.
+
+    The first is the one that is complete earliest (of two complete at once, the longer), so that the result
+    does not depend on how the text was divided. Text that may be the beginning of a stop string is held back.
+    Time per character does not depend on the length of the stop strings.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        if any(not stop for stop in stops):
+            raise InputError("a stop string must not be empty")
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+        self._matchers = [_Matcher(stop) for stop in stops]
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The text that can be shown; empty once a stop string was met."""
+        if self.matched is not None or not text:
+            return ""
+        if not self._matchers:
+            return text
+        pending = self._held + text
+        for index in range(len(self._held), len(pending)):
+            complete = [matcher.stop for matcher in self._matchers if matcher.step(pending[index])]
+            if complete:
+                self.matched = max(complete, key=len)
+                self._held = ""
+                return pending[: index + 1 - len(self.matched)]
+        held = max(matcher.length for matcher in self._matchers)
+        self._held = pending[len(pending) - held :]
+        return pending[: len(pending) - held]
+
+    def flush(self) -> str:
+        """What was held back and turned out not to be a stop string; call once, at the end."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Matcher:
+    """Knuth, Morris and Pratt's automaton: the text so far ends with `length` characters of `stop`."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.length = 0
+        self._border = [0] * len(stop)
+        length = 0
+        for index in range(1, len(stop)):
+            while length and stop[index] != stop[length]:
+                length = self._border[length - 1]
+            length += stop[index] == stop[length]
+            self._border[index] = length
+
+    def step(self, character: str) -> bool:
+        """Takes one character; True when the stop string is complete."""
+        while self.length and character != self.stop[self.length]:
+            self.length = self._border[self.length - 1]
+        self.length += character == self.stop[self.length]
+        return self.length == len(self.stop)

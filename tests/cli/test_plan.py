@@ -1,0 +1,192 @@
+"""`llmc plan` and `llmc plan show`, through the command line's own parser."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.planner import make_plan
+from llmc.cli import plan as command
+from llmc.cli.planning import PlanningFlags, plan_from_flags
+from llmc.errors import CheckpointError, InputError, UnknownNameError
+from llmc.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    for variable in [name for name in os.environ if name.startswith(("VLLM_", "LLMC_"))]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 512}))
+    return str(path)
+
+
+@pytest.fixture
+def llmc():
+    app = typer.Typer(rich_markup_mode=None)
+    command.register(app)
+
+    @app.callback()
+    def main() -> None:
+        pass
+
+    def run(*arguments: str):
+        return CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=True)
+
+    return run
+
+
+def test_help_has_an_example_of_both_forms(llmc):
+    result = llmc("--help")
+    assert result.exit_code == 0
+    assert "llmc plan ./SmolLM2-135M-Instruct" in result.stdout
+    assert "llmc plan show plan.json" in result.stdout
+    assert "--prompt-batch" in result.stdout
+
+
+def test_a_plan_from_a_config_is_reported(llmc, config):
+    result = llmc("--config", config)
+    assert result.exit_code == 0
+    assert "max_model_len 512 (model config)" in result.stdout
+    assert "buckets: 16 prompt, 16 decode" in result.stdout
+
+
+def test_a_plan_from_a_model_folder(llmc, config, tmp_path):
+    assert llmc(str(tmp_path)).stdout == llmc("--config", config).stdout
+
+
+def test_json_is_the_plan_and_nothing_else(llmc, config, monkeypatch):
+    monkeypatch.setenv("VLLM_PROMPT_LOST_BUCKET_MAX", "1")
+    result = llmc("--config", config, "--json")
+    assert Plan.from_json(result.stdout).limits == Limits(512)
+    assert "warning: VLLM_PROMPT_LOST_BUCKET_MAX is ignored" in result.stderr
+
+
+def test_a_written_plan_can_be_shown(llmc, config, tmp_path):
+    path = str(tmp_path / "plan.json")
+    made = llmc("--config", config, "-o", path)
+    assert f"wrote {path}" in made.stderr
+    assert llmc("show", path).stdout == made.stdout
+    assert llmc("show", path, "--json").stdout == Plan.load(path).to_json()
+
+
+def test_the_guides_example_by_flags(llmc):
+    result = llmc(
+        "--max-model-len=2048", "--max-num-seqs=4", "--max-prompt-len=1024", "--prompt-batch=1,32,4",
+        "--prompt-seq=128,128,1024", "--decode-batch=1,128,4", "--decode-seq=128,128,2048",
+    )  # fmt: skip
+    assert "buckets: 24 prompt, 48 decode" in result.stdout
+
+
+def test_every_flag_reaches_the_plan():
+    flags = PlanningFlags(
+        strategy="linear",
+        max_model_len=256,
+        max_prompt_len=200,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        block_size=32,
+        prompt_batch="1,2,4",
+        prompt_seq="32,32,128",
+        prompt_context="0,64,192",
+        decode_batch="1,1,4",
+        decode_seq="32,64,256",
+    )
+    plan = plan_from_flags(flags, settings=Settings())
+    assert plan.limits == Limits(256, 4, 512, 32, 200)
+    assert {name: tuple(numbers.values()) for name, numbers in plan.provenance.parameters.items()} == {
+        "prompt_batch": (1, 2, 4),
+        "prompt_query": (32, 32, 128),
+        "prompt_context": (0, 64, 192),
+        "decode_batch": (1, 1, 4),
+        "decode_context": (32, 64, 256),
+    }
+    assert set(plan.provenance.origins.values()) == {"flag"}
+    assert len(flags.given()) == 11
+
+
+def test_the_environment_is_read_when_no_settings_are_given(monkeypatch):
+    monkeypatch.setenv("VLLM_DECODE_BS_BUCKET_STEP", "2")
+    plan = plan_from_flags(PlanningFlags(max_model_len=64))
+    assert plan.provenance.parameters["decode_batch"]["step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ([], InputError, "give MODEL, --config FILE or --max-model-len N"),
+        (["a", "b"], InputError, "llmc plan takes one MODEL, not 2: a b"),
+        (["a", "--config", "b"], InputError, "MODEL and --config were both given"),
+        (["show"], InputError, "takes one PLAN file; to plan for a model in a folder show, name ./show"),
+        (["show", "p", "--block-size", "8"], InputError, "leave out --block-size"),
+        (["show", "absent.json"], InputError, "cannot read the plan absent.json"),
+        (["./absent"], CheckpointError, "absent"),
+        (["--max-model-len", "64", "--strategy", "cubic"], UnknownNameError, "known: "),
+        (
+            ["--max-model-len", "64", "--prompt-batch", "1,2"],
+            InputError,
+            "--prompt-batch '1,2' is not MIN,STEP,MAX",
+        ),
+        (["--max-model-len", "64", "--prompt-seq", "a,1,2"], InputError, "--prompt-seq 'a,1,2' is not"),
+        (
+            ["--max-model-len", "64", "--decode-batch", "4,1,2"],
+            InputError,
+            "--decode-batch 4,1,2: min is above max",
+        ),
+        (["--max-model-len", "64", "--decode-seq", "4,0,8"], InputError, "--decode-seq 4,0,8: step"),
+        (["--max-model-len", "1"], InputError, "max_model_len 1 must be at least 2"),
+    ],
+)
+def test_what_cannot_be_used_is_named(llmc, arguments, error, message):
+    result = llmc(*arguments)
+    assert type(result.exception) is error
+    assert message in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_a_flag_that_is_no_number_is_a_usage_error(llmc):
+    assert llmc("--max-model-len", "many").exit_code == 2
+
+
+def test_a_length_above_the_models_positions_is_refused(config):
+    with pytest.raises(InputError, match="--max-model-len 513 is above the 512 positions of"):
+        plan_from_flags(PlanningFlags(max_model_len=513), config=config)
+    assert plan_from_flags(PlanningFlags(max_model_len=100), config=config).limits.max_model_len == 100
+
+
+def test_rotary_scaling_stretches_the_positions(tmp_path):
+    path = tmp_path / "config.json"
+    rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    path.write_text(
+        json.dumps({"model_type": "llama", "max_position_embeddings": 512, "rope_parameters": rope})
+    )
+    assert plan_from_flags(PlanningFlags(max_model_len=2048), config=str(path)).limits.max_model_len == 2048
+    with pytest.raises(InputError, match="above the 2048 positions"):
+        plan_from_flags(PlanningFlags(max_model_len=2049), config=str(path))
+
+
+def test_a_config_without_positions_needs_the_flag(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(InputError, match="has no max_position_embeddings; give --max-model-len N"):
+        plan_from_flags(PlanningFlags(), config=str(path))
+    assert plan_from_flags(PlanningFlags(max_model_len=64), config=str(path)) == make_plan(
+        Limits(64),
+        settings=Settings.from_environment(),
+        limit_origins={
+            "max_model_len": "flag",
+            "max_num_seqs": "default",
+            "max_num_batched_tokens": "default",
+            "block_size": "default",
+        },
+    )
