@@ -30,6 +30,7 @@ from llmc.errors import ArtifactError
 REMEDY = "choose another store with --cache-dir"
 SAVE_STAMPS_FROM = 8 << 20
 T = TypeVar("T")
+_GONE = "gone"
 _COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES})
 
 
@@ -106,18 +107,18 @@ class Blobs:
         if size is not None and seen.st_size != size:
             self._damaged(path, f"{seen.st_size} bytes, expected {size}", seen)
             return None
-        if verify and not self._stamps.verified(path, digest) and not self._rehash(path, digest, seen):
+        if verify and not self._stamps.verified(path, digest) and self._rehash(path, digest, seen):
             return None
         return path
 
-    def reread(self, digest: str) -> bool:
-        """Whether a blob is there and intact, by reading all of it whatever its stamp says."""
+    def reread(self, digest: str) -> str | None:
+        """What is wrong with a blob, by reading all of it whatever its stamp says; None if sound or gone."""
         path = self._layout.blob(digest)
         try:
-            seen = path.stat()
+            problem = self._rehash(path, digest, path.stat())
         except OSError:
-            return False
-        return self._rehash(path, digest, seen)
+            return None
+        return None if problem == _GONE else problem
 
     def read(self, digest: str) -> bytes | None:
         """A blob's content, verified as read, else None. Raises ValueError for what is not a digest."""
@@ -146,8 +147,7 @@ class Blobs:
         return blob
 
     def put_file(self, path: str | Path, *, move: bool = False) -> Blob:
-        """Store the content of a file; with `move` the file is consumed, without a copy where that is
-        possible.
+        """Store the content of a file; `move` consumes the file, by renaming it where that will do.
 
         Raises ArtifactError when the file cannot be read or is not a regular one.
         """
@@ -185,8 +185,7 @@ class Blobs:
         return blob
 
     def _adopt(self, file: FileIO, source: Path, before: os.stat_result, blob: Blob) -> bool:
-        """Make a file of this file system into a blob by renaming it; False where it should be copied
-        instead.
+        """Make a file of this file system into a blob by renaming it; False where it should be copied.
 
         Copied are links, files with further names (someone may write through those) and files that changed
         since `before`.
@@ -234,21 +233,22 @@ class Blobs:
             os.rename(final, path)  # noqa: PTH104
             raise
 
-    def _rehash(self, path: Path, digest: str, seen: os.stat_result) -> bool:
+    def _rehash(self, path: Path, digest: str, seen: os.stat_result) -> str | None:
+        """What is wrong with a file, by its content; it is put aside. None, and a stamp, if nothing is."""
         try:
             found = digest_file(path)
+            problem = None if found == digest else f"content has digest {found}"
         except FileNotFoundError:
-            return False
+            return _GONE
         except OSError as error:
-            self._damaged(path, f"cannot be read ({error.strerror})", seen)
-            return False
-        if found != digest:
-            self._damaged(path, f"content has digest {found}", seen)
-            return False
+            problem = f"cannot be read ({error.strerror})"
+        if problem is not None:
+            self._damaged(path, problem, seen)
+            return problem
         self._stamps.record(path, digest, signature(seen))
         if seen.st_size >= SAVE_STAMPS_FROM:
             self._stamps.save()
-        return True
+        return None
 
     def _damaged(self, path: Path, reason: str, seen: os.stat_result | None) -> None:
         self.corrupt += 1

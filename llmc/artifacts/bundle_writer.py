@@ -50,7 +50,7 @@ _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM
 _COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES})
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _WRITABLE = 0o222
-_OURS = re.compile(r"\..*|blobs|manifest\..*|signature.*")
+_OURS = re.compile(r"blobs|manifest\..*|signature.*|\.stamps\.json|\.DS_Store|\.nfs.*|[0-9a-f]{24}")
 
 
 def write_bundle(dest: str | Path, manifest: Manifest, blob_sources: Mapping[str, Path]) -> Path:
@@ -58,8 +58,8 @@ def write_bundle(dest: str | Path, manifest: Manifest, blob_sources: Mapping[str
 
     `blob_sources` has a verified file for every blob (`Store.path`). Read-only files, as the store's are, are
     linked where the file system allows it; others are copied and verified. A `dest` that is this bundle
-    already, by manifest and blob sizes, is left alone. Afterwards, whatever happens meanwhile, `dest` is a
-    complete bundle, old or new.
+    already, and intact, is left alone. Afterwards, whatever happens meanwhile, `dest` is a complete bundle,
+    old or new.
 
     Raises BlobMissingError for a blob without a sound source, ArtifactError where `dest` is something other
     than a bundle, CapacityError or UnwritableError where it cannot be written; then `dest` is as it was.
@@ -119,8 +119,7 @@ def check_replaceable(folder: Path) -> None:
 def recover(folder: Path) -> bool:
     """Put back a bundle whose replacement was cut off between the two renames; whether there was one.
 
-    Only where renames cannot exchange. Never disturbs a live writer: it finds the place taken and tries
-    again.
+    That can happen only where names cannot be exchanged. A live writer finds its place taken, and tries again.
     """
     if folder.exists():
         return False
@@ -254,17 +253,28 @@ def _replace(new: Path, folder: Path) -> bool:
 @contextmanager
 def _sibling(folder: Path) -> Iterator[Path]:
     """A new folder beside `folder`, locked against the sweep; removed at the end, whatever is in it then."""
-    for _ in range(ATTEMPTS):
-        path = _name(folder, "new")
-        path.mkdir()
-        with suppress(BlockingIOError, FileNotFoundError):  # a sweep was quicker: it will be gone
-            fd = _lock(path)
-            if path.exists():
-                break
+    path, fd = _new_folder(folder)
     try:
         yield path
     finally:
         _remove(path)
+        if fd is not None:
+            os.close(fd)
+
+
+def _new_folder(folder: Path) -> tuple[Path, int | None]:
+    while True:
+        path = _name(folder, "new")
+        path.mkdir()
+        try:
+            fd = _lock(path)
+        except (BlockingIOError, FileNotFoundError):  # a sweep was quicker, and is removing it
+            continue
+        except OSError:
+            _remove(path)
+            raise
+        if path.exists():
+            return path, fd
         if fd is not None:
             os.close(fd)
 

@@ -50,8 +50,8 @@ def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Re
         with suppress(FileNotFoundError):
             size = item.stat().st_size
             blobs, total = blobs + 1, total + size
-            if not area.blobs.reread(digest):
-                bad.append(Bad(digest, "content does not match its name"))
+            if problem := area.blobs.reread(digest):
+                bad.append(Bad(digest, problem))
             if progress is not None:
                 progress(digest, size)
     for kind, item in list(area.layout.all_entries()):

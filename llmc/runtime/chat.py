@@ -22,7 +22,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 MAX_PROMPT_CHARACTERS = 16 << 20
 MAX_DATA_DEPTH = 64
 _SCALARS: dict[type, Any] = {str: str.__str__, int: int.__int__, float: float.__float__}
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class ChatTemplate:
@@ -47,7 +47,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt. Encode it with add_special_tokens=False: the template has written the special tokens.
 
@@ -56,10 +56,11 @@ class ChatTemplate:
         `variables` are further names for the template (enable_thinking, documents, …). Raises InputError for
         messages that are not so, and for whatever goes wrong in the template.
         """
-        clash = sorted(_RESERVED.intersection(variables) - {"documents"})
+        variables = variables or {}
+        clash = sorted(_RESERVED.intersection(variables))
         if clash:
             raise InputError(f"chat template variable {clash[0]!r} is set by the request itself")
-        context = self._special_tokens | {name: _plain(value) for name, value in variables.items()}
+        context = self._special_tokens | {str(name): _plain(value) for name, value in variables.items()}
         context.setdefault("documents", None)
         return self._run(
             context

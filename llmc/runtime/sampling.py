@@ -224,9 +224,10 @@ class SequenceSampler:
 
     def choose(self, row: Logits) -> int:
         """The next id from logits [V], which stay as they are. Does not record it."""
-        if self._adjusts or self._holds_end:
-            row = self._adjusted(row)
-        return int(row.argmax()) if self._random is None else self._draw(row, self._random.random())
+        with np.errstate(over="ignore", under="ignore"):  # beyond float32 is as good as never
+            if self._adjusts or self._holds_end:
+                row = self._adjusted(row)
+            return int(row.argmax()) if self._random is None else self._draw(row, self._random.random())
 
     def _adjusted(self, row: Logits) -> Logits:
         row, params = row.copy(), self.params

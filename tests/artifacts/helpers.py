@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
@@ -48,6 +52,35 @@ def truncate(path: Path) -> None:
 
 def files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+class Faults:
+    """Makes system calls below one folder fail, as a full or broken disk would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self._monkeypatch = monkeypatch
+        self._folder = str(folder)
+
+    def inject(self, call: str, code: int, *, after: int = 0) -> None:
+        original = getattr(os, call)
+        calls = 0
+
+        def faulty(target: int | str | Path, *arguments: Any, **named: Any) -> object:
+            nonlocal calls
+            path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else target
+            below = any(str(item).startswith(self._folder) for item in (path, *arguments))
+            if below and (call != "open" or arguments[0] & os.O_CREAT):
+                calls += 1
+                if calls > after:
+                    raise OSError(code, os.strerror(code))
+            return original(target, *arguments, **named)
+
+        self._monkeypatch.setattr(os, call, faulty)
+
+
+def mounted(command: str) -> tuple[str, ...]:
+    """A prefix that runs a program in a namespace of its own after `command`."""
+    return ("unshare", "-Urm", "sh", "-c", f'{command}; exec "$@"', "sh")
 
 
 CONTENT = {

@@ -8,7 +8,7 @@ from typing import Any
 from llmc.compiler.checkpoint.base import Checkpoint, QuantisedBlocks
 from llmc.compiler.checkpoint.gguf_header import is_gguf
 from llmc.compiler.checkpoint.huggingface import CONFIG
-from llmc.compiler.checkpoint.resolve import DEMO, resolve
+from llmc.compiler.checkpoint.resolve import DEMO, locate
 from llmc.errors import CheckpointError
 
 __all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config"]
@@ -21,7 +21,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Reads headers only. A folder with one .gguf and no config.json counts as that file.
     Raises CheckpointError.
     """
-    found, name = resolve(path)
+    found, name = locate(path)
     found = _inside(found)
     if found.is_dir():
         from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
@@ -42,7 +42,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
     Takes milliseconds (a GGUF with a large vocabulary: 20). Raises CheckpointError.
     """
-    found, _ = resolve(path, config_only=True)
+    found, _ = locate(path, config_only=True)
     found = _inside(found)
     if found.suffix == ".gguf" or is_gguf(found):
         from llmc.compiler.checkpoint.gguf_config import build_config

@@ -56,7 +56,7 @@ class GgufCheckpoint(Checkpoint):
         heads = self._heads(name)
         if heads and info.shape[0] != heads * self._config["head_dim"]:
             raise self._meta.error(
-                f"damaged: {info.name} has {info.shape[0]} rows, not {heads} heads of {self._config['head_dim']}"
+                f"damaged: {info.name} has {info.shape[0]} rows, which are not {heads} heads"
             )
 
     def _heads(self, name: str) -> int:

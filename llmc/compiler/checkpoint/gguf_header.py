@@ -221,8 +221,8 @@ class _Reader:
             label, block, block_bytes = TENSOR_TYPES[kind]
             if name in placed or offset % alignment or shape[-1] % block or not all(shape):
                 raise self.file.error(
-                    f"damaged: tensor {name!r} ({label} {list(shape)} at {offset}) is there twice, misaligned "
-                    f"or not whole blocks of {block}; fetch it again"
+                    f"damaged: tensor {name!r} ({label} {list(shape)} at {offset}) is there twice, "
+                    f"misaligned or not whole blocks of {block}; fetch it again"
                 )
             size = math.prod(shape) // block * block_bytes
             self.file.need(data + offset, size, f"tensor {name}")

@@ -195,6 +195,6 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: damaged: it has no weight_map; fetch it again")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not file or Path(file).name != file:
             raise CheckpointError(f"{index}: damaged or hostile: tensor {name} in file {file!r:.100}")
     return weight_map

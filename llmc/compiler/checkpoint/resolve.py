@@ -17,7 +17,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _HUB_CONFIG = ["config.json"]
 
 
-def resolve(name: str | Path, *, config_only: bool = False) -> tuple[Path, str | None]:
+def locate(name: str | Path, *, config_only: bool = False) -> tuple[Path, str | None]:
     """A path that exists, and the model's name where it is not the path's own.
 
     A local path wins over the demo's name, and that over a hub name; the hub is asked only for `org/name`

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,6 +14,9 @@ from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.frontend.architectures import require_supported
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
 
 
 def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
@@ -65,3 +69,24 @@ def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:
                 if id(p) not in memo:
                     memo[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False)
                 module._parameters[name] = memo[id(p)]
+
+
+def load_real_model(checkpoint: Checkpoint) -> nn.Module:
+    """The checkpoint's model with its weights, float32, eval, in transformers' own attention; raises CheckpointError."""
+    model = build_skeleton(checkpoint.config, "sdpa")
+    names = set(checkpoint.tensor_names())
+    for name in model.state_dict():
+        source = name
+        if name not in names and name == "lm_head.weight":
+            source = "model.embed_tokens.weight"
+        if source not in names:
+            raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
+        tensor = torch.from_numpy(np.array(checkpoint.tensor(source)))
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        expected = tuple(module._parameters[leaf].shape) if module._parameters.get(leaf) is not None else None
+        if expected != tuple(tensor.shape):
+            raise CheckpointError(f"tensor {name!r} has shape {tuple(tensor.shape)}, the configuration says {expected}")
+        module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    model.tie_weights()
+    return model

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
+    from llmc.compiler.verification.limits import Limits
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
@@ -76,6 +77,15 @@ class Target(ABC):
     needs_processes: ClassVar[bool] = False
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
 
+    compile_code: ClassVar[tuple[str, ...]] = ()
+    """Modules beside the target's own whose source shapes an executable, for its key."""
+
+    def require_supported(self, config: Mapping[str, Any]) -> None:
+        """Raise CheckpointError when the model's architecture is not supported, naming those that are."""
+        from llmc.compiler.frontend.architectures import require_supported
+
+        require_supported(config)
+
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Fill in defaults; raises InputError for what this target does not offer."""
         quantize = options.quantize or self.default_quantize
@@ -122,6 +132,12 @@ class Target(ABC):
     def remaining(self) -> str:
         """In words, what the device's own host will still do to a portable executable; empty when native."""
         return ""
+
+    def limits(self, options: CompileOptions) -> Limits:
+        """How close to the reference executables must be."""
+        from llmc.compiler.verification.limits import limits
+
+        return limits(str(options.quantize), options.dtype)
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""

@@ -35,6 +35,7 @@ class CpuTarget(Target):
     executor: ClassVar[str] = "onnxruntime"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
     default_quantize: ClassVar[str] = "int8"
+    compile_code = ("llmc.compiler.lowering.to_onnx",)
 
     @property
     def specialises_by_default(self) -> bool:

@@ -232,7 +232,7 @@ class _Bound:
         self.token_ids = np.zeros((batch, query), np.int64)
         self.past_lengths = np.zeros(batch, np.int64)
         self.new_lengths = np.ones(batch, np.int64)
-        binding = session.io_binding()._iobinding
+        binding = session.io_binding()
         inputs = {"token_ids": self.token_ids, "past_lengths": self.past_lengths, "new_lengths": self.new_lengths}
         for name, array in inputs.items():
             _bind(binding.bind_input, name, array)
@@ -241,23 +241,15 @@ class _Bound:
             _bind(binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", view)
             _bind(binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", view)
         self._keep = views
-        self._call: Callable[[], None] = _runner(session, binding)
+        self._session, self._binding = session, binding
 
     def run(self) -> None:
         """Replay."""
-        self._call()
-
-
-_CPU = ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
+        self._session.run_with_iobinding(self._binding)
 
 
 def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
-    bind(name, _CPU, array.dtype.type, array.shape, array.ctypes.data)
-
-
-def _runner(session: Any, binding: Any) -> Callable[[], None]:
-    inner = session._sess
-    return lambda: inner.run_with_iobinding(binding, None)
+    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 class _Sessions:

@@ -1,0 +1,333 @@
+"""Compile a checkpoint into a verified bundle: prepare once, one executable a shape, verify, publish.
+
+Every step is a cached stage (stages.py), so that a compile that was interrupted, or whose plan grew by a bucket, only
+does what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import llmc
+from llmc.artifacts.bundle_writer import check_replaceable, write_bundle
+from llmc.artifacts.digest import parse
+from llmc.artifacts.key import Key
+from llmc.artifacts.manifest import Manifest
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.verification.stage import verify_stage
+from llmc.errors import CheckpointError, DeviceError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.store import Store
+    from llmc.artifacts.workspace import Workspace
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint.base import Checkpoint
+
+
+@dataclass(frozen=True)
+class ExecutableReport:
+    """An executable is there: number `index` of `total`."""
+
+    index: int
+    total: int
+    shape: Shape
+    cached: bool
+    seconds: float
+    size: int
+    state: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Verification has done `done` of `total` parts."""
+
+    done: int
+    total: int
+
+
+Event = StageReport | ExecutableReport | VerifyReport
+Reporter = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """Outcome of a compile; sizes in bytes, times in seconds."""
+
+    bundle: str
+    device: str
+    built: int
+    reused: int
+    portable: int
+    native: int
+    seconds: float
+    bytes: int
+    weights_bytes: int
+    specialised: bool
+    choice: str
+    remaining: str
+    stages: dict[str, float]
+    verification: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def compile_bundle(
+    model: str, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter
+) -> CompileResult:
+    """Compile `model` for `options.device` into the bundle folder `destination`.
+
+    Raises CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then
+    `destination` is as it was.
+    """
+    start = time.perf_counter()
+    target = open_target(options.device)
+    options = target.configure(options)
+    _require_native(target, options)
+    checkpoint = open_checkpoint(model)
+    target.require_supported(checkpoint.config)
+    check_replaceable(Path(os.path.realpath(destination)))
+    seconds: dict[str, float] = {}
+
+    def on_stage(event: StageReport) -> None:
+        if event.seconds is not None:
+            seconds[event.name] = round(event.seconds, 3)
+        report(event)
+
+    stages = Stages(store, checkpoint, plan, on_stage)
+    prepared = target.prepare(stages, options)
+    shapes = target.shapes(plan.buckets, options)
+    entries = _executables(stages, target, prepared, shapes, options, report)
+    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model)
+    if options.verify != "none":
+        verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
+    else:
+        verification = {"mode": "none"}
+    final = Manifest.create(**_members(manifest) | {"verification": verification})
+    write_bundle(destination, final, sources)
+    built = sum(not hit for _, hit in entries)
+    states = [e.state for e in final.executables]
+    return CompileResult(
+        bundle=str(destination), device=options.device, built=built, reused=len(entries) - built,
+        portable=states.count("portable"), native=states.count("native"),
+        seconds=round(time.perf_counter() - start, 3), bytes=final.size,
+        weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
+        specialised=bool(target.static_dims(options)), choice=target.choice(options), remaining=target.remaining(),
+        stages=seconds, verification=verification,
+    )  # fmt: skip
+
+
+def _require_native(target: Target, options: CompileOptions) -> None:
+    if options.require_native and target.state != "native":
+        raise DeviceError(
+            f"--require-native: executables for {target.name} are only portable on this host; left for the device's "
+            f"own host: {target.remaining()}"
+        )
+
+
+def executable_key(target: Target, prepared: Prepared, shape: Shape, options: CompileOptions) -> Key:
+    """The key of one executable, in named components."""
+    from llmc.compiler.stages import code_digest
+
+    return Key(
+        "executable",
+        {
+            **{f"input.{k}": v for k, v in prepared.components.items()},
+            **{f"toolchain.{k}": v for k, v in target.toolchain().items()},
+            "isa": " ".join(target.isa()),
+            "target": target.name,
+            "state": target.state,
+            "option.quantize": options.quantize,
+            "option.dtype": options.dtype,
+            "shape.phase": shape.phase,
+            "shape.batch": shape.batch,
+            "shape.query": shape.query,
+            "shape.context": shape.context,
+            "code": code_digest(type(target).__module__, *target.compile_code),
+        },
+    )
+
+
+def _executables(
+    stages: Stages, target: Target, prepared: Prepared, shapes: Sequence[Shape], options: CompileOptions,
+    report: Reporter,
+) -> list[tuple[Entry, bool]]:  # fmt: skip
+    """One entry a shape, in order, with whether it was in the store; missing ones are made by parallel jobs."""
+    with ExitStack() as stack:
+        linked = threading.Lock()
+        pools: list[Pool] = []
+
+        def ready() -> Prepared:
+            nonlocal prepared
+            with linked:
+                if prepared.folder == Path():
+                    prepared = replace(prepared, folder=stack.enter_context(_linked(stages.store, prepared)))
+                    if target.needs_processes and options.jobs > 1:
+                        pools.append(stack.enter_context(_workers(options.jobs)))
+            return prepared
+
+        def build(shape: Shape) -> tuple[Entry, bool, float]:
+            began = time.perf_counter()
+
+            def make(workspace: Workspace) -> Mapping[str, Blob]:
+                at = time.perf_counter()
+                inputs = ready()
+                if pools:
+                    made = pools[0].submit(compile_in_worker, options.device, inputs, shape, options).result()
+                else:
+                    made = target.compile(inputs, shape, options)
+                workspace.meta |= {"state": made.state, "seconds": round(time.perf_counter() - at, 3)}
+                return {"executable": workspace.put_bytes(made.data)}
+
+            entry, hit = stages.store.get_or_build(executable_key(target, prepared, shape, options), make)
+            return entry, hit, time.perf_counter() - began
+
+        threads = stack.enter_context(ThreadPoolExecutor(options.jobs, thread_name_prefix="llmc-compile"))
+        futures = {threads.submit(build, shape): i for i, shape in enumerate(shapes)}
+        done: dict[int, tuple[Entry, bool]] = {}
+        try:
+            for future in as_completed(futures):
+                entry, hit, seconds = future.result()
+                i = futures[future]
+                done[i] = (entry, hit)
+                size = entry.outputs["executable"].size
+                report(ExecutableReport(len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [done[i] for i in range(len(shapes))]
+
+
+def compile_in_worker(device: str, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    """Compile one shape in a worker process."""
+    return open_target(device).compile(prepared, shape, options)
+
+
+def _workers(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+
+
+@contextmanager
+def _linked(store: Store, prepared: Prepared) -> Iterator[Path]:
+    """A folder with the shared files under the names that executables refer to them by."""
+    temporaries = store.root / "v1" / "tmp"
+    with tempfile.TemporaryDirectory(dir=temporaries if temporaries.is_dir() else None, prefix="files-") as folder:
+        for digest in prepared.files.values():
+            target = Path(folder, parse(digest))
+            try:
+                target.hardlink_to(store.path(digest))
+            except OSError:
+                shutil.copyfile(store.path(digest), target)
+        yield Path(folder)
+
+
+def _assemble(
+    stages: Stages, target: Target, prepared: Prepared, shapes: Sequence[Shape],
+    entries: Sequence[tuple[Entry, bool]], options: CompileOptions, model: str,
+) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
+    """The manifest without its verification, and the file of each blob it names."""
+    store, checkpoint = stages.store, stages.checkpoint
+    sources: dict[str, Path] = {}
+    blobs: dict[str, int] = {}
+
+    def add(digest: str, size: int | None = None) -> str:
+        sources[digest] = store.path(digest)
+        blobs[digest] = sources[digest].stat().st_size if size is None else size
+        return digest
+
+    executables = [
+        {
+            "phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context,
+            "state": entry.meta["state"], "buckets": shape.buckets, "key": entry.key.digest,
+            "blob": add(*entry.outputs["executable"]),
+        }
+        for shape, (entry, _) in zip(shapes, entries, strict=True)
+    ]  # fmt: skip
+    files = {name: add(digest) for name, digest in prepared.files.items()}
+    files |= {name: add(digest) for name, digest in _text_files(stages).items()}
+    manifest = Manifest.create(
+        llmc=llmc.__version__, device=options.device, target=target.name, executor=target.executor,
+        model=_model_facts(checkpoint),
+        options={
+            "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
+            "static_dims": list(target.static_dims(options)), "choice": target.choice(options),
+            "remaining": target.remaining(),
+        },
+        plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
+        toolchain=target.toolchain(), isa=list(target.isa()),
+        provenance={"model": model, "checkpoint": stages.checkpoint_digest(), "plan": stages.plan.digest()},
+    )  # fmt: skip
+    return manifest, sources
+
+
+def _text_files(stages: Stages) -> dict[str, str]:
+    """Tokenizer and chat template as blobs; a checkpoint without a tokenizer makes a bundle that takes token ids."""
+    from llmc.compiler.stages import code_digest
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        made = {}
+        try:
+            made["tokenizer.json"] = workspace.put_bytes(stages.checkpoint.tokenizer_json())
+        except CheckpointError as e:
+            workspace.meta["no_tokenizer"] = str(e)
+        template = stages.checkpoint.chat_template()
+        if template:
+            made["chat_template.jinja"] = workspace.put_bytes(template.encode())
+        return made
+
+    components = {"checkpoint": stages.checkpoint_digest(), "code": code_digest("llmc.compiler.checkpoint")}
+    return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}
+
+
+def _model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    config = checkpoint.config
+    heads = config["num_attention_heads"]
+    return {
+        "name": checkpoint.name,
+        "architecture": config["model_type"],
+        "layers": config["num_hidden_layers"],
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "vocab_size": config["vocab_size"],
+        "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
+        "special_tokens": checkpoint.special_tokens(),
+    }
+
+
+def _members(manifest: Manifest) -> dict[str, Any]:
+    return {k: v for k, v in manifest.to_dict().items() if k not in ("schema", "kind")}
+
+
+def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> dict[str, Any]:
+    """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
+
+    Times come from the last builds of the same kind in the store where there are any; builds nothing.
+    """
+    from llmc.compiler.estimate import estimate
+
+    target = open_target(options.device)
+    options = target.configure(options)
+    _require_native(target, options)
+    checkpoint = open_checkpoint(model)
+    target.require_supported(checkpoint.config)
+    return estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)
+

@@ -1,0 +1,1 @@
+"""Verification: compiled graphs against the reference model, with padding poisoned."""

@@ -1,0 +1,43 @@
+"""The reference: the transformers model itself, float32, unpadded, batch 1, with its own cache and attention."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.frontend.skeleton import load_real_model
+
+
+class TransformersReference:
+    """The checkpoint's model as transformers runs it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._model = load_real_model(checkpoint)
+
+    def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+        """One forward over the whole sequence; the head runs at the wanted positions only."""
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            keep = torch.tensor(list(positions), dtype=torch.long)
+            out = self._model(torch.tensor([list(tokens)]), logits_to_keep=keep, use_cache=False)
+        rows: NDArray[np.float32] = out.logits[0].float().numpy()
+        return rows
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Token by token over transformers' own cache."""
+        made: list[int] = []
+        step, past = torch.tensor([list(prompt)]), None
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            while len(made) < count:
+                out: Any = self._model(step, past_key_values=past, use_cache=True, logits_to_keep=1)
+                past = out.past_key_values
+                made.append(int(out.logits[0, -1].argmax()))
+                step = torch.tensor([[made[-1]]])
+        return made

@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def mounts() -> None:
+    """Skips where this host does not let us mount."""
+    probe = ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /mnt"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("no mounts in a namespace here")

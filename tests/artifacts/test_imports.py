@@ -1,0 +1,48 @@
+"""The package is imported by every server at start: it stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import llmc.artifacts
+
+FOLDER = Path(llmc.artifacts.__file__).parent
+MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+HEAVY = {
+    "asyncio",
+    "ctypes",
+    "dataclasses",
+    "filelock",
+    "inspect",
+    "logging",
+    "numpy",
+    "platformdirs",
+    "pydantic",
+    "rich",
+    "shutil",
+    "subprocess",
+    "tempfile",
+    "typer",
+}
+
+
+def test_no_module_imports_anything_heavy() -> None:
+    imports = ", ".join(f"llmc.artifacts.{name}" for name in MODULES)
+    script = f"import sys; before = set(sys.modules); import {imports}; print(*set(sys.modules) - before)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in run.stdout.split()}
+    assert loaded & HEAVY == set()
+    assert {name for name in run.stdout.split() if name.startswith("llmc.")} <= {
+        "llmc.artifacts",
+        "llmc.errors",
+        *(f"llmc.artifacts.{name}" for name in MODULES),
+    }
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_small(name: str) -> None:
+    assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 350
