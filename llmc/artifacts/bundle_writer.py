@@ -119,7 +119,7 @@ def check_replaceable(folder: Path) -> None:
 def recover(folder: Path) -> bool:
     """Put back a bundle whose replacement was cut off between the two renames; whether there was one.
 
-    That can happen only where names cannot be exchanged. A live writer finds its place taken, and tries again.
+    That can happen only where names cannot be exchanged. A live writer finds its place taken and tries again.
     """
     if folder.exists():
         return False

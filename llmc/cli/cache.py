@@ -315,3 +315,8 @@ def _age(moment: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command group to `root`."""
+    root.add_typer(app, name="cache")

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, Limits
+from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
 from llmc.errors import InputError
@@ -143,65 +142,25 @@ def plan_from_flags(
     `settings` defaults to the environment. Raises InputError for flags that cannot be used, a length that the
     model's positions do not reach, or no length at all; CheckpointError when the model cannot be read.
     """
+    from llmc.compiler.planning import plan_for
+
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")
-    limits, origins = _limits(flags, model if model is not None else config)
-    return make_plan(
-        limits,
-        flags.strategy,
+    return plan_for(
+        model if model is not None else config,
+        strategy=flags.strategy,
+        max_model_len=flags.max_model_len,
+        max_prompt_len=flags.max_prompt_len,
+        max_num_seqs=flags.max_num_seqs,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
+        block_size=flags.block_size,
         prompt_batch=_range("--prompt-batch", flags.prompt_batch),
-        prompt_query=_range("--prompt-seq", flags.prompt_seq),
+        prompt_seq=_range("--prompt-seq", flags.prompt_seq),
         prompt_context=_range("--prompt-context", flags.prompt_context),
         decode_batch=_range("--decode-batch", flags.decode_batch),
-        decode_context=_range("--decode-seq", flags.decode_seq),
-        settings=settings if settings is not None else Settings.from_environment(),
-        limit_origins=origins,
+        decode_seq=_range("--decode-seq", flags.decode_seq),
+        settings=settings,
     )
-
-
-def _limits(flags: PlanningFlags, source: str | None) -> tuple[Limits, dict[str, str]]:
-    length, origin = _model_length(flags.max_model_len, source)
-    given = {
-        "max_num_seqs": flags.max_num_seqs,
-        "max_num_batched_tokens": flags.max_num_batched_tokens,
-        "block_size": flags.block_size,
-        "max_prompt_len": flags.max_prompt_len,
-    }
-    limits = Limits(length, **{name: value for name, value in given.items() if value is not None})
-    origins = {name: "default" if given.get(name) is None else "flag" for name in limits.to_dict()}
-    return limits, origins | {"max_model_len": origin}
-
-
-def _model_length(flag: int | None, source: str | None) -> tuple[int, str]:
-    """max_model_len and its origin, from the flag or the config, held against what the config allows."""
-    if source is None:
-        if flag is None:
-            raise InputError("nothing to plan for: give MODEL, --config FILE or --max-model-len N")
-        return flag, "flag"
-    from llmc.compiler.checkpoint import read_config
-
-    config = read_config(source)
-    positions = config.get("max_position_embeddings")
-    if type(positions) is not int or positions < 1:
-        if flag is None:
-            raise InputError(f"{source}: its config has no max_position_embeddings; give --max-model-len N")
-        return flag, "flag"
-    if flag is None:
-        return positions, "model config"
-    longest = int(positions * _rope_factor(config))
-    if flag > longest:
-        raise InputError(f"--max-model-len {flag} is above the {longest} positions of {source}; lower it")
-    return flag, "flag"
-
-
-def _rope_factor(config: dict[str, object]) -> float:
-    """How far rotary scaling stretches max_position_embeddings, for the kinds not counted in it already."""
-    rope = config.get("rope_parameters")
-    if isinstance(rope, dict) and rope.get("rope_type") in ("linear", "dynamic", "yarn"):
-        factor = rope.get("factor")
-        if isinstance(factor, int | float):
-            return max(1.0, float(factor))
-    return 1.0
 
 
 def _range(flag: str, text: str | None) -> Range | None:

@@ -119,7 +119,9 @@ def compile_bundle(
     entries = _executables(stages, target, prepared, shapes, options, report)
     manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model)
     if options.verify != "none":
-        verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
+        verification = verify_stage(
+            stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t))
+        )
     else:
         verification = {"mode": "none"}
     final = Manifest.create(**_members(manifest) | {"verification": verification})
@@ -210,7 +212,11 @@ def _executables(
                 i = futures[future]
                 done[i] = (entry, hit)
                 size = entry.outputs["executable"].size
-                report(ExecutableReport(len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]))
+                report(
+                    ExecutableReport(
+                        len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]
+                    )
+                )
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
@@ -230,7 +236,9 @@ def _workers(jobs: int) -> ProcessPoolExecutor:
 def _linked(store: Store, prepared: Prepared) -> Iterator[Path]:
     """A folder with the shared files under the names that executables refer to them by."""
     temporaries = store.root / "v1" / "tmp"
-    with tempfile.TemporaryDirectory(dir=temporaries if temporaries.is_dir() else None, prefix="files-") as folder:
+    with tempfile.TemporaryDirectory(
+        dir=temporaries if temporaries.is_dir() else None, prefix="files-"
+    ) as folder:
         for digest in prepared.files.values():
             target = Path(folder, parse(digest))
             try:
@@ -330,4 +338,3 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
     checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
     return estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)
-

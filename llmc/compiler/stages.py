@@ -100,7 +100,9 @@ def version_of(package: str, extra: str = "compile") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise DeviceError(f"{package} is not installed; install it with: pip install 'llmc[{extra}]'") from None
+        raise DeviceError(
+            f"{package} is not installed; install it with: pip install 'llmc[{extra}]'"
+        ) from None
 
 
 @cache

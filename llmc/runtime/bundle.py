@@ -57,7 +57,7 @@ class Bundle:
 
         if "tokenizer.json" not in self.manifest.files:
             raise ArtifactError(f"{self.path}: no tokenizer in the bundle; pass token ids instead of text")
-        return Tokenizer.from_bytes(self.files.read("tokenizer.json"), self.eos_token_ids)
+        return Tokenizer(self.files.read("tokenizer.json"), self.eos_token_ids)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ class StreamDetokenizer:
     `feed` gives the text that is certain after each id, `flush` the rest; joined they equal
     `tokenizer.decode(all ids, skip_special_tokens)`. A character whose bytes are spread over several tokens
     comes out whole with its last byte. Each `feed` takes constant time, however long the text (about 1 µs for
-    byte-level vocabularies, 10 µs for others).
+    byte-level vocabularies, 3 µs for others).
 
     Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with
     and without the new one, since a token's text may depend on its neighbours; there a run of byte tokens

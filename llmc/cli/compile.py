@@ -1,0 +1,210 @@
+"""`llmc compile`: a checkpoint in, a verified bundle out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.cli.planning import (
+    BlockSizeFlag,
+    DecodeBatchFlag,
+    DecodeSeqFlag,
+    MaxModelLenFlag,
+    MaxNumBatchedTokensFlag,
+    MaxNumSeqsFlag,
+    MaxPromptLenFlag,
+    PlanningFlags,
+    PromptBatchFlag,
+    PromptContextFlag,
+    PromptSeqFlag,
+    StrategyFlag,
+    plan_from_flags,
+)
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.pipeline import CompileResult
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("compile")(compile_command)
+
+
+def compile_command(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.", show_default=False),
+    ] = None,
+    *,
+    device: Annotated[
+        str, typer.Option("--device", metavar="D", help="What to compile for; see llmc devices.")
+    ] = "cpu",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="BUNDLE", help="Bundle folder. Default: MODEL-DEVICE.llmc here."
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.")
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="none|int8|int4|keep", help="Weights. Default: the device's."),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="f32|bf16|f16", help="Unquantised numbers.")
+    ] = "f32",
+    specialise: Annotated[
+        bool | None,
+        typer.Option(
+            "--specialise/--no-specialise",
+            help="One executable per bucket, or one that covers all. Default: what was measured best for the device.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", metavar="N", help="Executables at once. Default: CPUs.")
+    ] = None,
+    executor: Annotated[str, typer.Option("--executor", metavar="local", help="Where jobs run.")] = "local",
+    verify: Annotated[
+        str,
+        typer.Option(
+            "--verify", metavar="sample|all|none", help="Buckets to compare with the reference model."
+        ),
+    ] = "sample",
+    require_native: Annotated[
+        bool,
+        typer.Option(
+            "--require-native", help="Fail when executables would need finishing on the device's host."
+        ),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the interrupted compile of -o BUNDLE, with its flags."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+    strategy: StrategyFlag = None,
+    max_model_len: MaxModelLenFlag = None,
+    max_prompt_len: MaxPromptLenFlag = None,
+    max_num_seqs: MaxNumSeqsFlag = None,
+    max_num_batched_tokens: MaxNumBatchedTokensFlag = None,
+    block_size: BlockSizeFlag = None,
+    prompt_batch: PromptBatchFlag = None,
+    prompt_seq: PromptSeqFlag = None,
+    prompt_context: PromptContextFlag = None,
+    decode_batch: DecodeBatchFlag = None,
+    decode_seq: DecodeSeqFlag = None,
+) -> None:
+    """Compile every bucket's graph for a device into a bundle, verified against the reference model.
+
+    What was compiled before comes from the store: an interrupted compile, or one whose plan grew, does only what is
+    missing.
+
+    \b
+    Example:
+      llmc compile ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o bundle
+      llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
+      llmc compile ./model --device hpu --max-model-len 1024 --dry-run
+    """
+    from llmc.artifacts.store import Store
+    from llmc.cli.journal import Journal
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline import compile_bundle
+    from llmc.compiler.pipeline import dry_run as estimate_compile
+    from llmc.compiler.targets import open_target
+    from llmc.settings import Settings
+
+    if executor != "local":
+        raise InputError(f"unknown --executor {executor!r}; known: local")
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs {jobs} must be at least 1")
+    flags = PlanningFlags(
+        strategy=strategy, max_model_len=max_model_len, max_prompt_len=max_prompt_len, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens, block_size=block_size, prompt_batch=prompt_batch,
+        prompt_seq=prompt_seq, prompt_context=prompt_context, decode_batch=decode_batch, decode_seq=decode_seq,
+    )  # fmt: skip
+    settings = Settings.from_environment()
+    options = CompileOptions(
+        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads
+    )
+    if resume and model is None:
+        journal = Journal.read(output)
+        model, made, options = journal.model, journal.plan, journal.options
+        output = journal.output
+    else:
+        open_target(device)
+        model, made = _planned(model, plan, flags)
+        output = output or Path(f"{Path(model).stem}-{device}.llmc")
+        journal = Journal(model, made, options, output)
+    store = Store(cache_dir or settings.cache_dir)
+    if dry_run:
+        _print_estimate(estimate_compile(model, made, options, store), as_json)
+        return
+    from llmc.cli.output import CompileProgress
+
+    with CompileProgress(quiet=as_json and not sys.stderr.isatty()) as progress, journal.running():
+        result = compile_bundle(model, output, made, options, store, progress)
+    _print_result(result, as_json)
+
+
+def _planned(model: str | None, plan: Path | None, flags: PlanningFlags) -> tuple[str, Plan]:
+    from llmc.buckets.plan import Plan
+
+    if model is None:
+        raise InputError(
+            "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile)"
+        )
+    if plan is None:
+        return model, plan_from_flags(flags, model)
+    if flags.given():
+        raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
+    return model, Plan.load(plan)
+
+
+def _print_estimate(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for e in found["executables"]:
+        sizes = " ".join(f"{k}={e[k]}" for k in ("batch", "query", "context") if e[k] is not None)
+        state = {True: "cached", False: "to build", None: "to build"}[e["cached"]]
+        typer.echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
+    typer.echo(found["choice"])
+    typer.echo(
+        f"{found['to_build']} executables to build, {found['cached']} cached; about {found['estimated_seconds']:.0f} s "
+        f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
+    )
+
+
+def _print_result(result: CompileResult, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result.to_json()))
+        return
+    typer.echo(f"{result.bundle}: {result.built + result.reused} executables ({result.choice})")
+    typer.echo(
+        f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
+        f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
+    )
+    v = result.verification
+    if v.get("mode") == "none":
+        typer.echo("not verified (--verify none)")
+    else:
+        typer.echo(
+            f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, equal "
+            f"tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}"
+        )
+    if result.remaining:
+        typer.echo(f"portable: left for the device's own host: {result.remaining}")

@@ -1,0 +1,237 @@
+"""`llmc generate`: answers from a bundle."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine import StepRecord
+    from llmc.runtime.llm import BundleLLM
+    from llmc.runtime.outputs import RequestOutput
+    from llmc.runtime.sampling import SamplingParams
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("generate")(generate)
+
+
+def generate(
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A bundle folder of llmc compile.", show_default=False)
+    ],
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[-]", help="- reads prompts from standard input.", show_default=False),
+    ] = None,
+    *,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be repeated.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts", metavar="FILE", help="Prompts: JSON lines with prompt or messages, or plain lines."
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Wrap each prompt as a user's message in the chat template.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="Nucleus probability.")] = 1.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", metavar="K", help="Most probable tokens kept; 0: all.")
+    ] = 0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", metavar="P", help="Least probability, relative to the best token's.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", metavar="R", help="Over 1 discourages repetition.")
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="S", help="Makes sampling repeatable.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="S", help="End before this text; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")
+    ] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
+    show_buckets: Annotated[
+        bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", help="Default: LLMC_THREADS or the CPUs.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
+) -> None:
+    """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
+
+    \b
+    Example:
+      llmc generate bundle --prompt "The capital of France is" --max-tokens 16 --show-buckets
+      llmc generate bundle --chat --prompt "Name three rivers." --stream
+      llmc generate bundle --prompts prompts.jsonl --json
+    """
+    from llmc.runtime.llm import BundleLLM
+    from llmc.runtime.sampling import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        repetition_penalty=repetition_penalty, seed=seed, stop=stop or None, ignore_eos=ignore_eos,
+    )  # fmt: skip
+    asked = _prompts(prompt, prompts, source, chat)
+    with BundleLLM(bundle, threads=threads, keep_steps=show_buckets or as_json) as llm:
+        if stream and not as_json:
+            outputs = _stream(llm, asked, params)
+        else:
+            outputs = llm.generate(asked, params)
+            for asked_prompt, output in zip(asked, outputs, strict=True):
+                _print(asked_prompt, output, as_json, several=len(outputs) > 1)
+        if show_buckets and not as_json:
+            _print_steps(llm.engine.records)
+        if not as_json:
+            typer.echo(f"compilations while serving: {llm.compilations}", err=True)
+
+
+def _prompts(texts: list[str] | None, file: Path | None, source: str | None, chat: bool) -> list[Any]:
+    given = [bool(texts), file is not None, source is not None]
+    if sum(given) != 1:
+        raise InputError(
+            "give the prompts in one way: --prompt TEXT, --prompts FILE, or - for standard input"
+        )
+    if source not in (None, "-"):
+        raise InputError(
+            f"unexpected argument {source!r}; prompts come by --prompt, --prompts, or - for standard input"
+        )
+    if texts:
+        found: list[Any] = list(texts)
+    elif file is not None:
+        try:
+            found = _parse(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as e:
+            raise InputError(f"{file}: prompts cannot be read: {e}") from e
+    else:
+        found = _parse(sys.stdin.read(), "standard input")
+    if not found:
+        raise InputError("there is no prompt")
+    return [
+        {"messages": [{"role": "user", "content": p}]} if chat and isinstance(p, str) else p for p in found
+    ]
+
+
+def _parse(text: str, name: str) -> list[Any]:
+    """JSON lines when the first line is a JSON object, else each line is a prompt."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines or not lines[0].lstrip().startswith("{"):
+        return lines
+    prompts: list[Any] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except ValueError as e:
+            raise InputError(f"{name}, line {number}: not JSON ({e})") from None
+        if not isinstance(value, dict) or not ("prompt" in value or "messages" in value):
+            raise InputError(f"{name}, line {number}: needs a field prompt or messages")
+        prompts.append(value["prompt"] if "prompt" in value else {"messages": value["messages"]})
+    return prompts
+
+
+def _stream(llm: BundleLLM, asked: list[Any], params: SamplingParams) -> list[RequestOutput]:
+    """Print texts as they come, one prompt after the other."""
+    outputs = []
+    for one in asked:
+        for _, text, _, output in llm.stream([one], params):
+            typer.echo(text, nl=False)
+            sys.stdout.flush()
+            if output:
+                outputs.append(output)
+        typer.echo()
+    return outputs
+
+
+def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> None:
+    completion = output.outputs[0]
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "prompt": asked if isinstance(asked, str) else asked.get("messages"),
+                    "prompt_token_ids": output.prompt_token_ids,
+                    "token_ids": completion.token_ids,
+                    "text": completion.text,
+                    "finish_reason": completion.finish_reason,
+                    "buckets": [_step_json(s) for s in output.steps],
+                    "timings": {
+                        "first_token_s": output.timings.first_token_s,
+                        "total_s": output.timings.total_s,
+                    },
+                }
+            )
+        )
+        return
+    if several:
+        shown = asked if isinstance(asked, str) else asked["messages"][-1]["content"]
+        typer.echo(f"> {shown}")
+    typer.echo(completion.text)
+
+
+def _step_json(step: StepRecord) -> dict[str, Any]:
+    return {
+        "phase": step.phase, "batch": step.batch, "query": step.query, "context": step.context,
+        "live_rows": step.live_rows, "padding_tokens": step.padding_tokens, "executable": step.executable,
+        "prepare_s": step.prepare_s, "execute_s": step.execute_s, "sample_s": step.sample_s,
+    }  # fmt: skip
+
+
+def _print_steps(records: list[StepRecord]) -> None:
+    """One row for each run of steps in the same bucket; times are means in milliseconds."""
+    rows: list[tuple[Any, list[StepRecord]]] = []
+    for r in records:
+        context = r.context if r.executable.split()[0] != "any" else -1
+        key = (r.phase, r.batch, r.query, context, r.live_rows, r.executable)
+        if rows and rows[-1][0] == key:
+            rows[-1][1].append(r)
+        else:
+            rows.append((key, [r]))
+    header = (
+        "steps",
+        "phase",
+        "batch x query + context",
+        "rows",
+        "padding",
+        "executable",
+        "prepare",
+        "execute",
+        "sample",
+    )
+    table = [header]
+    at = 0
+    for (phase, batch, query, _, live, executable), run in rows:
+        mean = [
+            f"{1e3 * sum(getattr(r, f) for r in run) / len(run):.2f} ms"
+            for f in ("prepare_s", "execute_s", "sample_s")
+        ]
+        context = (
+            f"{run[0].context}"
+            if run[0].context == run[-1].context
+            else f"{run[0].context}…{run[-1].context}"
+        )
+        steps = f"{at + 1}" if len(run) == 1 else f"{at + 1}–{at + len(run)}"
+        padding = f"{sum(r.padding_tokens for r in run)} tokens"
+        table.append((steps, phase, f"{batch} x {query} + {context}", str(live), padding, executable, *mean))
+        at += len(run)
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    for row in table:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

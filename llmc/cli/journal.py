@@ -1,0 +1,70 @@
+"""The note beside a bundle that an interrupted compile leaves, for `llmc compile --resume`.
+
+`.<bundle>.compile.json` = {"schema": 1, "model": str, "output": str, "options": {…}, "plan": {…}}, written when a compile
+starts and removed when its bundle is published.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from llmc.buckets.plan import Plan
+from llmc.compiler.options import CompileOptions
+from llmc.errors import InputError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Journal:
+    """What a compile was asked for."""
+
+    model: str
+    plan: Plan
+    options: CompileOptions
+    output: Path
+
+    @classmethod
+    def read(cls, output: Path | None) -> Journal:
+        """The journal of the bundle `output`; raises InputError when there is none, or it cannot be read."""
+        if output is None:
+            raise InputError("--resume needs -o BUNDLE, the bundle whose compile was interrupted")
+        path = _path(output)
+        try:
+            data = json.loads(path.read_bytes())
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"schema {data['schema']}")
+            plan = Plan.from_json(json.dumps(data["plan"]), str(path))
+            return cls(str(data["model"]), plan, CompileOptions(**data["options"]), output)
+        except FileNotFoundError:
+            raise InputError(
+                f"nothing to resume: no interrupted compile of {output} (looked for {path})"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise InputError(f"{path}: cannot be read ({e}); run the compile again with its flags") from e
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Leave the journal while a compile runs; it stays behind when the compile does not end well."""
+        path = _path(self.output)
+        data = {
+            "schema": SCHEMA, "model": self.model, "output": str(self.output), "options": asdict(self.options),
+            "plan": self.plan.to_dict(),
+        }  # fmt: skip
+        with suppress(OSError):  # without room for it, the compile itself says so
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}.{os.getpid()}")
+            temporary.write_text(json.dumps(data))
+            temporary.replace(path)
+        yield
+        path.unlink(missing_ok=True)
+
+
+def _path(output: Path) -> Path:
+    resolved = Path(os.path.realpath(output))
+    return resolved.parent / f".{resolved.name}.compile.json"

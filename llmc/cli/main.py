@@ -1,0 +1,133 @@
+"""The `llmc` command: finds the command's module, runs it, and turns errors into one line and an exit code.
+
+Only the module of the command that was asked for is imported, so that `llmc --help` needs none.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+COMMANDS = {
+    "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
+    "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
+    "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
+    "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
+    "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
+    "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
+}
+UNEXPECTED = 1
+INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code (0 done, 1 failed, 2 usage, 3 device, 4 verification, 5 artifact)."""
+    arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
+    _logging(verbosity)
+    import typer
+    from click.exceptions import Abort, ClickException, Exit
+
+    from llmc.errors import LlmcError
+
+    app = _app(typer, arguments)
+    try:
+        result = app(arguments, prog_name="llmc", standalone_mode=False)
+    except LlmcError as e:
+        _fail(str(e), verbosity)
+        return e.exit_code
+    except Exit as e:
+        return e.exit_code
+    except ClickException as e:
+        e.show()
+        return e.exit_code
+    except (Abort, KeyboardInterrupt):
+        print("llmc: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return UNEXPECTED
+    except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
+        _fail(f"unexpected {type(e).__name__}: {e} (run again with -v for the traceback)", verbosity)
+        return UNEXPECTED
+    return result if isinstance(result, int) else 0
+
+
+def _verbosity(arguments: list[str]) -> tuple[list[str], int]:
+    """Take -v/--verbose and -q/--quiet out of the arguments, wherever they stand before a bare --."""
+    kept: list[str] = []
+    verbosity = 0
+    for i, argument in enumerate(arguments):
+        if argument == "--":
+            return kept + arguments[i:], verbosity
+        if argument in ("-v", "--verbose"):
+            verbosity += 1
+        elif argument in ("-q", "--quiet"):
+            verbosity -= 1
+        else:
+            kept.append(argument)
+    return kept, verbosity
+
+
+def _logging(verbosity: int) -> None:
+    if verbosity == 0:
+        return
+    import logging
+
+    level = logging.DEBUG if verbosity > 1 else logging.INFO if verbosity == 1 else logging.ERROR
+    logging.basicConfig(level=level, stream=sys.stderr, format="llmc: %(message)s")
+
+
+def _fail(message: str, verbosity: int) -> None:
+    print(f"llmc: error: {message}", file=sys.stderr)
+    if verbosity > 0:
+        import traceback
+
+        traceback.print_exc()
+
+
+def _app(typer: Any, arguments: list[str]) -> Any:
+    from llmc import __version__
+
+    app = typer.Typer(
+        name="llmc",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        epilog="Every command: --help with an example, --json where it reports, -v for more and -q for less on stderr.",
+    )
+
+    def version(value: bool) -> None:
+        if value:
+            typer.echo(__version__)
+            raise typer.Exit
+
+    @app.callback()
+    def root(
+        show: bool = typer.Option(
+            False, "--version", callback=version, is_eager=True, help="Print the version."
+        ),
+    ) -> None:
+        """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
+
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        if name == chosen:
+            import_module(module).register(app)
+        else:
+            app.command(name, help=summary)(_elsewhere)
+    return app
+
+
+def _elsewhere() -> None:
+    """Stands for a command in the list of commands; the real one is registered when it is asked for."""
+
+
+def run() -> None:
+    """Console script."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,93 @@
+"""Progress on stderr, for a person: a bar with ETA on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmc.compiler.pipeline import Event
+
+_STAGES = {
+    "lower": "trace and lower",
+    "weights": "weights",
+    "pack": "pack weights",
+    "tokenizer": "tokenizer",
+    "reference": "reference model",
+    "verify": "verify",
+    "program": "trace",
+}
+
+
+class CompileProgress:
+    """Reports a compile's events; use as a context manager and pass it as the reporter."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
+        self._progress: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._verify_shown = 0.0
+
+    def __enter__(self) -> CompileProgress:
+        if self._live:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                TextColumn("ETA"), TimeRemainingColumn(),
+            )  # fmt: skip
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        from llmc.compiler.pipeline import ExecutableReport, VerifyReport
+
+        if self._quiet:
+            return
+        if isinstance(event, ExecutableReport):
+            done = "cached" if event.cached else f"{event.seconds:.1f} s"
+            size = f"{event.size / 1e6:.2f} MB"
+            self._line(f"[{event.index}/{event.total}] {event.shape}: {event.state}, {size}, {done}")
+            self._bar("compile", event.index, event.total)
+        elif isinstance(event, VerifyReport):
+            self._bar("verify", event.done, event.total)
+            if not self._live and time.monotonic() - self._verify_shown > 5:
+                self._verify_shown = time.monotonic()
+                self._line(f"verify: {event.done} of {event.total}")
+        elif event.seconds is None:
+            self._bar(_STAGES.get(event.name, event.name), 0, 1)
+        else:
+            name = _STAGES.get(event.name, event.name)
+            self._bar(name, 1, 1)
+            if name != "verify":
+                self._line(f"{name}: {'from the store' if event.cached else f'{event.seconds:.1f} s'}")
+
+    def _line(self, text: str) -> None:
+        if self._progress:
+            self._progress.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _bar(self, name: str, done: int, total: int) -> None:
+        if not self._progress:
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._tasks[name], completed=done, total=total, visible=done < total)
+
+
+def megabytes(size: int) -> str:
+    """A size for people."""
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,50 @@
+"""Verify a bundle that exists, against the checkpoint it came from or another copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmc.artifacts.store import Store
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Report, Stages
+from llmc.compiler.targets import open_target
+from llmc.compiler.verification.stage import probes_stage, run_parts, sample_buckets
+from llmc.compiler.verification.verify import summarise
+from llmc.errors import ArtifactError, CheckpointError
+from llmc.runtime.bundle import Bundle
+
+
+def verify_again(
+    path: Path,
+    reference: str | None,
+    every: bool,
+    store: Store,
+    report: Report,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """Check files and numbers of the bundle at `path`; nothing is taken from earlier verifications.
+
+    Raises ArtifactError for damaged files, CheckpointError when the reference is missing or another model, and
+    VerificationError when numbers disagree.
+    """
+    bundle = Bundle.open(path)
+    bad = bundle.files.verify()
+    if bad:
+        raise ArtifactError(f"{path}: {'; '.join(bad)}; compile again: {bundle.recompile_hint}")
+    manifest = bundle.manifest
+    model = reference or str(manifest.provenance.get("model", ""))
+    stages = Stages(store, open_checkpoint(model), bundle.plan, report)
+    if stages.checkpoint_digest() != manifest.provenance.get("checkpoint"):
+        raise CheckpointError(
+            f"{model} is not the checkpoint that {path} was compiled from: its content differs"
+        )
+    target = open_target(manifest.device)
+    chosen = {k: manifest.options[k] for k in ("quantize", "dtype", "specialise")}
+    options = target.configure(CompileOptions(device=manifest.device, **chosen))
+    limits = target.limits(options)
+    parts = [None, *sample_buckets(bundle.plan, every)]
+    outcomes = run_parts(bundle, stages, probes_stage(stages, target), parts, progress)
+    return {"reference": target.reference, "limits": vars(limits), **summarise(outcomes, limits).to_json()}

@@ -1,0 +1,119 @@
+"""The tutorial target: a toy language model for a device that is numpy. docs/adding-a-target.md walks through it.
+
+The toy model (model_type "toy") has two tensors, E = model.embed_tokens.weight and W = lm_head.weight, both
+[vocab_size, hidden_size]. A token at position j is remembered as one vector, and logits fade the older ones out:
+
+    v_j = (1 + j / max_position_embeddings) · E[token_j]            what the cache holds, one vector a token
+    logits after position t = W · Σ_{j ≤ t} DECAY^(t − j) · v_j     [vocab_size]
+
+So a result depends on every token before it, on its order and on its position, as a real model's does: a leak from
+padding, a wrong slot or a wrong past shows in the numbers. What a real target traces, lowers and hands to a vendor's
+compiler is here a few lines of JSON, which llmc/runtime/executors/fake.py replays.
+
+    executable = { "format": 1, "phase", "batch", "query", "context",        sizes, null where they are dynamic
+                   "decay", "positions": max_position_embeddings,
+                   "weights": digest, "tensors": {name: {"offset": bytes, "shape": [rows, columns]}} }
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Stages, code_digest
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.errors import CheckpointError
+from llmc.runtime.executors.fake import EMBEDDING, FAKE_VERSION, FORMAT, HEAD
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.workspace import Workspace
+
+DECAY = -0.9
+"""Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
+
+
+class FakeTarget(Target):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "fake"
+    executor: ClassVar[str] = "fake"
+    reference: ClassVar[str] = "toy"
+
+    def require_supported(self, config: Mapping[str, Any]) -> None:
+        """The toy model, and nothing else."""
+        if config.get("model_type") != "toy":
+            found = config.get("model_type")
+            raise CheckpointError(f"architecture {found!r} is not supported by device fake; supported: toy")
+
+    @property
+    def specialises_by_default(self) -> bool:
+        """Yes, so that tests see one executable a bucket."""
+        return True
+
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """All three when specialised, else none."""
+        return ("batch", "query", "context") if options.specialise else ()
+
+    def choice(self, options: CompileOptions) -> str:
+        """Nothing was measured: numpy takes any shape."""
+        if options.specialise:
+            return "one executable per bucket: numpy does not care, tests do"
+        return "one executable for all buckets, run at the exact shape"
+
+    def toolchain(self) -> dict[str, str]:
+        """The version that the executor checks before it replays."""
+        return {"fake": FAKE_VERSION}
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """What all buckets share: here the weights alone; a real target traces and lowers first (see cpu.py)."""
+        weights = self._weights(stages)
+        file, placements = weights.outputs["weights"], weights.outputs["placements"]
+        positions = int(stages.checkpoint.config["max_position_embeddings"])
+        return Prepared(
+            files={"weights": file.digest},
+            # All that `compile` reads beside the shape and the options: a component that is missing here would let
+            # a changed model find an executable of the old one.
+            components={"weights": file.digest, "placements": placements.digest, "positions": str(positions)},
+            inputs={"placements": stages.path(placements)},
+            facts={"weights_bytes": file.size, "positions": positions},
+        )
+
+    def _weights(self, stages: Stages) -> Entry:
+        """Both tensors in one file, and where each lies in it; built once per checkpoint, by any number of compiles."""
+        components = {
+            "checkpoint": stages.checkpoint_digest(),
+            "code": code_digest("llmc.compiler.targets.fake", "llmc.compiler.checkpoint"),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            placements = {}
+            with workspace.writer() as out:
+                for name in (EMBEDDING, HEAD):
+                    tensor = stages.checkpoint.tensor(name)
+                    _require_shape(stages.checkpoint.config, name, tensor.shape)
+                    placements[name] = {"offset": out.tell(), "shape": tensor.shape}
+                    out.write(tensor.tobytes())
+            assert out.blob is not None  # it is set once the block has ended well
+            return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
+
+        return stages.run("weights", components, build)
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
+        sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
+        model = {"decay": DECAY, "positions": prepared.facts["positions"], "weights": prepared.files["weights"]}
+        tensors = json.loads(prepared.inputs["placements"].read_bytes())
+        return Compiled(canonical_json({"format": FORMAT, **sizes, **model, "tensors": tensors}), self.state)
+
+
+def _require_shape(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:
+    wanted = (config["vocab_size"], config["hidden_size"])
+    if shape != wanted:
+        raise CheckpointError(
+            f"tensor {name} has shape {list(shape)}; vocab_size and hidden_size in config.json say {list(wanted)}"
+        )
