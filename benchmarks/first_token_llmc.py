@@ -1,0 +1,13 @@
+"""Process start to first token with llmc: prints the token's text and exits."""
+
+import sys
+
+from llmc import LLM, SamplingParams
+
+llm = LLM(sys.argv[1], threads=2)
+prompt = {"messages": [{"role": "user", "content": sys.argv[2]}]}
+for _, text, _, _ in llm.stream([prompt], SamplingParams(max_tokens=8, temperature=0)):
+    if text:
+        print(text, flush=True)
+        break
+sys.stdin.readline()
