@@ -203,8 +203,9 @@ def _print_result(result: CompileResult, as_json: bool) -> None:
         typer.echo("not verified (--verify none)")
     else:
         typer.echo(
-            f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, equal "
-            f"tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}"
+            f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, "
+            f"equal tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, "
+            f"padding leak {v['leak']:.2g}"
         )
     if result.remaining:
         typer.echo(f"portable: left for the device's own host: {result.remaining}")

@@ -223,14 +223,11 @@ def _print_steps(records: list[StepRecord]) -> None:
             f"{1e3 * sum(getattr(r, f) for r in run) / len(run):.2f} ms"
             for f in ("prepare_s", "execute_s", "sample_s")
         ]
-        context = (
-            f"{run[0].context}"
-            if run[0].context == run[-1].context
-            else f"{run[0].context}…{run[-1].context}"
-        )
+        first, last_context = run[0].context, run[-1].context
+        contexts = f"{first}" if first == last_context else f"{first}…{last_context}"
         steps = f"{at + 1}" if len(run) == 1 else f"{at + 1}–{at + len(run)}"
         padding = f"{sum(r.padding_tokens for r in run)} tokens"
-        table.append((steps, phase, f"{batch} x {query} + {context}", str(live), padding, executable, *mean))
+        table.append((steps, phase, f"{batch} x {query} + {contexts}", str(live), padding, executable, *mean))
         at += len(run)
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:

@@ -1,7 +1,7 @@
 """The note beside a bundle that an interrupted compile leaves, for `llmc compile --resume`.
 
-`.<bundle>.compile.json` = {"schema": 1, "model": str, "output": str, "options": {…}, "plan": {…}}, written when a compile
-starts and removed when its bundle is published.
+`.<bundle>.compile.json` = {"schema": 1, "model": str, "output": str, "options": {…}, "plan": {…}}, written when a
+compile starts and removed when its bundle is published.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _app(typer: Any, arguments: list[str]) -> Any:
             typer.echo(__version__)
             raise typer.Exit
 
-    @app.callback()
+    @app.callback()  # type: ignore[untyped-decorator]
     def root(
         show: bool = typer.Option(
             False, "--version", callback=version, is_eager=True, help="Print the version."

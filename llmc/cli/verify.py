@@ -57,7 +57,7 @@ def verify(
         typer.echo(json.dumps(found))
         return
     typer.echo(
-        f"{bundle}: files intact; {found['buckets']} buckets, {found['rows']} rows against {found['reference']}: mean KL "
-        f"{found['mean_kl']:.2g} (limit {found['limits']['mean_kl']:.2g}), equal tokens {found['top1']:.1%}, greedy texts "
-        f"equal {found['greedy_equal']}/{found['greedy_sequences']}, padding leak {found['leak']:.2g}"
+        f"{bundle}: files intact; {found['buckets']} buckets, {found['rows']} rows against {found['reference']}: "
+        f"mean KL {found['mean_kl']:.2g} (limit {found['limits']['mean_kl']:.2g}), equal tokens {found['top1']:.1%}, "
+        f"greedy texts equal {found['greedy_equal']}/{found['greedy_sequences']}, padding leak {found['leak']:.2g}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmc.errors import UnknownNameError
+from llmc.errors import InputError, UnknownNameError
 
 Quantisation = Literal["none", "int8", "int4", "keep"]
 QUANTISATIONS = ("none", "int8", "int4", "keep")
@@ -17,7 +17,8 @@ VERIFY = ("sample", "all", "none")
 class CompileOptions:
     """Options of one compile; `None` leaves the choice to the target, which says what it chose and why.
 
-    Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype or verification mode.
+    Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype or verification mode, and
+    InputError for less than one job.
     """
 
     device: str = "cpu"
@@ -35,3 +36,5 @@ class CompileOptions:
             raise UnknownNameError("dtype", self.dtype, DTYPES)
         if self.verify not in VERIFY:
             raise UnknownNameError("verification mode", self.verify, VERIFY)
+        if self.jobs < 1:
+            raise InputError(f"jobs {self.jobs} must be at least 1")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,11 +27,11 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.verification.stage import verify_stage
-from llmc.errors import CheckpointError, DeviceError
+from llmc.errors import CheckpointError, CompileError, DeviceError
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -194,7 +194,7 @@ def _executables(
                 at = time.perf_counter()
                 inputs = ready()
                 if pools:
-                    made = pools[0].submit(compile_in_worker, options.device, inputs, shape, options).result()
+                    made = _compile_apart(pools[0], inputs, shape, options)
                 else:
                     made = target.compile(inputs, shape, options)
                 workspace.meta |= {"state": made.state, "seconds": round(time.perf_counter() - at, 3)}
@@ -218,9 +218,19 @@ def _executables(
                     )
                 )
         except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(wait=True, cancel_futures=True)  # before the files that running jobs read are removed
             raise
         return [done[i] for i in range(len(shapes))]
+
+
+def _compile_apart(pool: Pool, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    try:
+        return pool.submit(compile_in_worker, options.device, prepared, shape, options).result()
+    except BrokenProcessPool as e:
+        raise CompileError(
+            f"a worker process was killed while {shape} was compiled, perhaps for want of memory; the rest is kept: "
+            f"try again with fewer than --jobs {options.jobs}"
+        ) from e
 
 
 def compile_in_worker(device: str, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
@@ -232,20 +242,19 @@ def _workers(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
 
 
-@contextmanager
-def _linked(store: Store, prepared: Prepared) -> Iterator[Path]:
+def _linked(store: Store, prepared: Prepared) -> AbstractContextManager[Path]:
     """A folder with the shared files under the names that executables refer to them by."""
-    temporaries = store.root / "v1" / "tmp"
-    with tempfile.TemporaryDirectory(
-        dir=temporaries if temporaries.is_dir() else None, prefix="files-"
-    ) as folder:
+
+    def link(folder: Path) -> Path:
         for digest in prepared.files.values():
-            target = Path(folder, parse(digest))
+            target = folder / parse(digest)
             try:
                 target.hardlink_to(store.path(digest))
             except OSError:
                 shutil.copyfile(store.path(digest), target)
-        yield Path(folder)
+        return folder
+
+    return filled_folder(store, "files", link)
 
 
 def _assemble(

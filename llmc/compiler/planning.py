@@ -61,7 +61,8 @@ def _range(name: str, value: Range | Sequence[int] | None) -> Range | None:
         return value
     if len(value) != 3:
         raise InputError(f"{name} {value!r} is not (min, step, max)")
-    return Range(*value, source=name)
+    low, step, high = value
+    return Range(low, step, high, name)
 
 
 def _model_length(flag: int | None, source: str | None) -> tuple[int, str]:

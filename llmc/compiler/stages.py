@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmc.artifacts.digest import digest_bytes, digest_file
 from llmc.artifacts.key import Key, canonical_json
-from llmc.errors import DeviceError
+from llmc.artifacts.log import logger
+from llmc.artifacts.publish import UnwritableError, writing
+from llmc.errors import CapacityError, DeviceError
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
 Build = Callable[["Workspace"], "Mapping[str, Blob]"]
 Report = Callable[["StageReport"], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,29 @@ class Stages:
         """Positions that rotary tables must cover: the plan's longest cache, rounded up to a power of two."""
         longest = max(self.plan.limits.max_model_len, *(b.context + b.query for b in self.plan.buckets))
         return 1 << (longest - 1).bit_length()
+
+
+@contextmanager
+def filled_folder(store: Store, name: str, fill: Callable[[Path], T]) -> Iterator[T]:
+    """What `fill` makes of a temporary folder that lives as long as the context.
+
+    The folder is in the store, so that the store's files can be linked into it; where the store has no room or cannot
+    be written, it is the system's. Raises CapacityError or UnwritableError where that has no room either.
+    """
+    temporaries = store.root / "v1" / "tmp"
+    with ExitStack() as stack:
+
+        def make(where: Path | None) -> T:
+            return fill(Path(stack.enter_context(tempfile.TemporaryDirectory(dir=where, prefix=f"{name}-"))))
+
+        try:
+            made = make(temporaries if temporaries.is_dir() else None)
+        except (OSError, CapacityError, UnwritableError) as error:
+            elsewhere = Path(tempfile.gettempdir())
+            logger().warning("%s are put into %s: %s", name, elsewhere, error)
+            with writing(elsewhere, 0, "set TMPDIR to a folder that has room"):
+                made = make(None)
+        yield made
 
 
 def version_of(package: str, extra: str = "compile") -> str:

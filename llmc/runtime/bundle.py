@@ -85,6 +85,6 @@ class Bundle:
         from llmc.runtime.executors import open_executor
 
         limits = self.plan.limits
-        slots = slots or max(limits.max_num_seqs, max(b.batch for b in self.plan.decode))
-        capacity = max(limits.max_model_len, max(b.context + b.query for b in self.plan.buckets))
+        slots = slots or max(limits.max_num_seqs, *(b.batch for b in self.plan.decode))
+        capacity = max(limits.max_model_len, *(b.context + b.query for b in self.plan.buckets))
         return open_executor(self, slots, capacity, threads or Settings.from_environment().threads)

@@ -28,7 +28,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step ran as: the bucket, how full it was, the executable, and seconds for each part of the work."""
+    """What one step ran as: the bucket, how full it was, the executable, and seconds for each part of the work.
+
+    `requests` are the indices of the requests in its live rows.
+    """
 
     phase: str
     batch: int
@@ -40,6 +43,7 @@ class StepRecord:
     prepare_s: float
     execute_s: float
     sample_s: float
+    requests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,10 @@ class Engine:
                 f"the prompt has {length} tokens; this bundle takes at most {limits.longest_prompt} "
                 f"(max_model_len {limits.max_model_len}, one token left to generate)"
             )
-        largest = max(request.prompt_token_ids)
-        if min(request.prompt_token_ids) < 0 or largest >= self.vocab_size:
-            raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {largest}")
+        smallest, largest = min(request.prompt_token_ids), max(request.prompt_token_ids)
+        if smallest < 0 or largest >= self.vocab_size:
+            found = smallest if smallest < 0 else largest
+            raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {found}")
 
     def cancel(self, index: int) -> None:
         """End request `index`, e.g. at a stop string: its slot is free before the next step."""
@@ -190,7 +195,7 @@ class Engine:
                 StepRecord(
                     step.phase, step.batch, step.query, step.context, len(rows), step.padding_tokens,
                     self.executor.executable_of(step), prepared - start, executed - prepared,
-                    time.perf_counter() - executed,
+                    time.perf_counter() - executed, tuple(s.index for s in rows),
                 )
             )  # fmt: skip
         self.steps += 1

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.engine import Engine, Request, TokenEvent
+from llmc.runtime.engine import Engine, Request, StepRecord, TokenEvent
 from llmc.runtime.outputs import CompletionOutput, RequestOutput, Timings
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.tokenizer import StopChecker, StreamDetokenizer
@@ -87,7 +87,12 @@ class BundleLLM:
         self.engine.records.clear()
         self.engine.steps = 0
         states = [_Text(self, r) for r in requests]
+        recorded = 0
         for event in self.engine.generate(requests):
+            for record in self.engine.records[recorded : event.step + 1]:
+                for index in record.requests:
+                    states[index].steps.append(record)
+            recorded = event.step + 1
             state = states[event.index]
             text, stopped = state.feed(event, time.perf_counter() - started)
             if stopped:
@@ -96,17 +101,17 @@ class BundleLLM:
             output = None
             if finished:
                 prompt = prompts[event.index]
-                output = state.output(prompt if isinstance(prompt, str) else None, self.engine)
+                output = state.output(prompt if isinstance(prompt, str) else None)
             yield event.index, text, event, output
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """Continue every prompt; outputs in the order of `prompts`. Raises InputError for a prompt that cannot run."""
-        if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
-        outputs = {i: out for i, _, _, out in self.stream(prompts, params) if out}  # type: ignore[arg-type]
-        return [outputs[i] for i in range(len(prompts))]
+        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[assignment,list-item]
+        outputs = {i: out for i, _, _, out in self.stream(several, params) if out}
+        return [outputs[i] for i in range(len(several))]
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -135,7 +140,7 @@ class _Text:
         self._request = request
         self._ids: list[int] = []
         self._parts: list[str] = []
-        self._steps: list[int] = []
+        self.steps: list[StepRecord] = []
         self._first_s = 0.0
         self._last_s = 0.0
         self.reason: Any = None
@@ -148,7 +153,6 @@ class _Text:
         self._first_s = self._first_s or elapsed
         self._last_s = elapsed
         self._ids.append(event.token_id)
-        self._steps.append(event.step)
         self.reason = event.finish_reason
         if self._detokenizer is None:
             return "", False
@@ -162,12 +166,11 @@ class _Text:
         self._parts.append(text)
         return text, self._stop.matched is not None
 
-    def output(self, prompt: str | None, engine: Engine) -> RequestOutput:
+    def output(self, prompt: str | None) -> RequestOutput:
         """The finished request."""
         completion = CompletionOutput(0, "".join(self._parts), self._ids, self.reason)
         timings = Timings(self._first_s, self._last_s)
-        steps = [engine.records[i] for i in self._steps] if engine.keep_records else []
-        return RequestOutput(prompt, list(self._request.prompt_token_ids), [completion], timings, steps)
+        return RequestOutput(prompt, list(self._request.prompt_token_ids), [completion], timings, self.steps)
 
 
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -34,12 +34,12 @@ class Step:
     @property
     def batch(self) -> int:
         """Rows, dummy ones included."""
-        return self.token_ids.shape[0]
+        return len(self.token_ids)
 
     @property
     def query(self) -> int:
         """New tokens of a row, padding included."""
-        return self.token_ids.shape[1]
+        return int(self.token_ids.shape[1])
 
     @property
     def live_tokens(self) -> int:

@@ -34,8 +34,9 @@ class Tokenizer:
         from tokenizers import Tokenizer as Backend
 
         try:
-            self._backend: Any = Backend.from_str(data.decode("utf-8"))
-            self._decoder: dict[str, Any] = json.loads(data).get("decoder") or {}
+            self._backend: Any = Backend.from_buffer(data)
+            decoder = self._backend.decoder
+            self._decoder: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
         except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
             raise ArtifactError(
                 f"tokenizer.json is damaged or of a newer format ({error}); compile the bundle again"

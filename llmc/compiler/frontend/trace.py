@@ -1,5 +1,8 @@
 """Trace a model once per dialect into a program with symbolic batch, query and cache length.
 
+Two forms: `trace` leaves weights in the program as parameters, for lowerings that replace them; `trace_weightless`
+takes them as inputs, for programs that are kept as they are.
+
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
            cache: key and value of each layer in turn, [B, Hkv, S, D]
@@ -33,7 +36,9 @@ class Step(nn.Module):
         self.model = model
         self.dialect = dialect
 
-    def forward(self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(
+        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         """Run the step; see the module's docstring for shapes."""
         batch, length = token_ids.shape
         positions = past_lengths[:, None] + torch.arange(length)[None]
@@ -89,20 +94,60 @@ def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
     return _export(Step(model, dialect), args, dims, config)
 
 
-def trace_static(
-    config: Mapping[str, Any], dialect: Dialect, batch: int, query: int, context: int, dtype: str = "f32"
-) -> ExportedProgram:
-    """Trace one bucket with fixed shapes (context 0: no cache); for targets whose compiler cannot specialise."""
+class WeightlessStep(nn.Module):
+    """A `Step` whose parameters and buffers are one more input, {name: tensor}: the program holds no tensor at all.
+
+    The step is kept out of nn.Module's registration, so that torch.export finds nothing to lift.
+    """
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.__dict__["_step"] = step
+
+    def forward(
+        self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor],
+        weights: Mapping[str, Tensor],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Run the step with `weights`, named as the model names them."""
+        named = {f"model.{name}": tensor for name, tensor in weights.items()}
+        out: tuple[Tensor, ...] = torch.func.functional_call(
+            self.__dict__["_step"], named, (token_ids, past_lengths, new_lengths, cache)
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class WeightlessProgram:
+    """A traced program that takes its weights as inputs after the cache: `parameters`, then `buffers`, by name.
+
+    Parameters come from the checkpoint; buffers were computed from the configuration, and their values are here.
+    """
+
+    exported: ExportedProgram
+    parameters: dict[str, tuple[int, ...]]
+    buffers: dict[str, Tensor]
+
+
+def trace_weightless(
+    config: Mapping[str, Any], dialect: Dialect, *, cached: bool, dtype: torch.dtype = torch.float32
+) -> WeightlessProgram:
+    """Trace the model of `config` with symbolic B, Q and, where `cached`, S; parameters and cache are in `dtype`.
+
+    Without `cached` the program has no cache inputs: it is the first step of a sequence. Raises CompileError.
+    """
     model = build_skeleton(config, attention_name(dialect))
     shape = CacheShape.of(config)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    if dtype == "bf16":
-        for p in model.parameters():
-            p.data = p.data.to(torch.bfloat16)
-    as_fake(model, mode)
+    parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     with mode:
-        args = _example(shape, batch, query, context, torch.bfloat16 if dtype == "bf16" else torch.float32)
-    return _export(Step(model, dialect), args, None, config)
+        weights = {name: torch.empty(size, dtype=dtype) for name, size in parameters.items()}
+        weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
+        args = (*_example(shape, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
+    d = Dim.DYNAMIC
+    dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * len(args[3]), dict.fromkeys(weights))
+    exported = _export(WeightlessStep(Step(model, dialect)), args, dims, config)
+    return WeightlessProgram(exported, parameters, buffers)
 
 
 def _example(
@@ -114,7 +159,7 @@ def _example(
     return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
 
 
-def _export(step: Step, args: tuple[Any, ...], dims: Any, config: Mapping[str, Any]) -> ExportedProgram:
+def _export(step: nn.Module, args: tuple[Any, ...], dims: Any, config: Mapping[str, Any]) -> ExportedProgram:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

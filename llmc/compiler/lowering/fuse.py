@@ -24,7 +24,7 @@ _INT64_MAX = 2**63 - 1
 
 def fuse(graph: Graph) -> Graph:
     """Apply every rule in place and return the graph; raises CompileError when attention has no fused form."""
-    for rule in (fuse_rms_norm, fuse_attention, fuse_qkv, fuse_gate_up, fuse_residual):
+    for rule in (fuse_rms_norm, fuse_attention, fuse_qkv, fuse_gate_up, fuse_residual, narrow_last_rows):
         rule(graph)
         graph.prune()
     return graph
@@ -266,6 +266,56 @@ def fuse_residual(graph: Graph) -> None:
         node.op, node.inputs = "skip_rms_norm", [*total.inputs, node.inputs[1]]
         node.outputs = [node.out, total.out]
     graph.nodes = _after_inputs([n for n in graph.nodes if id(n) not in fused])
+
+
+_ROW_WISE = frozenset({"rms_norm", "skip_rms_norm", "linear", "split", "silu", "mul", "add"})
+
+
+def narrow_last_rows(graph: Graph) -> None:
+    """Take each row's last live token before the last row-wise operators, not after: the others' results are unused.
+
+    last_rows(f(x)) = f(last_rows(x)) for every operator f that treats tokens alike; in a decoder that moves the
+    selection from the head up to the last layer's attention.
+    """
+    last = next((n for n in graph.nodes if n.op == "last_rows"), None)
+    if last is None:
+        return
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            if v is not None:
+                readers.setdefault(v, []).append(node)
+    outputs = {v for _, v in graph.outputs}
+    cone: set[int] = {id(last)}
+    for node in reversed(graph.nodes):
+        read_by = [r for o in node.outputs for r in readers.get(o, [])]
+        kept = any(o in outputs for o in node.outputs)
+        if node.op in _ROW_WISE and read_by and not kept and all(id(r) in cone for r in read_by):
+            cone.add(id(node))
+    narrowed: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if id(node) not in cone:
+            nodes.append(node)
+            continue
+        for v in node.inputs if node is not last else node.inputs[:1]:
+            if v is not None and len(v.shape) == 3 and v not in narrowed:
+                narrowed[v] = _last(v)
+                nodes.append(Node("last_rows", [v, last.inputs[1]], [narrowed[v]]))
+        if node is last:
+            continue
+        node.inputs = [narrowed.get(v, v) if v is not None else None for v in node.inputs]
+        for o in node.outputs:
+            narrowed[o] = _last(o)
+        node.outputs = [narrowed[o] for o in node.outputs]
+        nodes.append(node)
+    graph.nodes = nodes
+    assert last.inputs[0] is not None
+    graph.substitute({last.out: narrowed[last.inputs[0]]})
+
+
+def _last(v: Value) -> Value:
+    return Value(f"{v.name}_last", (v.shape[0], *v.shape[2:]), v.dtype)
 
 
 def _after_inputs(nodes: list[Node]) -> list[Node]:

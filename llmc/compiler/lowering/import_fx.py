@@ -122,7 +122,7 @@ class _Importer:
         if name == "getitem":
             source, index = node.args
             if isinstance(source, fx.Node) and source in self.tuples:
-                self.values[node] = self.tuples[source].outputs[int(index)]  # type: ignore[call-overload]
+                self.values[node] = self.tuples[source].outputs[int(index)]
             return
         if not isinstance(node.meta.get("val"), Tensor | tuple | list):
             return  # shape arithmetic is in the shapes; assertions need not run again
@@ -134,7 +134,7 @@ class _Importer:
             return
         inputs: list[Value | None] = []
         attrs: dict[str, Any] = {}
-        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        schema = node.target._schema.arguments
         bound: Mapping[str, Any] = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
         for key, arg in bound.items():
             if isinstance(arg, fx.Node) and isinstance(arg.meta.get("val"), Tensor):
@@ -176,10 +176,10 @@ class _Importer:
         if not isinstance(before, Tensor) or not isinstance(after, Tensor):
             return False
         if name in ("to", "_to_copy"):
-            return before.dtype == after.dtype
+            return bool(before.dtype == after.dtype)
         if name == "slice":
             rest = [*node.args[2:], *([None] * 3)]
-            return rest[0] in (0, None) and rest[1] in (_INT64_MAX, None) and rest[2] in (1, None)
+            return bool(rest[0] in (0, None) and rest[1] in (_INT64_MAX, None) and rest[2] in (1, None))
         if name in ("view", "reshape", "expand"):
             return [self._dim(d) for d in before.shape] == [self._dim(d) for d in after.shape]
         return False
@@ -260,7 +260,7 @@ def _evaluate(node: fx.Node, program: ExportedProgram, length: int) -> Tensor:
         else:
             args = fx.map_arg(n.args, value)
             kwargs = fx.map_arg(n.kwargs, value)
-            result = n.target(*args, **kwargs)  # type: ignore[operator]
+            result = n.target(*args, **kwargs)
         memo[n] = result
         return result
 

@@ -3,6 +3,7 @@
 A recipe names its source tensors, concatenated along the first axis ([out, in] as the checkpoint stores them), and
 one transform:
   dense        float32, as is
+  bf16         the same in bfloat16 (uint16 here), rounded to nearest, ties to even
   transposed   float32 [in, out]
   q8_data      uint8 [out, in/block, block]: blockwise symmetric 8-bit, zero point 128
   q8_rows      the same bytes seen as [out, in], for row look-ups
@@ -21,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,13 @@ from numpy.typing import NDArray
 from llmc.errors import CheckpointError
 
 ALIGNMENT = 4096
+
+
+class Sink(Protocol):
+    """What the weights file is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append `data`."""
 
 
 class TensorSource(Protocol):
@@ -88,8 +96,14 @@ def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uin
     return q.astype(np.uint8), scale
 
 
+def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bfloat16 numbers nearest to finite `array`, ties to even, as their bits: [..] float32 → [..] uint16."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
 def write_weights(
-    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: BinaryIO,
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Placement]:  # fmt: skip
     """Make every tensor and write the weights file; returns where each lies. Raises CheckpointError.
@@ -126,10 +140,12 @@ def _tensors(
             if last is None or last[0] != key:
                 last = (key, quantise_q8(_gather(recipe.sources, source, known), recipe.block))
             array = last[1][1 if recipe.transform == "q8_scales" else 0]
+        elif recipe.transform == "bf16":
+            array = to_bf16(_gather(recipe.sources, source, known))
         else:
             array = _gather(recipe.sources, source, known)
             array = array.T if recipe.transform == "transposed" else array
-        yield recipe, memoryview(np.ascontiguousarray(array)).cast("B")
+        yield recipe, np.ascontiguousarray(array).data.cast("B")
 
 
 def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDArray[np.float32]:

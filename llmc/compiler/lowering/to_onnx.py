@@ -23,13 +23,18 @@ MICROSOFT = "com.microsoft"
 OPSET, IR_VERSION = 21, 10
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
 _UNPLACED = "weights"
+_BLOCKS = (256, 128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """`block` quantises every matrix to 8 bits in blocks of so many inputs; 0 keeps float32."""
+    """`block` quantises every matrix to 8 bits, in blocks of at most so many inputs; 0 keeps float32."""
 
     block: int
+
+    def block_for(self, width: int) -> int:
+        """Block for a matrix of `width` inputs: the largest power of two up to `block` that needs no padding."""
+        return next((b for b in _BLOCKS if b <= self.block and width % b == 0), min(self.block, 32))
 
 
 @dataclass
@@ -89,7 +94,7 @@ class _Emitter:
         return outputs[0]
 
     def _const(self, values: Any, dtype: type = np.int64) -> str:
-        array = np.asarray(values, dtype)
+        array: NDArray[Any] = np.asarray(values, dtype)
         name = f"const_{dtype.__name__}_{'_'.join(map(str, array.ravel().tolist()))}_{array.ndim}"
         if name not in self.initializers:
             self.initializers[name] = helper.make_tensor(
@@ -127,8 +132,8 @@ class _Emitter:
         weight, ids = node.inputs[0], self._name(node.inputs[1])
         assert weight is not None
         rows, width = (int(d) for d in weight.shape)
-        block = self.options.block
-        if not block or width % block:
+        block = self.options.block_for(width)
+        if not self.options.block or width % block:
             self._add("Gather", [self._name(weight), ids], [node.out.name])
             return
         data, scales = self._quantised([self.graph.weights[weight]], rows, width, as_rows=True)
@@ -138,7 +143,7 @@ class _Emitter:
         )  # fmt: skip
 
     def _quantised(self, sources: list[str], rows: int, width: int, as_rows: bool = False) -> tuple[str, str]:
-        block = self.options.block
+        block = self.options.block_for(width)
         blocks = -(-width // block)
         stem = "+".join(sources)
         if as_rows:
@@ -162,7 +167,7 @@ class _Emitter:
             data, scales = self._quantised(sources, rows, width)
             self._add(
                 "MatMulNBits", [x, data, scales], [out], MICROSOFT,
-                K=width, N=rows, bits=8, block_size=self.options.block, accuracy_level=4,
+                K=width, N=rows, bits=8, block_size=self.options.block_for(width), accuracy_level=4,
             )  # fmt: skip
         elif len(node.out.shape) == 2 and count == 1:
             self._add("Gemm", [x, self._dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
@@ -212,8 +217,10 @@ class _Emitter:
 
     def _last_rows(self, node: Node) -> None:
         hidden, lengths = (self._name(v) for v in node.inputs)
-        self._add("Sub", [lengths, self._const([1])], ["last_live"])
-        self._add("Unsqueeze", ["last_live", self._const([1])], ["last_live_index"])
+        if "last_live" not in self.shared:
+            self.shared["last_live"] = "last_live_index"
+            self._add("Sub", [lengths, self._const([1])], ["last_live"])
+            self._add("Unsqueeze", ["last_live", self._const([1])], ["last_live_index"])
         self._add("GatherND", [hidden, "last_live_index"], [node.out.name], batch_dims=1)
 
     def _silu(self, node: Node) -> None:

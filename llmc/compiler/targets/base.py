@@ -7,6 +7,7 @@ The pipeline calls `configure`, then `prepare` once (trace, lower, weights: ever
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ ANY_PHASE = "any"
 
 @dataclass(frozen=True)
 class Shape:
-    """One executable's shape: fixed sizes, or None where a dimension stays dynamic. `buckets` it serves are counted."""
+    """One executable's shape: fixed sizes, or None where a dimension stays dynamic; it serves `buckets` buckets."""
 
     phase: str
     batch: int | None
@@ -144,13 +145,17 @@ class Target(ABC):
         static = self.static_dims(options)
         if not static:
             return [Shape(ANY_PHASE, None, None, None, len(buckets))]
-        counted: dict[tuple[Any, ...], int] = {}
+        counted: Counter[tuple[str, int | None, int | None, int | None]] = Counter()
         for b in buckets:
-            size = self.shape_of(b)
-            key = (b.phase, *(v if d in static else None for d, v in zip(("batch", "query", "context"), size, strict=True)))
-            counted[key] = counted.get(key, 0) + 1
-        order = sorted(counted, key=lambda k: (k[0] != "prompt", *(-(v or 0) for v in k[1:])))
-        return [Shape(*k, buckets=counted[k]) for k in order]
+            batch, query, context = self.shape_of(b)
+            counted[
+                b.phase,
+                batch if "batch" in static else None,
+                query if "query" in static else None,
+                context if "context" in static else None,
+            ] += 1
+        order = sorted(counted, key=lambda k: (k[0] != "prompt", -(k[1] or 0), -(k[2] or 0), -(k[3] or 0)))
+        return [Shape(*key, counted[key]) for key in order]
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """(batch, query, context) of the executable that serves `bucket`."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
 
-INT8_BLOCK = 32
+INT8_BLOCK = 64
 _LOWERING_CODE = ("llmc.compiler.frontend", "llmc.compiler.lowering")
 
 
@@ -139,6 +139,7 @@ class CpuTarget(Target):
             recipes = [Recipe.from_json(r) for r in json.loads(stages.store.get_bytes(recipes_blob.digest))]
             with np.load(stages.path(tables_blob)) as tables, workspace.writer() as out:
                 placed = write_weights(recipes, stages.checkpoint, tables, out)
+            assert out.blob is not None
             placements = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
             return {
                 "weights": out.blob,

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 class Limits:
     """What a bundle must reach: mean KL divergence to the reference in nats, and share of equal argmax tokens.
 
+    `bucket_kl` bounds the mean of each bucket by itself, so that one wrong graph cannot hide among many right ones.
     With `greedy_equal`, greedy continuations must be the reference's token by token.
     """
 
     mean_kl: float
     top1: float
     greedy_equal: bool
+    bucket_kl: float = 1.0
 
 
-_EXACT = Limits(1e-5, 1.0, True)
+_EXACT = Limits(1e-5, 1.0, True, 1e-5)
 _CLOSE = Limits(0.02, 0.85, False)
 
 

@@ -1,7 +1,9 @@
 """The token sequences that verification runs, and the reference's logits at chosen positions of them.
 
-Probes are short prompts, continued greedily by the reference itself; one long sequence reaches the plan's long
-buckets. Texts are llmc's own; a checkpoint without a tokenizer gets pseudo-random ids instead.
+Probes are short prompts, continued greedily by the reference itself, and cut so that a short plan too has room to
+continue them. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, so that the
+sequences behind it must move. One long sequence reaches the plan's long buckets. Texts are llmc's own; a checkpoint
+without a tokenizer gets pseudo-random ids instead.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ def make_probes(checkpoint: Checkpoint, reference: Reference, longest: int, voca
     """Run the reference over all probe sequences of at most `longest` tokens; the long sequence comes last."""
     prompts = _prompts(checkpoint, longest, vocab_size)
     probes = []
-    for prompt in prompts[:-1]:
-        count = max(0, min(CONTINUATION, longest - len(prompt)))
+    for left, prompt in zip(range(len(prompts) - 2, -1, -1), prompts, strict=False):
+        count = max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
         tokens = [*prompt, *reference.greedy(prompt, count)]
         probes.append(_probe(reference, tokens, len(prompt), range(len(prompt) - 1, len(tokens) - 1)))
     long = prompts[-1]
@@ -101,8 +103,9 @@ def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int) -> list[list
         texts = [random.integers(0, vocab_size, n).tolist() for n in (8, 21, 12, 30, 17, 5)]
         long = random.integers(0, vocab_size, 256).tolist()
     limit = max(1, longest - 1)
+    room = max(longest // 2, longest - CONTINUATION)
     long = (long * (min(LONGEST, limit) // len(long) + 1))[: min(LONGEST, limit)]
-    return [*(t[:limit] for t in texts), long]
+    return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long]
 
 
 def save_probes(probes: Sequence[Probe]) -> bytes:

@@ -6,7 +6,7 @@ that grew by a bucket verifies that bucket only.
 
 from __future__ import annotations
 
-import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import StageReport, Stages, code_digest, version_of
+from llmc.compiler.stages import StageReport, Stages, code_digest, filled_folder, version_of
 from llmc.compiler.targets.base import Target
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ def verify_stage(
     outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.lookup(key)) is not None}
     missing = [(bucket, key) for bucket, key in keys if key.digest not in outcomes]
     stages.report(StageReport("verify", False, None))
+    start = time.perf_counter()
     if missing:
         made = _run(stages, manifest, sources, probes, [b for b, _ in missing], progress)
         for (_, key), outcome in zip(missing, made, strict=True):
@@ -108,7 +109,7 @@ def verify_stage(
     result = summarise([outcomes[key.digest] for _, key in keys], limits)
     for _, key in missing:
         stages.store.get_or_build(key, _recorder(outcomes[key.digest]))
-    stages.report(StageReport("verify", not missing, 0.0))
+    stages.report(StageReport("verify", not missing, time.perf_counter() - start))
     return {
         "mode": options.verify,
         "reference": target.reference,
@@ -156,12 +157,11 @@ def _run(
     from llmc.artifacts.bundle_writer import write_bundle
     from llmc.runtime.bundle import Bundle
 
-    temporaries = stages.store.root / "v1" / "tmp"
-    with tempfile.TemporaryDirectory(
-        dir=temporaries if temporaries.is_dir() else None, prefix="draft-"
-    ) as folder:
-        bundle = Bundle.open(write_bundle(Path(folder) / "draft", manifest, sources))
-        return run_parts(bundle, stages, probes, parts, progress)
+    def write(folder: Path) -> Path:
+        return write_bundle(folder / "draft", manifest, sources)
+
+    with filled_folder(stages.store, "drafts", write) as draft:
+        return run_parts(Bundle.open(draft), stages, probes, parts, progress)
 
 
 def run_parts(

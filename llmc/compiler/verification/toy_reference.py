@@ -6,6 +6,7 @@ Nothing is shared with the fake executor, not even constants: a mistake there mu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,4 +42,4 @@ class ToyReference:
         for position, token in enumerate(tokens):
             scale = 1 + position / self._positions
             state = [_DECAY * old + scale * new for old, new in zip(state, self._embedding[token], strict=True)]
-        return [sum(weight * value for weight, value in zip(row, state, strict=True)) for row in self._head]
+        return [sum(map(mul, row, state)) for row in self._head]

@@ -57,7 +57,7 @@ class Executor(ABC):
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
-        """Copies of the first `length` cached tokens: key and value of each layer in turn, [kv_heads, length, head_dim]."""
+        """Copies of the first `length` cached tokens: key, value of each layer in turn, [kv_heads, length, head_dim]."""
 
     @abstractmethod
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
@@ -75,6 +75,7 @@ class Executor(ABC):
         """Open the executables that (phase, batch, query, context) shapes need, first of all others."""
         del steps
 
+    @abstractmethod
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 

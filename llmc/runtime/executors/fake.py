@@ -164,9 +164,11 @@ class FakeExecutor(Executor):
             raise InputError(f"new lengths {step.new_lengths.tolist()} are not within 1 … {step.query}")
         if not ((step.past_lengths >= 0) & (step.past_lengths <= step.context)).all():
             raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {step.context}")
-        longest = int(step.past_lengths.max()) + step.query
+        longest = step.context + step.query
         if longest > self.capacity:
-            raise InputError(f"past and query of {step.phase} reach {longest} tokens; the cache holds {self.capacity}")
+            raise InputError(
+                f"past and query of a {step.phase} step take {longest} tokens; the cache holds {self.capacity}"
+            )
         for row, slot in enumerate(step.slots):
             self._require_held(slot, int(step.past_lengths[row]))
 

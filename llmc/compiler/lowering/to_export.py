@@ -1,0 +1,221 @@
+"""Traced program with symbolic shapes → one portable program per bucket, without tracing again.
+
+A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S. Specialising walks it
+once over tensors without storage: sizes become the bucket's numbers, size arithmetic and the guards that tracing
+recorded are evaluated (a guard that fails is an error), operators that change nothing or repeat an earlier one are
+dropped, and each tensor that is left gets the shape and strides it has at this size. What tracing assumed without a
+guard (that no size is 1) is settled by tests, which find the same operators in a fresh static trace of every supported
+architecture, and by verification.
+
+The graph is torch's own model.json throughout (runtime/portable_program.py), so that torch.export.load takes it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import operator as builtin
+import threading
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+
+from llmc.errors import CompileError
+from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, MODEL, ROOT, Fields, arguments, operator, output_names
+
+_TORCH_DTYPES = {code: getattr(torch, name) for code, name in DTYPES.items()}
+_CHECKED_ELSEWHERE = frozenset({"torch.ops.aten._assert_tensor_metadata.default"})
+_ASSERTION = "torch.ops.aten._assert_scalar.default"
+_SIZE = "torch.ops.aten.sym_size.int"
+_SAME_SHAPE_IS_SAME = frozenset(
+    f"torch.ops.aten.{name}"
+    for name in ("slice.Tensor", "view.default", "reshape.default", "expand.default", "alias.default", "detach.default")
+)
+_SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{f"_operator.{name}": getattr(builtin, name) for name in (
+        "add", "sub", "mul", "floordiv", "mod", "pow", "neg", "eq", "ne", "le", "ge", "lt", "gt", "and_", "or_")},
+    "torch.sym_min": min, "torch.sym_max": max, "torch.sym_not": builtin.not_, "torch.sym_int": int,
+    "math.trunc": math.trunc,
+}  # fmt: skip
+_WALKING = threading.Lock()
+"""Fake tensors keep caches per process; the interpreter lock leaves nothing to gain from two walks at once."""
+
+
+def serialise(exported: ExportedProgram) -> Fields:
+    """The graph of a traced program as torch's model.json, without debug information. Raises CompileError."""
+    if exported.state_dict or exported.constants:
+        held = [*exported.state_dict, *exported.constants]
+        raise CompileError(f"the traced program holds tensors ({', '.join(held[:3])}), which portable programs may not")
+    buffer = io.BytesIO()
+    torch.export.save(exported, buffer)
+    with zipfile.ZipFile(buffer) as archive:
+        program: Fields = json.loads(archive.read(ROOT + MODEL))
+    for node in program["graph_module"]["graph"]["nodes"]:
+        node["metadata"] = {}
+    return program
+
+
+def specialise(program: Fields, batch: int, query: int, context: int) -> Fields:
+    """`program`, left as it is, at B = batch, Q = query and S = context. Raises CompileError."""
+    graph = program["graph_module"]["graph"]
+    walk = _Walk(batch, query, context)
+    try:
+        with _WALKING, torch.no_grad(), FakeTensorMode():
+            special = walk.run(graph)
+    except CompileError:
+        raise
+    except Exception as e:
+        sizes = f"batch {batch}, query {query}, context {context}"
+        raise CompileError(f"the traced program does not fit {sizes}: {e}") from e
+    module = {**program["graph_module"], "graph": special}
+    return {**program, "graph_module": module, "range_constraints": {}, "guards_code": []}
+
+
+class _Walk:
+    """One specialisation: what each name of the graph stands for, and the nodes that are left."""
+
+    def __init__(self, batch: int, query: int, context: int) -> None:
+        self.sizes = (batch, query, context)
+        self.values: dict[str, Any] = {}
+        self.renamed: dict[str, str] = {}
+        self.nodes: list[Fields] = []
+        self.known: dict[str, list[str]] = {}
+
+    def run(self, graph: Mapping[str, Any]) -> Fields:
+        """The graph with numbers for symbols."""
+        for given in graph["inputs"]:
+            name = given["as_tensor"]["name"]
+            self.values[name] = self._input(name, graph["tensor_values"][name])
+        for node in graph["nodes"]:
+            self._node(node)
+        outputs = [{"as_tensor": {"name": self._final(o["as_tensor"]["name"])}} for o in graph["outputs"]]
+        nodes = _needed(self.nodes, [o["as_tensor"]["name"] for o in outputs])
+        names = [i["as_tensor"]["name"] for i in graph["inputs"]]
+        names += [name for node in nodes for name in output_names(node)[0]]
+        symbols: Fields = {"sym_int_values": {}, "sym_bool_values": {}, "sym_float_values": {}}
+        metas = {name: self._meta(name, graph["tensor_values"][name]) for name in names}
+        return {**graph, **symbols, "outputs": outputs, "nodes": nodes, "tensor_values": metas}
+
+    def _input(self, name: str, meta: Mapping[str, Any]) -> Tensor:
+        batch, query, context = self.sizes
+        symbols = (batch, query) if name in FIXED_INPUTS else (batch, None, context)
+        sizes = [symbols[i] if "as_expr" in size else size["as_int"] for i, size in enumerate(meta["sizes"])]
+        return torch.empty(sizes, dtype=_TORCH_DTYPES[meta["dtype"]])
+
+    def _meta(self, name: str, meta: Mapping[str, Any]) -> Fields:
+        value: Tensor = self.values[name]
+        traced = _TORCH_DTYPES[meta["dtype"]]
+        if value.dtype != traced:
+            raise CompileError(f"{name} is {value.dtype} at this size, and was traced as {traced}")
+        return {
+            **meta, "sizes": [{"as_int": s} for s in value.shape], "strides": [{"as_int": s} for s in value.stride()],
+            "storage_offset": {"as_int": value.storage_offset()},
+        }  # fmt: skip
+
+    def _final(self, name: str) -> str:
+        return self.renamed.get(name, name)
+
+    def _node(self, node: Fields) -> None:
+        target = node["target"]
+        if target in _CHECKED_ELSEWHERE:
+            return
+        if target in _SIZE_ARITHMETIC or target == _SIZE:
+            self._size(node)
+        elif target == _ASSERTION:
+            if not self._number(node["inputs"][0]["arg"]):
+                batch, query, context = self.sizes
+                reason = node["inputs"][1]["arg"].get("as_string", "a guard")
+                raise CompileError(f"{reason}, at batch {batch}, query {query}, context {context}")
+        else:
+            self._operator(node)
+
+    def _size(self, node: Fields) -> None:
+        given = [self._number(i["arg"]) for i in node["inputs"]]
+        compute = _size_of if node["target"] == _SIZE else _SIZE_ARITHMETIC[node["target"]]
+        (output,) = node["outputs"]
+        ((_, named),) = output.items()
+        self.values[named["as_name"]] = compute(*given)
+
+    def _number(self, tagged: Mapping[str, Any]) -> Any:
+        """What an argument of size arithmetic stands for: a number, or the tensor whose size is asked for."""
+        ((_, value),) = tagged.items()
+        if not isinstance(value, Mapping):
+            return value
+        ((kind, inner),) = value.items()
+        return self.values[inner] if kind in ("as_name", "name") else inner
+
+    def _operator(self, node: Fields) -> None:
+        made: Fields = {**node, "inputs": [{**i, "arg": self._argument(i["arg"])} for i in node["inputs"]]}
+        names, several = output_names(node)
+        identity = json.dumps([made["target"], made["inputs"]], sort_keys=True)
+        if identity in self.known:
+            self.renamed.update(zip(names, self.known[identity], strict=True))
+            return
+        target = operator(made["target"])
+        args, kwargs = arguments(made, target._schema, self.values.__getitem__)
+        result = target(*args, **kwargs)
+        if not several and isinstance(first := args[0] if args else None, Tensor) and _unchanged(made, first, result):
+            self.renamed[names[0]] = made["inputs"][0]["arg"]["as_tensor"]["name"]
+            return
+        self.known[identity] = names
+        self.values.update(zip(names, result if several else [result], strict=True))
+        self.nodes.append(made)
+
+    def _argument(self, tagged: Mapping[str, Any]) -> Fields:
+        """An argument with numbers for sizes, and the names of what is left."""
+        ((kind, value),) = tagged.items()
+        if kind == "as_tensor":
+            return {kind: {"name": self._final(value["name"])}}
+        if kind == "as_tensors":
+            return {kind: [{"name": self._final(v["name"])} for v in value]}
+        if kind == "as_optional_tensors":
+            present = [v if "as_none" in v else self._argument(v) for v in value]
+            return {kind: present}
+        if kind == "as_sym_int":
+            return {"as_int": self._number({kind: value})}
+        if kind == "as_sym_ints":
+            return {"as_ints": [self._number({kind: v}) for v in value]}
+        return dict(tagged)
+
+
+def _size_of(tensor: Tensor, dim: int) -> int:
+    return int(tensor.shape[dim])
+
+
+def _unchanged(node: Mapping[str, Any], before: Tensor, after: Tensor) -> bool:
+    """Whether an operator gave back its first argument: the very object, or all of it in the same shape."""
+    return after is before or (
+        node["target"] in _SAME_SHAPE_IS_SAME and after.shape == before.shape and _step(node) == 1
+    )
+
+
+def _step(node: Mapping[str, Any]) -> int:
+    return next((int(i["arg"]["as_int"]) for i in node["inputs"] if i["name"] == "step"), 1)
+
+
+def _needed(nodes: Sequence[Fields], outputs: Sequence[str]) -> list[Fields]:
+    """The nodes that `outputs` depend on, in order."""
+    needed = set(outputs)
+    kept: list[Fields] = []
+    for node in reversed(nodes):
+        if needed.intersection(output_names(node)[0]):
+            kept.append(node)
+            needed.update(name for i in node["inputs"] for name in _tensors(i["arg"]))
+    return kept[::-1]
+
+
+def _tensors(tagged: Mapping[str, Any]) -> list[str]:
+    ((kind, value),) = tagged.items()
+    if kind == "as_tensor":
+        return [value["name"]]
+    if kind == "as_tensors":
+        return [v["name"] for v in value]
+    if kind == "as_optional_tensors":
+        return [v["as_tensor"]["name"] for v in value if "as_none" not in v]
+    return []

@@ -1,0 +1,200 @@
+"""Intel Gaudi, first stage: portable programs that a host without a Gaudi can make, verify and run on its CPU.
+
+There is no supported way to compile for Gaudi without a card, so this target never claims a native executable. What it
+settles before deployment: the plan, each bucket's graph at its fixed shape, the weights as the device will hold them,
+and that the numbers are right with padding poisoned. What is left is in `remaining`.
+
+Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
+all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with
+a cache, with symbolic sizes; a bucket is specialised from that in well under a second (lowering/to_export.py), so
+parallel jobs need no processes: there is nothing left that would repay starting them.
+
+    weights        tensors back to back, each at a multiple of 4096 bytes (lowering/recipes.py)
+    weights.json   {name: {"offset": bytes, "length": bytes, "dtype": "float32" | "bfloat16", "shape": [..]}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Stages, code_digest, version_of
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, Target
+from llmc.errors import CompileError, InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.workspace import Workspace
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+_TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
+_TRACING_CODE = ("llmc.compiler.frontend", "llmc.compiler.lowering.to_export", "llmc.runtime.portable_program")
+
+
+class HpuTarget(Target):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "hpu"
+    executor: ClassVar[str] = "torch"
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    compile_code = ("llmc.compiler.lowering.to_export", "llmc.runtime.portable_program")
+
+    def __init__(self) -> None:
+        self._traced: dict[Path, dict[str, Any]] = {}
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Refuses dynamic shapes."""
+        if options.specialise is False:
+            raise InputError(
+                "--no-specialise is not offered for device hpu: HPU graphs need static shapes, since a captured graph "
+                "replays fixed sizes; leave the flag out"
+            )
+        return super().configure(options)
+
+    @property
+    def specialises_by_default(self) -> bool:
+        """Yes, and nothing else is possible."""
+        return True
+
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """All three."""
+        return ("batch", "query", "context")
+
+    def choice(self, options: CompileOptions) -> str:
+        """A property of the device."""
+        return "one executable per bucket: HPU graphs are captured and replayed at fixed shapes"
+
+    @property
+    def state(self) -> State:
+        """Portable on any host: this stage ends before the Habana graph compiler."""
+        return "portable"
+
+    def remaining(self) -> str:
+        """What turns portable programs into what a Gaudi replays."""
+        return (
+            "on a Gaudi host (habana_frameworks.torch): move each program to hpu, compile its recipes with the Habana "
+            "graph compiler into the recipe cache (PT_HPU_RECIPE_CACHE_CONFIG), capture an HPU graph for each bucket, "
+            "and warm up"
+        )
+
+    def toolchain(self) -> dict[str, str]:
+        """The tracer, and the model code that is traced."""
+        return {package: version_of(package) for package in ("torch", "transformers")}
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace without and with a cache, as the plan needs, and make the weights file."""
+        contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
+        traced = {cached: self._trace(stages, options, cached) for cached in sorted(contexts)}
+        weights = self._weights(stages, options, next(iter(traced.values())))
+        file, placements = weights.outputs["weights"], weights.outputs["placements"]
+        programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
+        return Prepared(
+            files={"weights": file.digest, "weights.json": placements.digest},
+            components={
+                "weights": file.digest,
+                "placements": placements.digest,
+                **{name: blob.digest for name, blob in programs.items()},
+            },
+            inputs={name: stages.path(blob) for name, blob in programs.items()},
+            facts={"weights_bytes": file.size},
+        )
+
+    def _trace(self, stages: Stages, options: CompileOptions, cached: bool) -> Entry:
+        components = {
+            "config": stages.config_digest,
+            "dialect": "two_part",
+            "cached": cached,
+            "dtype": options.dtype,
+            **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
+            "code": code_digest(*_TRACING_CODE, __name__),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            import io
+
+            import numpy as np
+            import torch
+
+            from llmc.compiler.frontend.trace import trace_weightless
+            from llmc.compiler.lowering.to_export import serialise
+
+            dtype = getattr(torch, DTYPES[options.dtype])
+            traced = trace_weightless(stages.checkpoint.config, "two_part", cached=cached, dtype=dtype)
+            described = [
+                {"name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype]}
+                for name, shape in traced.parameters.items()
+            ]
+            described += [
+                {"name": name, "transform": "table", "shape": tuple(b.shape), "dtype": "float32"}
+                for name, b in traced.buffers.items()
+            ]
+            tables = io.BytesIO()
+            np.savez(tables, **{name: b.float().numpy() for name, b in traced.buffers.items()})
+            return {
+                "program": workspace.put_bytes(canonical_json(serialise(traced.exported))),
+                "tensors": workspace.put_bytes(canonical_json(described)),
+                "tables": workspace.put_bytes(tables.getvalue()),
+            }
+
+        return stages.run("lower", components, build)
+
+    def _weights(self, stages: Stages, options: CompileOptions, traced: Entry) -> Entry:
+        tensors_blob, tables_blob = traced.outputs["tensors"], traced.outputs["tables"]
+        components = {
+            "tensors": tensors_blob.digest,
+            "tables": tables_blob.digest,
+            "checkpoint": stages.checkpoint_digest(),
+            "code": code_digest("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            import numpy as np
+
+            from llmc.compiler.lowering.recipes import Recipe, write_weights
+
+            described: list[dict[str, Any]] = json.loads(stages.store.get_bytes(tensors_blob.digest))
+            recipes = [Recipe(t["name"], t["transform"], (t["name"],)) for t in described]
+            with np.load(stages.path(tables_blob)) as tables, workspace.writer() as out:
+                placed = write_weights(recipes, stages.checkpoint, tables, out)
+            assert out.blob is not None  # it is set once the block has ended well
+            placements = {
+                t["name"]: {
+                    "offset": placed[t["name"]].offset, "length": placed[t["name"]].length, "dtype": t["dtype"],
+                    "shape": t["shape"],
+                }
+                for t in described
+            }  # fmt: skip
+            return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
+
+        return stages.run("weights", components, build)
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """Specialise the traced program, and open the result as the executor will."""
+        from llmc.compiler.lowering.to_export import specialise
+        from llmc.runtime.portable_program import PortableProgram, write_archive
+
+        assert shape.batch is not None
+        assert shape.query is not None
+        assert shape.context is not None
+        program = self._load(prepared.inputs[_program_name(shape.context > 0)])
+        data = write_archive(specialise(program, shape.batch, shape.query, shape.context))
+        try:
+            PortableProgram.parse(data)
+        except ValueError as e:
+            raise CompileError(f"the program for {shape} is not portable: {e}") from e
+        return Compiled(data, self.state)
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """A traced program, read once for all shapes."""
+        if path not in self._traced:
+            self._traced[path] = json.loads(path.read_bytes())
+        return self._traced[path]
+
+
+def _program_name(cached: bool) -> str:
+    return "program_cached" if cached else "program_first"

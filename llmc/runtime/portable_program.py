@@ -1,0 +1,243 @@
+"""Portable programs: one bucket's graph as a torch.export archive (.pt2), read without running anything in it.
+
+    archive/models/model.json                          the graph, torch's own schema; the only record that matters
+    archive/data/{weights,constants}/model_*.json      {"config": {}}: an archive carries no tensor
+    archive/data/sample_inputs/model.pt                empty
+    archive/{archive_format,archive_version,byteorder,.data/version}
+
+Inputs of the graph: token_ids, past_lengths, new_lengths, the cache, then each weight by name; outputs: logits, then
+each layer's new keys and values (compiler/frontend/trace.py states shapes).
+
+Security. `torch.export.load` reads such an archive too, and it is what other tools will use; but on torch 2.13 it
+unpickles tensors, custom objects and sample inputs with `weights_only=False` (for sample inputs after a first try
+with True), evaluates symbolic expressions as Python, and runs `guards_code`. So llmc reads the JSON itself. Accepted:
+known records, no tensor, no pickle, no symbol, and ATen operators that are not random and change none of their inputs,
+applied to tensors and numbers. No argument may be a string, so that no operator reaches a file. Anything else is a
+ValueError.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Fields: TypeAlias = dict[str, Any]
+Resolve: TypeAlias = Callable[[str], Any]
+
+ROOT = "archive/"
+MODEL = "models/model.json"
+SAMPLES = "data/sample_inputs/model.pt"
+CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+RECORDS = frozenset({
+    MODEL, SAMPLES, *CONFIGS, "archive_format", "archive_version", "byteorder", ".data/version",
+})  # fmt: skip
+SCHEMA_MAJOR = 8
+"""Major version of torch's schema of model.json; it changes when old readers would misread it."""
+
+MAX_RECORD_BYTES = 256 << 20
+FIXED_INPUTS = ("token_ids", "past_lengths", "new_lengths")
+DTYPES = {
+    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64", 12: "bool",
+    13: "bfloat16",
+}  # fmt: skip
+"""torch's numbers for dtypes in model.json."""
+
+_STRIDED = 7
+_MEMORY_FORMATS = {1: "contiguous_format", 4: "preserve_format"}
+_OPERATOR = re.compile(r"torch\.ops\.aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
+_PLAIN = ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools")
+_LISTS = ("as_tensors", "as_optional_tensors", "as_sym_ints")
+_KEYWORD = 2
+
+
+def read_archive(data: bytes) -> Fields:
+    """The graph of an archive, model.json as it is. Raises ValueError for anything but the records above."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            records = {i.filename.removeprefix(ROOT): _record(archive, i) for i in archive.infolist()}
+        program = json.loads(records[MODEL])
+        if set(records) != RECORDS:
+            raise ValueError(f"unexpected or missing records {sorted(set(records) ^ RECORDS)[:3]}")
+        if records[SAMPLES] or any(json.loads(records[name]) != {"config": {}} for name in CONFIGS):
+            raise ValueError("it carries tensors or pickled objects")
+        if program["schema_version"]["major"] != SCHEMA_MAJOR:
+            raise ValueError(f"its schema is {program['schema_version']}, not {SCHEMA_MAJOR}")
+        if program["range_constraints"] or program["guards_code"]:
+            raise ValueError("it is not a program of one shape")
+    except (zipfile.BadZipFile, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError) as e:
+        raise ValueError(f"not a portable program ({type(e).__name__}: {e})") from e
+    assert isinstance(program, dict)
+    return program
+
+
+def _record(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    if info.file_size > MAX_RECORD_BYTES:
+        raise ValueError(f"record {info.filename!r:.80} has {info.file_size} bytes")
+    return archive.read(info)
+
+
+def write_archive(program: Fields) -> bytes:
+    """An archive of a graph: the same bytes for the same graph, whenever and wherever it is written."""
+    config = b'{"config": {}}'
+    model = json.dumps(program, sort_keys=True, separators=(",", ":")).encode()
+    records = {
+        "archive_format": b"pt2", "archive_version": b"0", "byteorder": b"little", ".data/version": b"6\n",
+        CONFIGS[0]: config, CONFIGS[1]: config, MODEL: model, SAMPLES: b"",
+    }  # fmt: skip
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in records.items():
+            info = zipfile.ZipInfo(ROOT + name)
+            info.compress_type = zipfile.ZIP_DEFLATED if name == MODEL else zipfile.ZIP_STORED
+            info.create_system = 3
+            archive.writestr(info, content)
+    return out.getvalue()
+
+
+def weight_names(program: Fields) -> list[str]:
+    """Names of the weights, in the order of the graph's inputs. Raises ValueError."""
+    try:
+        calls = program["graph_module"]["module_call_graph"]
+        _, spec = json.loads(calls[0]["signature"]["in_spec"])
+        names = json.loads(spec["children_spec"][0]["children_spec"][-1]["context"])
+    except (KeyError, IndexError, TypeError) as e:
+        raise ValueError(f"the inputs of the program are not those of a step ({type(e).__name__}: {e})") from e
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise ValueError("the weights of the program have no names")
+    return names
+
+
+def operator(target: object) -> Any:
+    """The ATen operator `torch.ops.aten.NAME.OVERLOAD`; raises ValueError for what may not be in a program."""
+    import torch
+
+    match = _OPERATOR.fullmatch(target) if isinstance(target, str) else None
+    found = getattr(getattr(torch.ops.aten, match[1], None), match[2], None) if match else None
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError(f"{target!r:.80} is not an ATen operator")
+    if found._schema.is_mutable:
+        raise ValueError(f"{target} changes its inputs")
+    if torch.Tag.nondeterministic_seeded in found.tags:
+        raise ValueError(f"{target} is random")
+    return found
+
+
+def arguments(node: Mapping[str, Any], schema: Any, resolve: Resolve) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of a node, values by `resolve(name)`. Raises ValueError or KeyError."""
+    known = [a.name for a in schema.arguments]
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for given in node["inputs"]:
+        name, value = given["name"], argument(given["arg"], resolve)
+        if name not in known or name in kwargs:
+            raise ValueError(f"{node['target']} takes no argument {name!r:.80}")
+        if given.get("kind") == _KEYWORD:
+            kwargs[name] = value
+        elif len(args) < len(known) and name == known[len(args)]:
+            args.append(value)
+        else:
+            raise ValueError(f"argument {name!r} of {node['target']} is out of place")
+    return args, kwargs
+
+
+def argument(tagged: Mapping[str, Any], resolve: Resolve) -> Any:
+    """The value of one argument, {"as_KIND": …}. Raises ValueError for a kind that a program may not have."""
+    import torch
+
+    ((kind, value),) = tagged.items()
+    if kind in _PLAIN:
+        return value
+    if kind == "as_none":
+        return None
+    if kind == "as_tensor":
+        return resolve(value["name"])
+    if kind in _LISTS:
+        return [_named(v, resolve) for v in value]
+    if kind == "as_scalar_type" and value in DTYPES:
+        return getattr(torch, DTYPES[value])
+    if kind == "as_device" and value["type"] == "cpu":
+        return torch.device("cpu")
+    if kind == "as_layout" and value == _STRIDED:
+        return torch.strided
+    if kind == "as_memory_format" and value in _MEMORY_FORMATS:
+        return getattr(torch, _MEMORY_FORMATS[value])
+    raise ValueError(f"an argument is {kind} {value!r:.80}")
+
+
+def _named(value: Mapping[str, Any], resolve: Resolve) -> Any:
+    """A tensor {"name": …}, an optional one {"as_tensor": …} or {"as_none": …}, or a number {"as_int": …}."""
+    if "name" in value:
+        return resolve(value["name"])
+    ((kind, inner),) = value.items()
+    if kind == "as_none":
+        return None
+    return inner if kind == "as_int" else resolve(inner["name"])
+
+
+def output_names(node: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Names of the tensors a node makes, and whether its operator returns them in a list or tuple."""
+    outputs: Sequence[Mapping[str, Any]] = node["outputs"]
+    if len(outputs) == 1 and "as_tensors" in outputs[0]:
+        return [t["name"] for t in outputs[0]["as_tensors"]], True
+    return [o["as_tensor"]["name"] for o in outputs], len(outputs) != 1
+
+
+@dataclass(frozen=True)
+class PortableProgram:
+    """An opened program. `run` takes all inputs in order and returns all outputs; `sizes` are token_ids' [B, Q]."""
+
+    run: Callable[..., tuple[Any, ...]]
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    sizes: tuple[int, int]
+
+    @property
+    def cache_inputs(self) -> int:
+        """Cache tensors among the inputs; 0 where the bucket has no context."""
+        return len(self.inputs) - len(FIXED_INPUTS) - len(self.weights)
+
+    @classmethod
+    def parse(cls, data: bytes) -> PortableProgram:
+        """Open an archive; raises ValueError when it is not a program that may be run."""
+        return cls.of(read_archive(data))
+
+    @classmethod
+    def of(cls, program: Fields) -> PortableProgram:
+        """Open a graph; raises ValueError when it is not a program that may be run."""
+        try:
+            return cls._build(program)
+        except (KeyError, TypeError, IndexError, AttributeError) as e:
+            raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
+
+    @classmethod
+    def _build(cls, program: Fields) -> PortableProgram:
+        import operator as builtin
+
+        from torch import fx
+
+        source = program["graph_module"]["graph"]
+        weights = tuple(weight_names(program))
+        inputs = tuple(i["as_tensor"]["name"] for i in source["inputs"])
+        if inputs[: len(FIXED_INPUTS)] != FIXED_INPUTS or len(inputs) < len(FIXED_INPUTS) + len(weights):
+            raise ValueError(f"the program takes {inputs[:4]} …, not the inputs of a step")
+        graph = fx.Graph()
+        made: dict[str, fx.Node] = {}
+        for i, name in enumerate(inputs):
+            made[name] = graph.placeholder(f"input_{i}")
+        for node in source["nodes"]:
+            target = operator(node["target"])
+            args, kwargs = arguments(node, target._schema, made.__getitem__)
+            call = graph.call_function(target, tuple(args), kwargs)
+            names, several = output_names(node)
+            for i, name in enumerate(names):
+                if name in made:
+                    raise ValueError(f"{name!r:.80} is made twice")
+                made[name] = graph.call_function(builtin.getitem, (call, i)) if several else call
+        graph.output(tuple(made[o["as_tensor"]["name"]] for o in source["outputs"]))
+        batch, query = (size["as_int"] for size in source["tensor_values"]["token_ids"]["sizes"])
+        return cls(fx.GraphModule({}, graph).forward, inputs, weights, (batch, query))

@@ -1,0 +1,252 @@
+"""Every supported architecture, traced from its configuration alone, computes what transformers computes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.export.graph_signature import InputKind
+
+from llmc.artifacts.store import Store
+from llmc.compiler.frontend.architectures import SUPPORTED
+from llmc.compiler.frontend.attention import attention_name
+from llmc.compiler.frontend.skeleton import build_skeleton
+from llmc.compiler.frontend.trace import CacheShape, Step, WeightlessStep, trace, trace_weightless
+from llmc.compiler.lowering.fuse import fuse
+from llmc.compiler.lowering.import_fx import import_program
+from llmc.compiler.lowering.to_export import serialise, specialise
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import compile_bundle
+from llmc.errors import CheckpointError, CompileError
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.portable_program import Fields, PortableProgram, output_names, weight_names
+from llmc.runtime.sampling import SamplingParams
+from tests.compiler import tiny
+
+CASES = [*tiny.ARCHITECTURES, *tiny.VARIANTS]
+CAPACITY = 24
+NAN = float("nan")
+
+Tensors = list[torch.Tensor]
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors], Tensors]
+"""token_ids, past_lengths, new_lengths, cache → logits and each layer's key and value."""
+
+# New tokens of rows 0 … 3 in each step: ragged prompts, chunks over a past, then decoding; 0 is a dummy row.
+STEPS = [(6, 4, 1, 0), (5, 0, 3, 0), (1, 1, 1, 0), (1, 1, 1, 0), (1, 0, 1, 2)]
+CONTEXT = 16
+
+
+@cache
+def fused_run(case: str) -> Run:
+    """The fused program as it is traced, with the model's weights in the places of its parameters."""
+    program = trace(tiny.config(case), "fused")
+    model = tiny.model(case)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    lifted = {}
+    for spec in program.graph_signature.input_specs:
+        name = str(spec.target)
+        if spec.kind == InputKind.PARAMETER:
+            lifted[spec.arg.name] = tensors[name.removeprefix("model.")]
+        elif spec.kind != InputKind.USER_INPUT:
+            lifted[spec.arg.name] = program.state_dict.get(name, program.constants.get(name))
+    order = [n.name for n in program.graph_module.graph.nodes if n.op == "placeholder"]
+
+    def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
+        given = iter([token_ids, past, new, *kept])
+        return list(program.graph_module(*(lifted[n] if n in lifted else next(given) for n in order)))
+
+    return run
+
+
+@cache
+def symbolic(case: str, cached: bool) -> Fields:
+    return serialise(trace_weightless(tiny.config(case), "two_part", cached=cached).exported)
+
+
+@cache
+def specialised(case: str, batch: int, query: int, context: int) -> PortableProgram:
+    return PortableProgram.of(specialise(symbolic(case, context > 0), batch, query, context))
+
+
+def two_part_run(case: str) -> Run:
+    """Portable programs, one for each size that is asked for."""
+    model = tiny.model(case)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+
+    def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
+        program = specialised(case, *token_ids.shape, kept[0].shape[2] if kept else 0)
+        return list(program.run(token_ids, past, new, *kept, *(tensors[n] for n in program.weights)))
+
+    return run
+
+
+class Replay:
+    """Rows of random tokens through a program, step by step, over caches that hold NaN where no live token is."""
+
+    def __init__(self, case: str, run: Run, *, in_place: bool) -> None:
+        self.run = run
+        self.in_place = in_place
+        config = tiny.config(case)
+        shape = CacheShape.of(config)
+        random = np.random.default_rng(3)
+        rows = len(STEPS[0])
+        self.random = random
+        self.tokens = [random.integers(0, config["vocab_size"], CAPACITY).tolist() for _ in range(rows)]
+        self.expected = [tiny.logits(case, row) for row in self.tokens]
+        self.past = [0] * rows
+        size = (rows, shape.kv_heads, CAPACITY, shape.head_dim)
+        self.kept = [torch.full(size, NAN) for _ in range(2 * shape.layers)]
+        self.vocab_size = config["vocab_size"]
+
+    def step(self, counts: tuple[int, ...], context: int) -> list[float]:
+        """Run one step of `counts` live tokens a row; the largest error of each live row's logits."""
+        query, rows = max(counts), len(counts)
+        live = [row for row in range(rows) if counts[row]]
+        token_ids = torch.from_numpy(self.random.integers(0, self.vocab_size, (rows, query)))
+        past, new = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.long)
+        kept = [torch.full_like(t, NAN) for t in self.kept]
+        for row in live:
+            start, end = self.past[row], self.past[row] + counts[row]
+            token_ids[row, : counts[row]] = torch.tensor(self.tokens[row][start:end])
+            past[row], new[row] = start, counts[row]
+            for given, mine in zip(kept, self.kept, strict=True):
+                given[row] = mine[row]
+        if not self.in_place:
+            kept = [t[:, :, :context] for t in kept] if context else []
+        logits, *made = self.run(token_ids, past, new, kept)
+        errors = []
+        for row in live:
+            start, end = self.past[row], self.past[row] + counts[row]
+            for mine, tensor in zip(self.kept, made, strict=True):
+                mine[row, :, start:end] = tensor[row, :, start:end] if self.in_place else tensor[row, :, : counts[row]]
+            self.past[row] = end
+            errors.append(float(np.abs(logits[row].numpy() - self.expected[row][end - 1]).max()))
+        return errors
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fused_program_computes_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
+    replay = Replay(case, fused_run(case), in_place=True)
+    for counts in STEPS:
+        assert max(replay.step(counts, CAPACITY)) < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_portable_programs_compute_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
+    replay = Replay(case, two_part_run(case), in_place=False)
+    for counts in STEPS:
+        context = CONTEXT if any(replay.past) else 0
+        assert max(replay.step(counts, context)) < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_of_one_row_and_one_token_is_right_too(case: str) -> None:
+    replay = Replay(case, two_part_run(case), in_place=False)
+    replay.tokens, replay.kept = replay.tokens[:1], [t[:1] for t in replay.kept]
+    for context in (0, 1, 2, 3):
+        assert max(replay.step((1,), context)) < 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_fused_graph_has_one_operator_for_what_compilers_have_kernels_for(case: str) -> None:
+    config = tiny.config(case)
+    layers = config["num_hidden_layers"]
+    graph = fuse(import_program(trace(config, "fused"), 128))
+    counts = Counter(node.op for node in graph.nodes)
+    norms_in_attention = config["model_type"] == "qwen3"  # q and k are normed before rotation: their linears stay apart
+    assert counts["gqa"] == layers
+    assert counts["linear"] == 1 + layers * (6 if norms_in_attention else 4)
+    assert counts["rms_norm"] == 1 + (2 * layers if norms_in_attention else 0)
+    assert counts["skip_rms_norm"] == 2 * layers
+    assert counts["split"] == counts["silu"] == layers
+    assert counts["embedding"] == 1
+    left_over = {"attention", "softmax", "matmul", "rsqrt", "pow", "mean", "cos", "sin", "position_table", "cat", "neg"}
+    assert not left_over & set(counts)
+    for node in graph.nodes:
+        if node.op == "gqa":
+            assert node.attrs["window"] == (tiny.WINDOW if config["model_type"] == "mistral" else -1)
+            assert (node.attrs["heads"], node.attrs["kv_heads"]) == (4, config["num_key_value_heads"])
+            assert all(value is not None for value in node.inputs[6:8]), "rotary embedding is part of the operator"
+
+
+def test_a_tied_head_reads_the_embedding() -> None:
+    names = [set(weight_names(symbolic(case, True))) for case in ("llama-tied", "llama-rope-linear")]
+    assert names[1] - names[0] == {"lm_head.weight"}
+    assert "model.embed_tokens.weight" in names[0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 16), (1, 6, 0), (4, 1, 8), (2, 3, 1)], ids=str)
+@pytest.mark.parametrize("case", tiny.ARCHITECTURES)
+def test_specialising_gives_the_operators_of_a_fresh_static_trace(case: str, sizes: tuple[int, int, int]) -> None:
+    """Tracing with symbols assumes that no size is 1, without saying so in a guard: nothing may depend on it."""
+    fresh = specialise(_static_trace(case, *sizes), *sizes)
+    mine = specialise(symbolic(case, sizes[2] > 0), *sizes)
+    assert _canonical(mine) == _canonical(fresh)
+
+
+def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
+    model = build_skeleton(tiny.config(case), attention_name("two_part"))
+    shape = CacheShape.of(tiny.config(case))
+    size = (batch, shape.kv_heads, context, shape.head_dim)
+    kept = [torch.empty(size) for _ in range(2 * shape.layers if context else 0)]
+    lengths = torch.ones(batch, dtype=torch.long)
+    weights = {n: torch.empty(p.shape) for n, p in [*model.named_parameters(), *model.named_buffers()]}
+    args = (torch.ones(batch, query, dtype=torch.long), lengths, lengths.clone(), kept, weights)
+    with torch.no_grad():
+        return serialise(torch.export.export(WeightlessStep(Step(model, "two_part")), args, strict=False))
+
+
+def _canonical(program: Fields) -> list[object]:
+    """Operators, arguments and shapes, with every tensor named by its place."""
+    graph = program["graph_module"]["graph"]
+    names = [i["as_tensor"]["name"] for i in graph["inputs"]]
+    names += [name for node in graph["nodes"] for name in output_names(node)[0]]
+    place = {name: i for i, name in enumerate(names)}
+
+    def renamed(value: object) -> object:
+        if isinstance(value, dict):
+            return {k: place[v] if k == "name" and v in place else renamed(v) for k, v in value.items()}
+        return [renamed(v) for v in value] if isinstance(value, list) else value
+
+    nodes = [[n["target"], renamed(n["inputs"])] for n in graph["nodes"]]
+    metas = graph["tensor_values"]
+    return [*nodes, renamed(graph["outputs"]), *([metas[n]["dtype"], metas[n]["sizes"]] for n in names)]
+
+
+def test_specialising_at_a_size_that_tracing_excluded_says_so() -> None:
+    with pytest.raises(CompileError, match="batch 2, query 4, context 0"):
+        specialise(symbolic("llama-tied", True), 2, 4, 0)
+
+
+@pytest.mark.parametrize("case", tiny.ARCHITECTURES)
+def test_the_cpu_target_compiles_an_architecture_from_a_checkpoint_on_disk(case: str, tmp_path: Path) -> None:
+    folder = tiny.write_model(tmp_path / case, case)
+    options = CompileOptions("cpu", quantize="none", verify="all")
+    store = Store(tmp_path / "store")
+    result = compile_bundle(str(folder), tmp_path / "bundle", tiny.tiny_plan(), options, store, lambda _: None)
+    assert result.verification["top1"] == 1.0
+    assert result.verification["greedy_equal"] == result.verification["greedy_sequences"] > 0
+    assert result.verification["max_abs"] < 1e-3
+    prompts = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7]]
+    with BundleLLM(tmp_path / "bundle", threads=1) as llm:
+        outputs = llm.generate(prompts, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True))
+        assert [o.outputs[0].token_ids for o in outputs] == [tiny.greedy(case, p, 10) for p in prompts]
+        assert llm.compilations == 0
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mamba", "mpt", None, 7])
+def test_an_architecture_that_is_not_supported_is_refused_by_name(model_type: object) -> None:
+    with pytest.raises(CheckpointError, match="is not supported") as refused:
+        trace({"model_type": model_type, "vocab_size": 8}, "fused")
+    assert repr(model_type) in str(refused.value)
+    assert all(name in str(refused.value) for name in SUPPORTED)
+
+
+def test_a_configuration_that_makes_no_model_is_a_checkpoint_error() -> None:
+    with pytest.raises(CheckpointError, match="llama configuration"):
+        trace(tiny.config("llama") | {"hidden_size": "wide"}, "fused")

@@ -1,0 +1,111 @@
+"""Tiny random-weight models of the supported architectures: configurations, models, and checkpoints on disk."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.coverage import prove
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.provenance import Provenance
+from llmc.compiler.frontend.skeleton import model_config
+from tests.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
+
+# pytest captures what loggers that do not propagate say, and torch traces in full for whoever listens: half the time
+_TRACE_LOG = logging.getLogger("torch.__trace")
+_TRACE_LOG.handlers.clear()
+_TRACE_LOG.propagate = True
+
+WINDOW = 5
+"""The sliding window of the mistral cases: shorter than every sequence here."""
+
+_SMALL = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "num_hidden_layers": 2},
+    "mistral": {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": WINDOW},
+    "qwen2": {"model_type": "qwen2", "num_hidden_layers": 2},
+    "qwen3": {"model_type": "qwen3", "num_hidden_layers": 2},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama-tied": {"tie_word_embeddings": True},
+    "llama-rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    "llama-rope-llama3": {"rope_parameters": _LLAMA3},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-wide-heads": {"head_dim": 32},
+    "llama-as-many-kv-heads": {"num_key_value_heads": 4},
+    "llama-one-kv-head": {"num_key_value_heads": 1},
+}
+
+
+def config(name: str) -> dict[str, Any]:
+    """The configuration of a case, in the terms of config.json."""
+    if name in ARCHITECTURES:
+        return {**_SMALL, **ARCHITECTURES[name]}
+    return {**_SMALL, "model_type": "llama", "num_hidden_layers": 1, **VARIANTS[name]}
+
+
+@cache
+def model(name: str) -> nn.Module:
+    """The transformers model of a case; every parameter is random, biases and norms too."""
+    made: nn.Module = AutoModelForCausalLM.from_config(model_config(config(name)), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter_name, p in made.named_parameters():
+            p.normal_(0, 0.15, generator=generator)
+            if "norm" in parameter_name:
+                p.add_(1)
+    return made.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def logits(name: str, tokens: list[int]) -> np.ndarray:
+    """The model's logits after every token of one sequence, without padding or cache, [n, V]."""
+    return model(name)(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+def greedy(name: str, prompt: list[int], count: int) -> list[int]:
+    """The model's greedy continuation, which no end token stops."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits(name, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def write_model(folder: Path, name: str) -> Path:
+    """Write a case as a Hugging Face folder: safetensors, configuration, tokenizer, chat template."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(name).save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"eos_token_id": EOS}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "tokenizer.json").write_text(tokenizer_json())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "chat_template": TEMPLATE}))
+    return folder
+
+
+def tiny_plan() -> Plan:
+    """At most 3 sequences of 48 tokens; prompts start in one of two buckets and go on in chunks of 16."""
+    sizes = [("prompt", 1, 16, 0), ("prompt", 3, 8, 0), ("prompt", 1, 16, 32), ("decode", 1, 1, 48), ("decode", 3, 1, 48)]
+    buckets = tuple(Bucket(*s) for s in sizes)
+    plan = Plan(Limits(48, 3, 48, 8), buckets, Provenance("test"))
+    assert not prove(plan), prove(plan)
+    return plan
