@@ -1,6 +1,6 @@
 """Write a checkpoint as a Hugging Face folder, dequantised to float32, for peers that read nothing else.
 
-    python benchmarks/export_hf.py smollm2-demo OUT
+python benchmarks/export_hf.py smollm2-demo OUT
 """
 
 from __future__ import annotations

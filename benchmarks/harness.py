@@ -116,7 +116,9 @@ def main() -> None:
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
     wanted = set((args.only or "decode,prefill,first-token").split(","))
-    absolute = {k: str(Path(v).absolute()) for k, v in vars(args).items() if k in ("bundle", "specialised", "genai") and v}
+    absolute = {
+        k: str(Path(v).absolute()) for k, v in vars(args).items() if k in ("bundle", "specialised", "genai") and v
+    }
     peer = "onnxruntime-genai"
     results: dict[str, dict] = {}
     if wanted & {"decode", "prefill"}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from worker import serve
@@ -18,9 +19,7 @@ class Llmc:
 
     def warm(self) -> None:
         """Open every executable, so that background opening does not run beside the measurements."""
-        sessions = getattr(self.llm.executor, "_sessions", None)
-        if sessions is not None:
-            sessions.wait()
+        self.llm.executor.open_all()
 
     def decode(self, batch: int, prompt: list[int], steps: int) -> dict:
         """Seconds of each decode step of `batch` equal-length prompts, and the part outside the graph."""
@@ -57,7 +56,7 @@ class Llmc:
         return {"file": path}
 
     def memory(self) -> dict:
-        rollup = dict(line.split(":") for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
+        rollup = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
         return {"pss_kib": int(rollup["Pss"].split()[0])}
 
 

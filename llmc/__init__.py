@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llmc import buckets as buckets
     from llmc.api import LLM as LLM
-    from llmc.api import compile as compile
+    from llmc.api import compile as compile  # noqa: A004
     from llmc.api import plan as plan
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.sampling import SamplingParams as SamplingParams

@@ -53,9 +53,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    options = CompileOptions(
-        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads
-    )
+    options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
     made = plan if plan is not None else plan_for(str(model), **planning)
     store = Store(cache_dir or settings.cache_dir)
     return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))
@@ -83,9 +81,7 @@ def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
 
     from llmc.settings import Settings
 
-    name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[
-        :16
-    ]
+    name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[:16]
     output = Settings.from_environment().cache_dir / "bundles" / name
     compile(model, output, device=device, **options)
     return output

@@ -150,9 +150,7 @@ def _bucket_numbers(environ: Mapping[str, str], warnings: list[str]) -> dict[tup
                     continue
                 winner = numbers.setdefault((dimension, bound), BucketNumber(value, variable, blocks))
                 if winner.variable != variable:
-                    warnings.append(
-                        f"{variable} is ignored: {winner.variable} is set, and is its newer spelling"
-                    )
+                    warnings.append(f"{variable} is ignored: {winner.variable} is set, and is its newer spelling")
     for variable in sorted(set(environ) - understood):
         if variable.startswith(("VLLM_PROMPT_", "VLLM_DECODE_")) and "_BUCKET_" in variable:
             warnings.append(f"{variable} is ignored: llmc plans nothing from it")

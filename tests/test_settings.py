@@ -43,9 +43,7 @@ def test_a_thread_count_that_is_none_is_named(value):
         read(LLMC_THREADS=value)
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name"), [("lin", "linear"), ("exp", "exponential"), ("pad", "padding-aware")]
-)
+@pytest.mark.parametrize(("spelling", "name"), [("lin", "linear"), ("exp", "exponential"), ("pad", "padding-aware")])
 def test_strategy_spellings(spelling, name):
     assert read(VLLM_BUCKETING_STRATEGY=spelling).strategy == name
 

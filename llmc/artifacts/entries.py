@@ -156,6 +156,4 @@ def _decode(data: bytes, used: float) -> Entry:
     outputs = {name: Blob(output["digest"], output["size"]) for name, output in body["outputs"].items()}
     if not all(is_digest(blob.digest) and type(blob.size) is int for blob in outputs.values()):
         raise ValueError("an output is not a blob")
-    return Entry(
-        Key(body["kind"], body["components"]), outputs, dict(body["meta"]), float(body["created"]), used
-    )
+    return Entry(Key(body["kind"], body["components"]), outputs, dict(body["meta"]), float(body["created"]), used)

@@ -64,9 +64,7 @@ class Key:
             raise ValueError(f"kind of a key must match {_KIND.pattern}: {kind!r:.100}")
         for name, value in components.items():
             if not isinstance(name, str) or not _NAME.fullmatch(name):
-                raise ValueError(
-                    f"a key component needs a name of printable ASCII without spaces: {name!r:.80}"
-                )
+                raise ValueError(f"a key component needs a name of printable ASCII without spaces: {name!r:.80}")
             if value is not None and type(value) not in (str, int, bool):
                 raise TypeError(
                     f"key component {name!r} is {type(value).__name__}; convert it to str, int, bool or None"

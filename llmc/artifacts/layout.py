@@ -65,9 +65,7 @@ class Layout:
 
     def all_entries(self, kind: str | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Every entry's kind and folder entry, or those of one kind."""
-        kinds = (
-            [kind] if kind is not None else [folder.name for folder in scan(self.entries) if folder.is_dir()]
-        )
+        kinds = [kind] if kind is not None else [folder.name for folder in scan(self.entries) if folder.is_dir()]
         for name in kinds:
             for item in scan(self.entries / name):
                 if _ENTRY.fullmatch(item.name):

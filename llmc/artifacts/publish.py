@@ -37,12 +37,9 @@ def writing(path: Path, needed: int, remedy: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in CAPACITY_ERRNOS:
             raise CapacityError(
-                f"{path}: {reason}; {needed} bytes were needed, nothing was published; "
-                f"free some space, or {remedy}"
+                f"{path}: {reason}; {needed} bytes were needed, nothing was published; free some space, or {remedy}"
             ) from error
-        raise UnwritableError(
-            f"{path}: cannot be written ({reason}); make it writable, or {remedy}"
-        ) from error
+        raise UnwritableError(f"{path}: cannot be written ({reason}); make it writable, or {remedy}") from error
 
 
 def make_folder(path: Path) -> None:

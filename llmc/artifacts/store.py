@@ -228,9 +228,7 @@ class Store:
             raise BlobMissingError(f"output {lost!r} is not in {self.root}: store it before the key")
 
     def _missing(self, digest: str) -> BlobMissingError:
-        return BlobMissingError(
-            f"{digest} is missing from {self.root}, or was damaged and put aside; compile again"
-        )
+        return BlobMissingError(f"{digest} is missing from {self.root}, or was damaged and put aside; compile again")
 
     def _hit(self, entry: Entry) -> None:
         self._hits += 1

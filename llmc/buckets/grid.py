@@ -57,9 +57,7 @@ def decode_grid(
     )
 
 
-def _axis(
-    strategy: Strategy, dimension: Dimension, ranges: Mapping[Dimension, Range], needed: int, limit: int
-) -> Axis:
+def _axis(strategy: Strategy, dimension: Dimension, ranges: Mapping[Dimension, Range], needed: int, limit: int) -> Axis:
     """The strategy's values, and a top where they stop below both the range's max and `needed`."""
     bounds = ranges[dimension]
     values = strategy.values(dimension, bounds)

@@ -77,9 +77,7 @@ def _require_admissible(plan: Plan, lengths: Sequence[int], past: Sequence[int])
                 f"prompt {row} has {length} tokens; {name} allows 1 to {limits.longest_prompt}: shorten it"
             )
         if not 0 <= cached < length:
-            raise InputError(
-                f"prompt {row} has {cached} of {length} tokens in the cache; at least one must be new"
-            )
+            raise InputError(f"prompt {row} has {cached} of {length} tokens in the cache; at least one must be new")
 
 
 def _chain(plan: Plan, row: int, length: int, past: int) -> list[_Chunk]:

@@ -78,9 +78,7 @@ class Plan:
         large.
         """
         reach: list[tuple[int, int]] = []
-        for context, query in sorted(
-            {(bucket.context, bucket.query) for bucket in self.prompt}, reverse=True
-        ):
+        for context, query in sorted({(bucket.context, bucket.query) for bucket in self.prompt}, reverse=True):
             if not reach or query > reach[-1][1]:
                 reach.append((context, query))
         return tuple(reversed(reach))
@@ -127,9 +125,7 @@ class Plan:
         fields = Fields.parse(text, source)
         schema = fields.integer("schema")
         if schema != SCHEMA:
-            raise InputError(
-                f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew"
-            )
+            raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
         limits = _limits(fields.nested("limits"))
         buckets = [bucket for phase in PHASES for bucket in _buckets(fields, phase)]
         provenance = Provenance.from_fields(fields.nested("provenance"))
@@ -203,9 +199,7 @@ def _limits(fields: Fields) -> Limits:
 def _buckets(fields: Fields, phase: Phase) -> list[Bucket]:
     rows = fields.array(phase)
     if len(rows) > MAX_BUCKETS:
-        raise InputError(
-            f"{fields.document}: field {phase!r} has {len(rows)} buckets, more than {MAX_BUCKETS}"
-        )
+        raise InputError(f"{fields.document}: field {phase!r} has {len(rows)} buckets, more than {MAX_BUCKETS}")
     buckets = []
     for index, row in enumerate(rows):
         path = f"{phase}[{index}]"

@@ -109,9 +109,7 @@ def _complete(limits: Limits, prompt: list[Bucket], decode: list[Bucket]) -> tup
         low, high = prompt_gaps[0].lengths
         added.append(bucket)
         notes.append(
-            Note(
-                "added", f"{bucket}, prompts of {low} to {high} tokens run through it in chunks", "prompt", 1
-            )
+            Note("added", f"{bucket}, prompts of {low} to {high} tokens run through it in chunks", "prompt", 1)
         )
     decode_gaps = gaps(limits, decode, "decode")
     if decode_gaps:

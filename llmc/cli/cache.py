@@ -42,9 +42,7 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("ls")
 def list_entries(
-    kind: Annotated[
-        str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")
-    ] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -67,9 +65,7 @@ def list_entries(
             }
         )
         return
-    rows = [
-        (item.key.kind, item.key.short, _size(item.size), _age(item.used), _summary(item)) for item in entries
-    ]
+    rows = [(item.key.kind, item.key.short, _size(item.size), _age(item.used), _summary(item)) for item in entries]
     _print_table(("KIND", "KEY", "SIZE", "USED", "COMPONENTS"), rows)
     typer.echo(
         f"{len(entries)} entries; {usage.blobs} blobs, {_size(usage.blob_bytes)} in {store.root}"
@@ -144,9 +140,7 @@ def verify(
     if as_json:
         _print_json({"path": place, **checked, "bad": errors})
     else:
-        typer.echo(
-            f"{place}: {checked['blobs']} blobs, {_size(checked['bytes'])} read, {len(errors)} damaged"
-        )
+        typer.echo(f"{place}: {checked['blobs']} blobs, {_size(checked['bytes'])} read, {len(errors)} damaged")
     if errors:
         shown = "\n  ".join(errors[:BAD_SHOWN])
         more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""

@@ -47,20 +47,14 @@ def compile_command(
     ] = "cpu",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="BUNDLE", help="Bundle folder. Default: MODEL-DEVICE.llmc here."
-        ),
+        typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle folder. Default: MODEL-DEVICE.llmc here."),
     ] = None,
-    plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.")] = None,
     quantize: Annotated[
         str | None,
         typer.Option("--quantize", metavar="none|int8|int4|keep", help="Weights. Default: the device's."),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="f32|bf16|f16", help="Unquantised numbers.")
-    ] = "f32",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="f32|bf16|f16", help="Unquantised numbers.")] = "f32",
     specialise: Annotated[
         bool | None,
         typer.Option(
@@ -74,15 +68,11 @@ def compile_command(
     executor: Annotated[str, typer.Option("--executor", metavar="local", help="Where jobs run.")] = "local",
     verify: Annotated[
         str,
-        typer.Option(
-            "--verify", metavar="sample|all|none", help="Buckets to compare with the reference model."
-        ),
+        typer.Option("--verify", metavar="sample|all|none", help="Buckets to compare with the reference model."),
     ] = "sample",
     require_native: Annotated[
         bool,
-        typer.Option(
-            "--require-native", help="Fail when executables would need finishing on the device's host."
-        ),
+        typer.Option("--require-native", help="Fail when executables would need finishing on the device's host."),
     ] = False,
     resume: Annotated[
         bool,
@@ -91,9 +81,7 @@ def compile_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."
-        ),
+        typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     strategy: StrategyFlag = None,
@@ -137,9 +125,7 @@ def compile_command(
         prompt_seq=prompt_seq, prompt_context=prompt_context, decode_batch=decode_batch, decode_seq=decode_seq,
     )  # fmt: skip
     settings = Settings.from_environment()
-    options = CompileOptions(
-        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads
-    )
+    options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
     if resume and model is None:
         journal = Journal.read(output)
         model, made, options = journal.model, journal.plan, journal.options
@@ -164,9 +150,7 @@ def _planned(model: str | None, plan: Path | None, flags: PlanningFlags) -> tupl
     from llmc.buckets.plan import Plan
 
     if model is None:
-        raise InputError(
-            "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile)"
-        )
+        raise InputError("name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile)")
     if plan is None:
         return model, plan_from_flags(flags, model)
     if flags.given():

@@ -37,36 +37,26 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            "--prompts", metavar="FILE", help="Prompts: JSON lines with prompt or messages, or plain lines."
-        ),
+        typer.Option("--prompts", metavar="FILE", help="Prompts: JSON lines with prompt or messages, or plain lines."),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Wrap each prompt as a user's message in the chat template.")
     ] = False,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")
-    ] = 128,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="Nucleus probability.")] = 1.0,
-    top_k: Annotated[
-        int, typer.Option("--top-k", metavar="K", help="Most probable tokens kept; 0: all.")
-    ] = 0,
+    top_k: Annotated[int, typer.Option("--top-k", metavar="K", help="Most probable tokens kept; 0: all.")] = 0,
     min_p: Annotated[
         float, typer.Option("--min-p", metavar="P", help="Least probability, relative to the best token's.")
     ] = 0.0,
     repetition_penalty: Annotated[
         float, typer.Option("--repetition-penalty", metavar="R", help="Over 1 discourages repetition.")
     ] = 1.0,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="S", help="Makes sampling repeatable.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="Makes sampling repeatable.")] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="S", help="End before this text; may be repeated.")
     ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")
-    ] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
     show_buckets: Annotated[
         bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
@@ -108,9 +98,7 @@ def generate(
 def _prompts(texts: list[str] | None, file: Path | None, source: str | None, chat: bool) -> list[Any]:
     given = [bool(texts), file is not None, source is not None]
     if sum(given) != 1:
-        raise InputError(
-            "give the prompts in one way: --prompt TEXT, --prompts FILE, or - for standard input"
-        )
+        raise InputError("give the prompts in one way: --prompt TEXT, --prompts FILE, or - for standard input")
     if source not in (None, "-"):
         raise InputError(
             f"unexpected argument {source!r}; prompts come by --prompt, --prompts, or - for standard input"
@@ -126,9 +114,7 @@ def _prompts(texts: list[str] | None, file: Path | None, source: str | None, cha
         found = _parse(sys.stdin.read(), "standard input")
     if not found:
         raise InputError("there is no prompt")
-    return [
-        {"messages": [{"role": "user", "content": p}]} if chat and isinstance(p, str) else p for p in found
-    ]
+    return [{"messages": [{"role": "user", "content": p}]} if chat and isinstance(p, str) else p for p in found]
 
 
 def _parse(text: str, name: str) -> list[Any]:
@@ -220,8 +206,7 @@ def _print_steps(records: list[StepRecord]) -> None:
     at = 0
     for (phase, batch, query, _, live, executable), run in rows:
         mean = [
-            f"{1e3 * sum(getattr(r, f) for r in run) / len(run):.2f} ms"
-            for f in ("prepare_s", "execute_s", "sample_s")
+            f"{1e3 * sum(getattr(r, f) for r in run) / len(run):.2f} ms" for f in ("prepare_s", "execute_s", "sample_s")
         ]
         first, last_context = run[0].context, run[-1].context
         contexts = f"{first}" if first == last_context else f"{first}…{last_context}"

@@ -42,9 +42,7 @@ class Journal:
             plan = Plan.from_json(json.dumps(data["plan"]), str(path))
             return cls(str(data["model"]), plan, CompileOptions(**data["options"]), output)
         except FileNotFoundError:
-            raise InputError(
-                f"nothing to resume: no interrupted compile of {output} (looked for {path})"
-            ) from None
+            raise InputError(f"nothing to resume: no interrupted compile of {output} (looked for {path})") from None
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise InputError(f"{path}: cannot be read ({e}); run the compile again with its flags") from e
 

@@ -105,9 +105,7 @@ def _app(typer: Any, arguments: list[str]) -> Any:
 
     @app.callback()  # type: ignore[untyped-decorator]
     def root(
-        show: bool = typer.Option(
-            False, "--version", callback=version, is_eager=True, help="Print the version."
-        ),
+        show: bool = typer.Option(False, "--version", callback=version, is_eager=True, help="Print the version."),
     ) -> None:
         """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
 

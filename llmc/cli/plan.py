@@ -60,9 +60,7 @@ def plan(
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan here, as JSON.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the plan as JSON in place of the report.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON in place of the report.")] = False,
 ) -> None:
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
 
@@ -104,9 +102,7 @@ def plan(
 
 def _load(files: list[str], unused: list[str]) -> Plan:
     if len(files) != 1:
-        raise InputError(
-            "llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show"
-        )
+        raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
     if unused:
         raise InputError(f"llmc plan show prints a plan as it is; leave out {', '.join(unused)}")
     return Plan.load(files[0])

@@ -73,15 +73,11 @@ BlockSizeFlag = Annotated[
 ]
 PromptBatchFlag = Annotated[
     str | None,
-    typer.Option(
-        "--prompt-batch", metavar=_RANGE, help="Prompts of one prompt step.", rich_help_panel=_PANEL
-    ),
+    typer.Option("--prompt-batch", metavar=_RANGE, help="Prompts of one prompt step.", rich_help_panel=_PANEL),
 ]
 PromptSeqFlag = Annotated[
     str | None,
-    typer.Option(
-        "--prompt-seq", metavar=_RANGE, help="New tokens of each prompt in a step.", rich_help_panel=_PANEL
-    ),
+    typer.Option("--prompt-seq", metavar=_RANGE, help="New tokens of each prompt in a step.", rich_help_panel=_PANEL),
 ]
 PromptContextFlag = Annotated[
     str | None,
@@ -94,15 +90,11 @@ PromptContextFlag = Annotated[
 ]
 DecodeBatchFlag = Annotated[
     str | None,
-    typer.Option(
-        "--decode-batch", metavar=_RANGE, help="Sequences of one decode step.", rich_help_panel=_PANEL
-    ),
+    typer.Option("--decode-batch", metavar=_RANGE, help="Sequences of one decode step.", rich_help_panel=_PANEL),
 ]
 DecodeSeqFlag = Annotated[
     str | None,
-    typer.Option(
-        "--decode-seq", metavar=_RANGE, help="Cached tokens of each of them.", rich_help_panel=_PANEL
-    ),
+    typer.Option("--decode-seq", metavar=_RANGE, help="Cached tokens of each of them.", rich_help_panel=_PANEL),
 ]
 
 
@@ -124,11 +116,7 @@ class PlanningFlags:
 
     def given(self) -> list[str]:
         """The flags that were given, spelled as on the command line."""
-        return [
-            f"--{flag.name.replace('_', '-')}"
-            for flag in fields(self)
-            if getattr(self, flag.name) is not None
-        ]
+        return [f"--{flag.name.replace('_', '-')}" for flag in fields(self) if getattr(self, flag.name) is not None]
 
 
 def plan_from_flags(

@@ -20,16 +20,12 @@ def verify(
     *,
     reference: Annotated[
         str | None,
-        typer.Option(
-            "--reference", metavar="MODEL", help="The checkpoint. Default: the one it was compiled from."
-        ),
+        typer.Option("--reference", metavar="MODEL", help="The checkpoint. Default: the one it was compiled from."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every bucket, rather than a sample.")] = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."
-        ),
+        typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
@@ -50,9 +46,7 @@ def verify(
 
     store = Store(cache_dir or Settings.from_environment().cache_dir)
     with CompileProgress(quiet=as_json and not sys.stderr.isatty()) as progress:
-        found = verify_again(
-            bundle, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t))
-        )
+        found = verify_again(bundle, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -46,8 +46,7 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
     try:
         prepared = target.prepare(lookup, options)
         cached: list[bool | None] = [
-            stages.store.lookup(executable_key(target, prepared, shape, options)) is not None
-            for shape in shapes
+            stages.store.lookup(executable_key(target, prepared, shape, options)) is not None for shape in shapes
         ]
     except _NotBuiltError:
         cached = [None] * len(shapes)

@@ -119,9 +119,7 @@ def compile_bundle(
     entries = _executables(stages, target, prepared, shapes, options, report)
     manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model)
     if options.verify != "none":
-        verification = verify_stage(
-            stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t))
-        )
+        verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
     else:
         verification = {"mode": "none"}
     final = Manifest.create(**_members(manifest) | {"verification": verification})
@@ -212,11 +210,7 @@ def _executables(
                 i = futures[future]
                 done[i] = (entry, hit)
                 size = entry.outputs["executable"].size
-                report(
-                    ExecutableReport(
-                        len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]
-                    )
-                )
+                report(ExecutableReport(len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]))
         except BaseException:
             threads.shutdown(wait=True, cancel_futures=True)  # before the files that running jobs read are removed
             raise

@@ -38,9 +38,7 @@ def verify_again(
     model = reference or str(manifest.provenance.get("model", ""))
     stages = Stages(store, open_checkpoint(model), bundle.plan, report)
     if stages.checkpoint_digest() != manifest.provenance.get("checkpoint"):
-        raise CheckpointError(
-            f"{model} is not the checkpoint that {path} was compiled from: its content differs"
-        )
+        raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = open_target(manifest.device)
     chosen = {k: manifest.options[k] for k in ("quantize", "dtype", "specialise")}
     options = target.configure(CompileOptions(device=manifest.device, **chosen))

@@ -128,9 +128,7 @@ def version_of(package: str, extra: str = "compile") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise DeviceError(
-            f"{package} is not installed; install it with: pip install 'llmc[{extra}]'"
-        ) from None
+        raise DeviceError(f"{package} is not installed; install it with: pip install 'llmc[{extra}]'") from None
 
 
 @cache
@@ -144,6 +142,7 @@ def code_digest(*packages: str) -> str:
         root = Path(spec.origin)
         files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
         for file in files:
-            content.update(f"{package}/{file.name}\0".encode())
-            content.update(file.read_bytes())
+            source = file.read_bytes()
+            content.update(f"{package}/{file.relative_to(root.parent)} {len(source)}\0".encode())
+            content.update(source)
     return "sha256:" + content.hexdigest()

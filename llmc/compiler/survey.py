@@ -25,9 +25,7 @@ def survey() -> list[dict[str, str]]:
         rows.append(
             {
                 "device": name,
-                "compiles": "yes"
-                if not missing
-                else f"no: pip install 'llmc[compile]' (missing {', '.join(missing)})",
+                "compiles": "yes" if not missing else f"no: pip install 'llmc[compile]' (missing {', '.join(missing)})",
                 "runs": on_cpu if runs else f"no: pip install {install}",
                 "state": target.state,
                 "note": target.remaining() or "",

@@ -34,9 +34,7 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
         if source is None:
-            raise InputError(
-                "this model has no chat template: send a plain prompt (/v1/completions, `--prompt`)"
-            )
+            raise InputError("this model has no chat template: send a plain prompt (/v1/completions, `--prompt`)")
         self.source = source
         self._special_tokens = dict(special_tokens or {})
         self._template = _compile(source)
@@ -82,9 +80,7 @@ class ChatTemplate:
         except InputError:
             raise
         except Exception as error:  # a template is a program: anything may go wrong in it
-            raise InputError(
-                f"the chat template refuses these messages: {error or type(error).__name__}"
-            ) from error
+            raise InputError(f"the chat template refuses these messages: {error or type(error).__name__}") from error
         return "".join(pieces)
 
 
@@ -97,9 +93,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise InputError(
-            f"messages[{index}] is {type(message).__name__}, not an object with role and content"
-        )
+        raise InputError(f"messages[{index}] is {type(message).__name__}, not an object with role and content")
     role = message.get("role")
     if role not in ROLES:
         raise InputError(f"messages[{index}].role is {role!r:.80}; known: {', '.join(ROLES)}")
@@ -200,9 +194,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """jinja2's own filter escapes for HTML, which a prompt must not be."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(layout: str) -> str:

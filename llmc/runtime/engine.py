@@ -99,7 +99,11 @@ class Engine:
         if length > limits.longest_prompt:
             raise InputError(
                 f"the prompt has {length} tokens; this bundle takes at most {limits.longest_prompt} "
-                f"(max_model_len {limits.max_model_len}, one token left to generate)"
+                + (
+                    f"(max_prompt_len {limits.max_prompt_len})"
+                    if limits.max_prompt_len is not None
+                    else f"(max_model_len {limits.max_model_len}, one token left to generate)"
+                )
             )
         smallest, largest = min(request.prompt_token_ids), max(request.prompt_token_ids)
         if smallest < 0 or largest >= self.vocab_size:
@@ -183,10 +187,7 @@ class Engine:
         live = range(len(rows))
         for i in live:
             rows[i].cached = int(step.past_lengths[i] + step.new_lengths[i])
-        if complete_at is not None:
-            live_rows = [i for i in live if rows[i].cached == complete_at[i]]
-        else:
-            live_rows = list(live)
+        live_rows = [i for i in live if complete_at is None or rows[i].cached == complete_at[i]]
         chosen = logits[: len(rows)] if len(live_rows) == len(rows) else logits[np.array(live_rows, np.int64)]
         ids = sample(chosen, [rows[i].sampler for i in live_rows]).tolist() if live_rows else []
         events = [self._token(rows[i], token) for i, token in zip(live_rows, ids, strict=True)]

@@ -32,13 +32,23 @@ class BundleLLM:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self._compiled_before = COMPILATIONS.count
         with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(lambda: self.bundle.tokenizer) if "tokenizer.json" in self.bundle.manifest.files else None
+            texts = pool.submit(self._load_text_files)
             self.executor = self.bundle.executor(threads=threads)
-            self._warm()
-            if loading:
-                loading.result()
+            try:
+                self._warm()
+                texts.result()
+            except BaseException:
+                self.executor.close()
+                raise
         vocab_size = int(self.bundle.manifest.model["vocab_size"])
         self.engine = Engine(self.bundle.plan, self.executor, vocab_size, keep_steps)
+
+    def _load_text_files(self) -> None:
+        """What a first prompt needs beside an executable, loaded while that one opens."""
+        if "tokenizer.json" in self.bundle.manifest.files:
+            _ = self.bundle.tokenizer
+        if self.bundle.chat_template is not None:
+            import jinja2.sandbox  # noqa: F401
 
     def _warm(self) -> None:
         plan = self.bundle.plan
@@ -156,7 +166,8 @@ class _Text:
         self.reason = event.finish_reason
         if self._detokenizer is None:
             return "", False
-        text = self._stop.feed(self._detokenizer.feed(event.token_id))
+        ends = event.finish_reason == "stop"  # the token that says so is no text
+        text = "" if ends else self._stop.feed(self._detokenizer.feed(event.token_id))
         if event.finish_reason and self._stop.matched is None:
             text += self._stop.feed(self._detokenizer.flush())
             if self._stop.matched is None:

@@ -250,8 +250,7 @@ class SequenceSampler:
         largest = float(row.max())
         if not math.isfinite(largest):
             raise LlmcError(
-                f"the largest logit is {largest}: the compiled graph or its weights are damaged; "
-                "run `llmc verify`"
+                f"the largest logit is {largest}: the compiled graph or its weights are damaged; run `llmc verify`"
             )
         scaled = row - np.float32(largest)
         scaled /= np.float32(params.temperature)

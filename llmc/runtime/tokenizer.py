@@ -67,9 +67,7 @@ class Tokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise InputError(
-                f"the text holds a lone surrogate at character {error.start}: not Unicode"
-            ) from error
+            raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -104,9 +102,7 @@ class Tokenizer:
         if known is None:
             token = self.id_to_token(index) or ""
             values = [_BYTE_OF.get(character) for character in token]
-            known = (
-                token.encode() if None in values else bytes(value for value in values if value is not None)
-            )
+            known = token.encode() if None in values else bytes(value for value in values if value is not None)
             self._pieces[index] = known
         return known
 

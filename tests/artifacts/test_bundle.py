@@ -131,9 +131,7 @@ def make_bundle_in_git(path: Path) -> None:
     (path / ".git").mkdir()
 
 
-def test_what_llmc_leaves_in_a_bundle_does_not_keep_it_from_being_replaced(
-    tmp_path: Path, bundle: Path
-) -> None:
+def test_what_llmc_leaves_in_a_bundle_does_not_keep_it_from_being_replaced(tmp_path: Path, bundle: Path) -> None:
     with BundleFiles.open(bundle) as files:
         files.path("weights.bin")
     (bundle / "0123456789abcdef01234567").write_text("stamps that a killed process was writing")
@@ -223,9 +221,7 @@ def test_a_folder_in_the_place_of_a_blob_is_an_error(bundle: Path) -> None:
         BundleFiles.open(bundle).path(DIGESTS["decode"])
 
 
-def test_what_was_verified_is_not_hashed_at_the_next_start(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_verified_is_not_hashed_at_the_next_start(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     time.sleep(0.03)
     with BundleFiles.open(bundle) as files:
         for digest in DIGESTS.values():
@@ -242,9 +238,7 @@ def test_what_was_verified_is_not_hashed_at_the_next_start(
         BundleFiles.open(bundle).path("weights.bin")
 
 
-def test_verify_reads_everything_whatever_the_stamps_say(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_reads_everything_whatever_the_stamps_say(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.artifacts.stamps import Stamps
 
     flip(blob_path(bundle, DIGESTS["weights"]))

@@ -100,9 +100,7 @@ STEPS = """
 
 @pytest.mark.parametrize("exchange", EXCHANGE)
 @pytest.mark.parametrize("call", ["rename", "fsync", "rmdir"])
-def test_kill_9_at_each_system_call_leaves_the_old_bundle_or_the_new(
-    tmp_path: Path, call: str, exchange: str
-) -> None:
+def test_kill_9_at_each_system_call_leaves_the_old_bundle_or_the_new(tmp_path: Path, call: str, exchange: str) -> None:
     found = sources(tmp_path / "model", mode=0o644)
     for countdown in range(0, 30, 2 if call == "fsync" else 1):
         write_bundle(tmp_path / "bundle", manifest(), found)
@@ -177,9 +175,7 @@ def test_a_mount_point_cannot_be_replaced_and_says_so(mounts: None, tmp_path: Pa
     assert names == "['bundle', 'model']"
 
 
-def test_systems_that_cannot_exchange_names_take_two_renames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systems_that_cannot_exchange_names_take_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     found = sources(tmp_path / "model")
     for device in ("one", "two"):

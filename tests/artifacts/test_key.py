@@ -48,9 +48,7 @@ def test_changing_adding_or_removing_one_component_changes_the_key_and_is_explai
     assert changed.explain(removed) == [(name, value, ABSENT)]
 
 
-@pytest.mark.parametrize(
-    ("a", "b"), [(1, True), (0, False), (1, "1"), (None, "None"), (None, False), ("", None)]
-)
+@pytest.mark.parametrize(("a", "b"), [(1, True), (0, False), (1, "1"), (None, "None"), (None, False), ("", None)])
 def test_values_that_python_confuses_are_kept_apart(a: str, b: str) -> None:
     one, other = Key("k", {"x": a}), Key("k", {"x": b})
     assert one != other

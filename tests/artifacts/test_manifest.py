@@ -231,9 +231,7 @@ def test_any_json_in_any_member_is_a_manifest_or_an_artifact_error(name: str, va
 
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["executables", "files", "blobs"]), st.data())
-def test_any_json_inside_the_tables_is_a_manifest_or_an_artifact_error(
-    table: str, data: st.DataObject
-) -> None:
+def test_any_json_inside_the_tables_is_a_manifest_or_an_artifact_error(table: str, data: st.DataObject) -> None:
     members = manifest().to_dict()
     target = members[table][0] if table == "executables" else members[table]
     name = data.draw(st.sampled_from(sorted(target)) | st.text(), "name")

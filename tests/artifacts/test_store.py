@@ -218,9 +218,7 @@ def test_the_size_is_checked_even_without_the_digest(store: Store) -> None:
         store.path(blob, verify=False)
 
 
-def test_a_verified_blob_is_not_hashed_again_until_it_is_touched(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verified_blob_is_not_hashed_again_until_it_is_touched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.artifacts import blobs
 
     blob = store.put_bytes(b"graph")
@@ -234,9 +232,7 @@ def test_a_verified_blob_is_not_hashed_again_until_it_is_touched(
         store.path(blob)
 
 
-def test_a_big_blob_is_not_hashed_again_by_the_next_process(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_big_blob_is_not_hashed_again_by_the_next_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.artifacts import blobs
 
     monkeypatch.setattr(blobs, "SAVE_STAMPS_FROM", 5)
@@ -329,9 +325,7 @@ def test_a_damaged_entry_is_a_miss_is_put_aside_and_heals(store: Store, name: st
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
-def test_no_change_to_an_entry_is_believed(
-    tmp_path_factory: pytest.TempPathFactory, where: float, byte: int
-) -> None:
+def test_no_change_to_an_entry_is_believed(tmp_path_factory: pytest.TempPathFactory, where: float, byte: int) -> None:
     store = Store(tmp_path_factory.mktemp("store"))
     entry = store.publish(key(), {"graph": store.put_bytes(b"graph")}, {"seconds": 1})
     path = store.root / "v1/entries/executable" / f"{key().hex}.json"
@@ -407,9 +401,7 @@ def test_find_refuses_what_is_ambiguous(store: Store, monkeypatch: pytest.Monkey
 # Care
 
 
-def test_verify_finds_all_damage_even_where_stamps_hold(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_finds_all_damage_even_where_stamps_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.artifacts.stamps import Stamps
 
     entry, _ = store.get_or_build(key(), build_graph)

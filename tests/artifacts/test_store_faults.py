@@ -178,9 +178,7 @@ def test_a_build_is_not_run_again_for_errors_of_its_own(store: Store) -> None:
     assert len(runs) == 1
 
 
-def test_no_room_anywhere_is_a_capacity_error(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_anywhere_is_a_capacity_error(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Faults(monkeypatch, tmp_path).inject("open", errno.ENOSPC)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(CapacityError):
@@ -190,9 +188,7 @@ def test_no_room_anywhere_is_a_capacity_error(
     assert [file for file in files_below(tmp_path) if file.parent.name == "tmp"] == []
 
 
-def test_no_temporary_folder_is_a_capacity_error(
-    store: Store, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_temporary_folder_is_a_capacity_error(store: Store, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     faults.inject("write", errno.ENOSPC)
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with pytest.raises(CapacityError, match="temporary folder"):

@@ -26,8 +26,7 @@ def reachable(prompt: list[Bucket], longest: int) -> set[int]:
 
 def within(found: list[Gap], batch: int, length: int) -> bool:
     return any(
-        gap.batches[0] <= batch <= gap.batches[1] and gap.lengths[0] <= length <= gap.lengths[1]
-        for gap in found
+        gap.batches[0] <= batch <= gap.batches[1] and gap.lengths[0] <= length <= gap.lengths[1] for gap in found
     )
 
 

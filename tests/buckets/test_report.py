@@ -27,12 +27,8 @@ def test_long_lists_of_values_are_cut(guide_plan):
 
 
 def test_the_text_says_what_was_counted_added_and_dropped():
-    settings = Settings.from_environment(
-        {"VLLM_PROMPT_BS_BUCKET_MAX": "4", "VLLM_PROMPT_LOST_BUCKET_MAX": "1"}
-    )
-    text = report.text(
-        make_plan(Limits(2048, 4, 512), settings=settings, limit_origins={"block_size": "flag"})
-    )
+    settings = Settings.from_environment({"VLLM_PROMPT_BS_BUCKET_MAX": "4", "VLLM_PROMPT_LOST_BUCKET_MAX": "1"})
+    text = report.text(make_plan(Limits(2048, 4, 512), settings=settings, limit_origins={"block_size": "flag"}))
     assert "strategy linear (default)" in text
     assert "block_size 128 (flag)" in text
     assert "max_num_seqs 4\n" in text

@@ -157,9 +157,7 @@ def test_explain_a_key_and_a_bundle_is_a_mistake(store: Store, bundle: Path) -> 
     assert isinstance(error(store, "explain", bundle, NEW.short), InputError)
 
 
-def test_a_relative_folder_is_a_bundle_too(
-    store: Store, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_folder_is_a_bundle_too(store: Store, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bundle.parent)
     assert data(store, "show", "bundle")["device"] == "cpu"
     assert "nothing" in str(error(store, "show", "./nothing"))

@@ -167,9 +167,7 @@ def test_a_length_above_the_models_positions_is_refused(config):
 def test_rotary_scaling_stretches_the_positions(tmp_path):
     path = tmp_path / "config.json"
     rope = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
-    path.write_text(
-        json.dumps({"model_type": "llama", "max_position_embeddings": 512, "rope_parameters": rope})
-    )
+    path.write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 512, "rope_parameters": rope}))
     assert plan_from_flags(PlanningFlags(max_model_len=2048), config=str(path)).limits.max_model_len == 2048
     with pytest.raises(InputError, match="above the 2048 positions"):
         plan_from_flags(PlanningFlags(max_model_len=2049), config=str(path))

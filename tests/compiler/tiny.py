@@ -104,7 +104,13 @@ def write_model(folder: Path, name: str) -> Path:
 
 def tiny_plan() -> Plan:
     """At most 3 sequences of 48 tokens; prompts start in one of two buckets and go on in chunks of 16."""
-    sizes = [("prompt", 1, 16, 0), ("prompt", 3, 8, 0), ("prompt", 1, 16, 32), ("decode", 1, 1, 48), ("decode", 3, 1, 48)]
+    sizes = [
+        ("prompt", 1, 16, 0),
+        ("prompt", 3, 8, 0),
+        ("prompt", 1, 16, 32),
+        ("decode", 1, 1, 48),
+        ("decode", 3, 1, 48),
+    ]
     buckets = tuple(Bucket(*s) for s in sizes)
     plan = Plan(Limits(48, 3, 48, 8), buckets, Provenance("test"))
     assert not prove(plan), prove(plan)

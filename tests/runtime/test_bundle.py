@@ -200,7 +200,7 @@ def test_an_upgraded_host_refuses_what_was_compiled_before(toy: Toy, monkeypatch
 
 def test_an_executor_of_the_future(copy: Path) -> None:
     edit(copy, lambda m: m.update(executor="quantum"))
-    with pytest.raises(UnknownNameError, match="unknown executor 'quantum'"):
+    with pytest.raises(ArtifactError, match="unknown executor 'quantum'"):
         BundleLLM(copy)
 
 

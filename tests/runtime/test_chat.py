@@ -31,8 +31,7 @@ def test_renders_with_and_without_a_generation_prompt():
 
 TEMPLATES = [
     CHATML,
-    "{% for m in messages %}\n    {% if m.role == 'user' %}\n  U:{{ m.content }}\n    {% endif %}\n"
-    "{% endfor %}",
+    "{% for m in messages %}\n    {% if m.role == 'user' %}\n  U:{{ m.content }}\n    {% endif %}\n{% endfor %}",
     "{{ bos_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
     "{{ m.content | trim }}{% endfor %}",
     "{{ messages | tojson }}|{{ messages[0] | tojson(indent=2) }}|{{ '<é>' | tojson }}",

@@ -121,10 +121,7 @@ def test_logits_are_only_read():
     for temperature in (0.0, 0.7):
         sample(
             rows,
-            [
-                sequence(temperature=temperature, prompt=[1, 2], min_tokens=1, end=[4], **options)
-                for _ in rows
-            ],
+            [sequence(temperature=temperature, prompt=[1, 2], min_tokens=1, end=[4], **options) for _ in rows],
         )
 
 

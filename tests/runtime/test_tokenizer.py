@@ -40,9 +40,7 @@ def sentence_piece(strip: bool = True) -> Tokenizer:
     """Llama 2's decoder: bytes as <0x..>, a space mark, one leading space dropped."""
     words = ["<unk>", "<s>", "▁", "▁a", "a", "b", "▁▁", "é", "日", "a▁b", "�"]
     words += [f"<0x{byte:02X}>" for byte in range(256)]
-    backend = Backend(
-        BPE({word: index for index, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True)
-    )
+    backend = Backend(BPE({word: index for index, word in enumerate(words)}, [], unk_token="<unk>", byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip else steps)
     backend.add_special_tokens(["<unk>", "<s>"])
@@ -151,9 +149,7 @@ def test_a_byte_level_stream_gives_back_any_text(text):
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.one_of(st.integers(0, 10), st.integers(11, 266)), max_size=40), st.booleans(), st.booleans()
-)
+@given(st.lists(st.one_of(st.integers(0, 10), st.integers(11, 266)), max_size=40), st.booleans(), st.booleans())
 def test_a_sentence_piece_stream_equals_decoding_at_once(ids, skip, strip):
     tokenizer = sentence_piece(strip)
     assert "".join(streamed(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)

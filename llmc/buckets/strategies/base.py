@@ -48,8 +48,7 @@ class Range:
             raise InputError(f"{self}: min is above max; swap them or raise max to at least {self.min}")
         if self.max // self.step > MAX_VALUES:
             raise InputError(
-                f"{self}: spans more than {MAX_VALUES} values; "
-                f"raise step to at least {self.max // MAX_VALUES + 1}"
+                f"{self}: spans more than {MAX_VALUES} values; raise step to at least {self.max // MAX_VALUES + 1}"
             )
 
     def __str__(self) -> str:

@@ -55,9 +55,7 @@ class GgufCheckpoint(Checkpoint):
     def _check_rows(self, name: str, info: TensorInfo) -> None:
         heads = self._heads(name)
         if heads and info.shape[0] != heads * self._config["head_dim"]:
-            raise self._meta.error(
-                f"damaged: {info.name} has {info.shape[0]} rows, which are not {heads} heads"
-            )
+            raise self._meta.error(f"damaged: {info.name} has {info.shape[0]} rows, which are not {heads} heads")
 
     def _heads(self, name: str) -> int:
         """Heads whose rows a projection's weight or bias stacks, else 0."""

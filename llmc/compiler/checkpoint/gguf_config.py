@@ -70,12 +70,7 @@ class Metadata:
         """A positive finite number."""
         value = self.get(key)
         value = default if value is None else value
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-            or value <= 0
-        ):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
             raise self._bad(key, value, "a positive number")
         return float(value)
 
@@ -103,9 +98,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     hidden, heads = meta.integer("{arch}.embedding_length"), meta.integer("{arch}.attention.head_count")
     head_dim = meta.integer("{arch}.attention.key_length", hidden // heads)
     if head_dim < 2 or head_dim % 2:
-        raise meta.error(
-            f"damaged: {hidden} hidden units over {heads} heads give heads of odd size {head_dim}"
-        )
+        raise meta.error(f"damaged: {hidden} hidden units over {heads} heads give heads of odd size {head_dim}")
     if meta.integer("{arch}.attention.value_length", head_dim) != head_dim:
         raise meta.error("keys and values of different head size are not supported")
     if meta.integer("{arch}.rope.dimension_count", head_dim) != head_dim:
@@ -157,9 +150,7 @@ def _short(value: float) -> float:
 
 def _layers(meta: Metadata) -> int:
     stated = meta.integer("{arch}.block_count")
-    found = {
-        name.split(".")[1] for name in meta.header.tensors if name.startswith("blk.") and name.count(".") > 1
-    }
+    found = {name.split(".")[1] for name in meta.header.tensors if name.startswith("blk.") and name.count(".") > 1}
     if stated > MAX_LAYERS or found != {str(index) for index in range(stated)}:
         raise meta.error(f"damaged or incomplete: {stated} layers stated, tensors of {len(found)} found")
     return stated
@@ -211,9 +202,7 @@ def _llama3_rope(meta: Metadata, head_dim: int, theta: float) -> dict[str, Any]:
     turns = _LLAMA3_ORIGINAL / (2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim))
     smooth = np.clip((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)
     if not np.allclose(1 / ((1 - smooth) / factor + smooth), divisors, rtol=1e-3):
-        raise meta.error(
-            f"{ROPE_FACTORS} does not follow the Llama 3 rule; other frequency factors are not supported"
-        )
+        raise meta.error(f"{ROPE_FACTORS} does not follow the Llama 3 rule; other frequency factors are not supported")
     if factor == 1.0:
         return {"rope_type": "default", "rope_theta": theta}
     return {

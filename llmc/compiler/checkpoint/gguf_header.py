@@ -70,9 +70,7 @@ class StringArray:
             try:
                 yield buffer[begin:position].decode()
             except UnicodeDecodeError as error:
-                raise self.file.error(
-                    f"damaged: string {index} of an array is not UTF-8; fetch it again"
-                ) from error
+                raise self.file.error(f"damaged: string {index} of an array is not UTF-8; fetch it again") from error
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,7 @@ def read_header(path: Path) -> GgufHeader:
     version = int(file.unpack(_U32, 4, "the version")[0])
     if version not in VERSIONS:
         kind = "big-endian GGUF" if version & 0xFFFF == 0 and version else f"GGUF version {version}"
-        raise file.error(
-            f"{kind} is not supported (versions {VERSIONS}, little-endian); convert the model again"
-        )
+        raise file.error(f"{kind} is not supported (versions {VERSIONS}, little-endian); convert the model again")
     return _Reader(file).header()
 
 
@@ -209,9 +205,7 @@ class _Reader:
         shape = tuple(self._number(_U64) for _ in range(n_dims))[::-1]
         return name, shape, self._number(_U32), self._number(_U64)
 
-    def _placed(
-        self, infos: list[tuple[str, tuple[int, ...], int, int]], alignment: int
-    ) -> dict[str, TensorInfo]:
+    def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], alignment: int) -> dict[str, TensorInfo]:
         data = -(-self.at // alignment) * alignment
         placed: dict[str, TensorInfo] = {}
         for name, shape, kind, offset in infos:

@@ -38,15 +38,11 @@ def transformers_name(name: str) -> str | None:
     return None
 
 
-def restore_row_order(
-    rows: np.ndarray[Any, np.dtype[Scalar]], heads: int
-) -> np.ndarray[Any, np.dtype[Scalar]]:
+def restore_row_order(rows: np.ndarray[Any, np.dtype[Scalar]], heads: int) -> np.ndarray[Any, np.dtype[Scalar]]:
     """Rows [N, …] of a q or k projection, from llama.cpp's order back to transformers'.
 
     llama.cpp rotates neighbours (2i, 2i+1) of a head, transformers rotates (i, i + head_dim/2), so conversion
     to GGUF interleaves the two halves of each head. Only architecture llama is stored so.
     """
     half = rows.shape[0] // heads // 2
-    return np.ascontiguousarray(rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2)).reshape(
-        rows.shape
-    )
+    return np.ascontiguousarray(rows.reshape(heads, half, 2, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)

@@ -94,9 +94,7 @@ class _Vocabulary:
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
         values = self.meta.get(key)
         if not isinstance(values, np.ndarray) or len(values) != len(self.tokens):
-            raise self.meta.error(
-                f"damaged: {key} does not have one value for each of {len(self.tokens)} tokens"
-            )
+            raise self.meta.error(f"damaged: {key} does not have one value for each of {len(self.tokens)} tokens")
         return values
 
     def added_tokens(self) -> list[tuple[AddedToken, bool]]:
@@ -195,12 +193,8 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 def _bpe(meta: Metadata, **arguments: Any) -> BPE:
     try:
         return BPE(**arguments)
-    except (
-        Exception
-    ) as error:  # tokenizers raises bare Exception, e.g. for a merge of tokens it does not have
-        raise meta.error(
-            f"damaged: vocabulary and merges do not fit together ({error}); fetch it again"
-        ) from error
+    except Exception as error:  # tokenizers raises bare Exception, e.g. for a merge of tokens it does not have
+        raise meta.error(f"damaged: vocabulary and merges do not fit together ({error}); fetch it again") from error
 
 
 def _add_template(tokenizer: Tokenizer, vocabulary: _Vocabulary, adds_bos: bool) -> None:

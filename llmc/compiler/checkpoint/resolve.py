@@ -65,8 +65,7 @@ def _download(name: str, patterns: list[str]) -> Path:
     except Exception as error:  # the hub client raises errors of its HTTP library as well as its own
         reason = str(error).strip().split("\n")[0][:200]
         raise CheckpointError(
-            f"{name}: not a local path, and fetching it from the hub failed "
-            f"({type(error).__name__}: {reason}); {hint}"
+            f"{name}: not a local path, and fetching it from the hub failed ({type(error).__name__}: {reason}); {hint}"
         ) from error
 
 

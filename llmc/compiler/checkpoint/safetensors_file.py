@@ -92,9 +92,7 @@ def _read_header(file: MappedFile) -> dict[str, StoredTensor]:
             raise file.error(f"damaged: tensor {name} starts at {begin}, not {position}; fetch it again")
         position = end
     if data + position != file.size:
-        raise file.error(
-            f"truncated or damaged: {data + position} bytes expected, {file.size} found; fetch it again"
-        )
+        raise file.error(f"truncated or damaged: {data + position} bytes expected, {file.size} found; fetch it again")
     return tensors
 
 

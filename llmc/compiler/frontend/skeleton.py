@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
     """The transformers configuration object of an HF-style `config` dict; raises CheckpointError."""
     model_type = require_supported(config)
-    fields = {k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "dtype", "torch_dtype")}
+    fields = {
+        k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "dtype", "torch_dtype")
+    }
     transformers_logging.set_verbosity_error()
     try:
         return AutoConfig.for_model(model_type, **fields)
-    except (TypeError, ValueError, KeyError, AttributeError) as e:
+    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as e:
         raise CheckpointError(f"the model configuration is not a valid {model_type} configuration: {e}") from e
 
 
@@ -72,7 +75,7 @@ def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:
 
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:
-    """The checkpoint's model with its weights, float32, eval, in transformers' own attention; raises CheckpointError."""
+    """The checkpoint's model with its weights, float32, eval, with transformers' attention; raises CheckpointError."""
     model = build_skeleton(checkpoint.config, "sdpa")
     names = set(checkpoint.tensor_names())
     for name in model.state_dict():

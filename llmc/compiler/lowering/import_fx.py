@@ -237,9 +237,7 @@ def _positional_nodes(graph: fx.Graph) -> set[fx.Node]:
 def _evaluate(node: fx.Node, program: ExportedProgram, length: int) -> Tensor:
     """Value of a positional node for one row at past length 0 with `length` new tokens."""
     memo: dict[fx.Node, Any] = {}
-    buffers = {
-        s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind == InputKind.BUFFER
-    }
+    buffers = {s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind == InputKind.BUFFER}
     constants = {
         s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR
     }

@@ -52,20 +52,16 @@ def _same_device(a: Path, b: Path) -> bool:
 
 
 def _save_packed(model: Path, folder: Path) -> Any:
-    import onnxruntime as ort
+    from llmc.runtime.executors.ort_session import open_session
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.optimized_model_filepath = str(folder / "saved.onnx")
-    for key, value in (
-        ("session.optimized_model_external_initializers_file_name", "saved.data"),
-        ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-        ("session.save_external_prepacked_constant_initializers", "1"),
-    ):
-        options.add_session_config_entry(key, value)
     try:
-        ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        open_session(
+            str(model),
+            optimized_model=str(folder / "saved.onnx"),
+            session__optimized_model_external_initializers_file_name="saved.data",
+            session__optimized_model_external_initializers_min_size_in_bytes="1024",
+            session__save_external_prepacked_constant_initializers="1",
+        )
     except Exception as e:
         raise CompileError(f"ONNX Runtime cannot save packed weights: {e}") from e
     return load_model((folder / "saved.onnx").read_bytes())

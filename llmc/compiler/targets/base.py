@@ -45,10 +45,10 @@ class Shape:
 class Prepared:
     """What all executables of a compile share.
 
-    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `components`
-    are the digests that an executable's key must name, and `folder`, which the pipeline makes, has `files` under the
-    names they will have in the bundle's blob folder. Everything is str and Path, so that it can be sent
-    to a worker process.
+    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs,
+    `components` are the digests that an executable's key must name, and `folder`, which the pipeline makes, has
+    `files` under the names they will have in the bundle's blob folder. Everything is str and Path, so that it can
+    be sent to a worker process.
     """
 
     files: Mapping[str, str]

@@ -190,13 +190,9 @@ class CpuTarget(Target):
 
 def try_opening(data: bytes, folder: Path, what: str) -> None:
     """Open executable bytes with ONNX Runtime; their weights are in `folder` under their bundle name."""
-    import onnxruntime as ort
+    from llmc.runtime.executors.ort_session import open_session
 
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     try:
-        ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        open_session(data, session__model_external_initializers_file_folder_path=str(folder))
     except Exception as e:
         raise CompileError(f"ONNX Runtime refuses the executable for {what}: {e}") from e

@@ -24,5 +24,5 @@ _CLOSE = Limits(0.02, 0.85, False)
 
 
 def limits(quantize: str, dtype: str) -> Limits:
-    """float32 must be equal; int8 and 16-bit formats must be close (the field's int8 is at a mean KL of 0.005 to 0.01)."""
+    """float32 must be equal; int8 and 16-bit formats must be close (int8 elsewhere: mean KL 0.005 to 0.01)."""
     return _EXACT if (quantize, dtype) == ("none", "f32") else _CLOSE

@@ -31,10 +31,10 @@ PROMPTS = (
     "El río cruza la ciudad y",
 )
 LONG_TEXT = (
-    "A river port grows where goods must change their carrier. Barges bring grain, timber and stone as far as the water "
-    "is deep enough; from there on carts take over, and where carts wait there are stables, inns and smiths. In 1342 "
-    "the council of one such port counted 41 cranes, 17 of them driven by men walking inside a wheel. A crane's fee was "
-    "2 pence a barrel, 5 for a millstone, and nothing for salt, since the salt belonged to the bishop. The account "
+    "A river port grows where goods must change their carrier. Barges bring grain, timber and stone as far as the "
+    "water is deep enough; from there on carts take over, and where carts wait there are stables, inns and smiths. "
+    "In 1342 the council of one such port counted 41 cranes, 17 of them driven by men walking inside a wheel. A crane's fee "
+    "was 2 pence a barrel, 5 for a millstone, and nothing for salt, since the salt belonged to the bishop. The account "
     'books list every load: "item, 12 barrels of herring, 3 of them spoiled"; "item, 1 bell, cracked". When the river '
     "moved its bed eastward after the flood, the cranes stood dry, and within a generation the inns had become farms. "
     "def toll(barrels, stones, salt=0):\n    return 2 * barrels + 5 * stones  # salt is free\n\n"
@@ -82,13 +82,9 @@ def make_probes(checkpoint: Checkpoint, reference: Reference, longest: int, voca
     return probes
 
 
-def _probe(
-    reference: Reference, tokens: Sequence[int], prompt_length: int, positions: Sequence[int]
-) -> Probe:
+def _probe(reference: Reference, tokens: Sequence[int], prompt_length: int, positions: Sequence[int]) -> Probe:
     at = list(positions)
-    return Probe(
-        np.array(tokens, np.int64), prompt_length, np.array(at, np.int64), reference.logits(tokens, at)
-    )
+    return Probe(np.array(tokens, np.int64), prompt_length, np.array(at, np.int64), reference.logits(tokens, at))
 
 
 def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int) -> list[list[int]]:

@@ -65,8 +65,8 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
     for o in buckets:
         if not o["leak"] <= LEAK_LIMIT:
             raise VerificationError(
-                f"padding leaks into results in {o['bucket']}: logits change by {o['leak']:.3g} with the pad tokens and "
-                "the unused cache"
+                f"padding leaks into results in {o['bucket']}: logits change by {o['leak']:.3g} with the pad tokens "
+                "and the unused cache"
             )
     worst = max(buckets, key=lambda o: float(np.mean(o["kl"])))
     if not np.mean(worst["kl"]) <= limits.bucket_kl:
@@ -77,8 +77,8 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
     if not (result.mean_kl <= limits.mean_kl and result.top1 >= limits.top1):
         raise VerificationError(
             f"compiled graphs disagree with the reference model: mean KL {result.mean_kl:.2g} (limit "
-            f"{limits.mean_kl:.2g}), equal tokens {result.top1:.1%} (limit {limits.top1:.0%}) over {result.rows} rows of "
-            f"{result.buckets} buckets; the worst is {worst['bucket']}"
+            f"{limits.mean_kl:.2g}), equal tokens {result.top1:.1%} (limit {limits.top1:.0%}) over {result.rows} rows "
+            f"of {result.buckets} buckets; the worst is {worst['bucket']}"
         )
     if differing and limits.greedy_equal:
         raise VerificationError(f"{differing[0]}; the compiled graphs are wrong for this model")
@@ -106,11 +106,7 @@ class Verification:
 
     def greedy(self) -> dict[str, Any]:
         """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
-        short = [
-            p
-            for p in self.probes[:-1]
-            if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt
-        ]
+        short = [p for p in self.probes[:-1] if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
         requests = [
             Request(
                 p.tokens[: p.prompt_length].tolist(),
@@ -162,7 +158,7 @@ class Verification:
         return wanted
 
     def _long_prefix(self, context: int) -> list[NDArray[np.float32]]:
-        """At least the first `context` tokens' cache of the long sequence, as the bundle's own prompt graphs make it."""
+        """The cache of at least `context` tokens of the long sequence, as the bundle's own prompt graphs make it."""
         long = self.probes[-1]
         length = min(len(long.tokens), self.plan.limits.longest_prompt, context)
         if length and (not self._prefix or self._prefix[0].shape[1] < length):

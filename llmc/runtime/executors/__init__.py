@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llmc.errors import UnknownNameError
+from llmc.errors import ArtifactError, UnknownNameError
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -29,6 +29,9 @@ def executor_class(name: str) -> type[Executor]:
 
 def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
     """Open the executor that `bundle` names, after it checked that this host can run the bundle."""
-    cls = executor_class(bundle.manifest.executor)
+    try:
+        cls = executor_class(bundle.manifest.executor)
+    except UnknownNameError as e:
+        raise ArtifactError(f"{bundle.path}: {e}; it was made by llmc {bundle.manifest.llmc}, install that") from e
     cls.check(bundle)
     return cls(bundle, slots, capacity, threads)

@@ -57,7 +57,7 @@ class Executor(ABC):
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
-        """Copies of the first `length` cached tokens: key, value of each layer in turn, [kv_heads, length, head_dim]."""
+        """Copies of the first `length` cached tokens: each layer's key and value, [kv_heads, length, head_dim]."""
 
     @abstractmethod
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
@@ -71,8 +71,15 @@ class Executor(ABC):
     def memory(self) -> dict[str, int]:
         """Bytes held, by purpose (`cache`, `executables`…)."""
 
+    @abstractmethod
+    def open_all(self) -> None:
+        """Open every executable before returning, for a server that wants no first use to be slower."""
+
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the executables that (phase, batch, query, context) shapes need, first of all others."""
+        """Open the executables that (phase, batch, query, context) shapes need before others, the first of them now.
+
+        Others may be opened in the background once the first step has run.
+        """
         del steps
 
     @abstractmethod

@@ -113,6 +113,9 @@ class FakeExecutor(Executor):
         """Overwrite what no live token owns."""
         self._cache[slot, start:] = value
 
+    def open_all(self) -> None:
+        """Every executable is open from the start."""
+
     def memory(self) -> dict[str, int]:
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
         return {

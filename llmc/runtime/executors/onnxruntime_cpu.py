@@ -8,9 +8,12 @@ outgrows it; a prompt runs on a staging cache and is copied into its slots.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +24,7 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.ort_session import open_session, share_pool
 from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 _MAX_BINDINGS = 64
+_BACKGROUND_NICENESS = 10
 
 
 class OnnxRuntimeExecutor(Executor):
@@ -60,8 +65,10 @@ class OnnxRuntimeExecutor(Executor):
         self._layers = int(model["layers"])
         self._heads, self._head_dim = int(model["kv_heads"]), int(model["head_dim"])
         self._sessions = _Sessions(bundle, threads)
-        self._logits = np.empty((slots, int(model["vocab_size"])), np.float32)
-        self._cache = _Cache(2 * self._layers, slots, self._heads, self._head_dim, 0 if not self.exact else capacity)
+        self._rows = max(slots, *(b.batch for b in bundle.plan.buckets))  # dummy rows need a place, too
+        self._logits = np.empty((self._rows, int(model["vocab_size"])), np.float32)
+        length = capacity if self.exact else 0
+        self._cache = _Cache(2 * self._layers, self._rows, self._heads, self._head_dim, length)
         self._staging = _Cache(2 * self._layers, 1, self._heads, self._head_dim, 0)
         self._bound: dict[tuple[Any, ...], _Bound] = {}
         self._used = [0] * slots
@@ -76,7 +83,7 @@ class OnnxRuntimeExecutor(Executor):
         return str(self._sessions.executable(step))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named executables now and all others in the background."""
+        """Open the first named executable now, the other named ones beside it, and the rest after the first step."""
         self._sessions.open_first(steps)
 
     def run(self, step: Step) -> Array:
@@ -96,6 +103,7 @@ class OnnxRuntimeExecutor(Executor):
             self._prompt_on_staging(step)
         for row, slot in enumerate(step.slots):
             self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
+        self._sessions.open_rest()
         return self._logits
 
     def _row_by_row(self, step: Step) -> Array:
@@ -116,12 +124,12 @@ class OnnxRuntimeExecutor(Executor):
         for row, slot in enumerate(step.slots):
             past = int(step.past_lengths[row])
             if past:
-                for s, c in zip(staged, self._cache.view(self.slots), strict=True):
+                for s, c in zip(staged, self._cache.view(self._rows), strict=True):
                     s[row, :, :past] = c[slot, :, :past]
         self._replay(step, self._staging, 0)
         ends = (step.past_lengths + step.new_lengths)[: len(step.slots)]
         self._cache.resize(self._used, max(self._cache.length, int(ends.max())))
-        for s, c in zip(staged, self._cache.view(self.slots), strict=True):
+        for s, c in zip(staged, self._cache.view(self._rows), strict=True):
             for row, slot in enumerate(step.slots):
                 start, end = int(step.past_lengths[row]), int(ends[row])
                 c[slot, :, start:end] = s[row, :, start:end]
@@ -133,7 +141,9 @@ class OnnxRuntimeExecutor(Executor):
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             session = self._sessions.session(self._sessions.executable(step))
-            views = [t[first : first + step.batch] for t in cache.view(self.slots if cache is self._cache else step.batch)]
+            views = [
+                t[first : first + step.batch] for t in cache.view(self._rows if cache is self._cache else step.batch)
+            ]
             bound = _Bound(session, step.batch, step.query, views, self._logits)
         self._bound[key] = bound
         bound.token_ids[:] = step.token_ids
@@ -143,26 +153,30 @@ class OnnxRuntimeExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache arrays."""
-        for t in self._cache.view(self.slots):
+        for t in self._cache.view(self._rows):
             t[target, :, :length] = t[source, :, :length]
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the cache arrays."""
-        return [t[slot, :, :length].copy() for t in self._cache.view(self.slots)]
+        return [t[slot, :, :length].copy() for t in self._cache.view(self._rows)]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copies into the cache arrays, laid out anew when they are too short."""
         length = prefix[0].shape[1]
         self._cache.resize(self._used, max(self._cache.length, length))
-        for t, p in zip(self._cache.view(self.slots), prefix, strict=True):
+        for t, p in zip(self._cache.view(self._rows), prefix, strict=True):
             t[slot, :, :length] = p
         self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
-        for t in self._cache.view(self.slots):
+        for t in self._cache.view(self._rows):
             t[slot, :, start:] = value
+
+    def open_all(self) -> None:
+        """Open every executable before returning."""
+        self._sessions.open_all()
 
     def memory(self) -> dict[str, int]:
         """Bytes of the caches' address space, and the number of executables open."""
@@ -264,6 +278,7 @@ class _Sessions:
         self._lock = threading.Lock()
         self._sessions: dict[str, Future[Any]] = {}
         self._background: ThreadPoolExecutor | None = None
+        self._rest: list[Executable] = []
         self._closing = False
 
     @property
@@ -298,25 +313,31 @@ class _Sessions:
         if mine:
             try:
                 future.set_result(self._open(executable))
-            except BaseException as e:
+            except BaseException as e:  # noqa: BLE001 - whoever waits for the session gets it
                 with self._lock:
                     del self._sessions[executable.blob]
                 future.set_exception(e)
         return future.result()
 
     def open_first(self, shapes: list[tuple[str, int, int, int]]) -> None:
-        """Open what `shapes` need, then all others in a background thread."""
+        """Open what the first shape needs, what the others need in the background, and the rest at `open_rest`."""
         if self._any is not None:
             self.session(self._any)
             return
-        first = {e.blob: e for e in (self._lookup(*s) for s in shapes)}
-        for e in first.values():
-            self.session(e)
-        if self._background is None:
-            self._background = ThreadPoolExecutor(1, thread_name_prefix="llmc-open")
-            rest = [e for e in self._bundle.manifest.executables if e.blob not in first]
-            for e in rest:
-                self._background.submit(self._open_quietly, e)
+        needed = [self._lookup(*s) for s in shapes]
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="llmc-open", initializer=_yield_cpu)
+        for executable in needed[1:]:
+            self._background.submit(self._open_quietly, executable)
+        self.session(needed[0])
+        self._rest = [e for e in self._bundle.manifest.executables if e not in needed]
+
+    def open_rest(self) -> None:
+        """Let the background thread open whatever `open_first` left; at once the first time, nothing later."""
+        if self._rest and self._background is not None:
+            for executable in self._rest:
+                self._background.submit(self._open_quietly, executable)
+            self._background.submit(_trim)
+            self._rest = []
 
     def _open_quietly(self, executable: Executable) -> None:
         """In the background: whoever needs the executable gets the error, if there is one."""
@@ -325,30 +346,22 @@ class _Sessions:
 
     def _open(self, executable: Executable) -> Any:
         if self._shared_pool:
-            _use_shared_pool(self._threads)
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if self._shared_pool:
-            options.use_per_session_threads = False
-            options.add_session_config_entry("session.use_env_allocators", "1")
-        else:
-            options.intra_op_num_threads = self._threads
+            share_pool(self._threads)
         self._bundle.files.path("weights")  # intact, or an error that names it, before the runtime maps it
         path = str(self._bundle.files.path(executable.blob))
         if executable.state != "native":
             COMPILATIONS.record(str(executable))
         try:
-            return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            return open_session(path, self._threads)
         except Exception as e:
             raise ArtifactError(f"{self._bundle.path}: ONNX Runtime cannot open {executable}: {e}") from e
 
-    def wait(self) -> None:
-        """Until the background opening is done; raises what it met."""
-        if self._background is not None:
-            self._background.shutdown(wait=True)
-        for e in self._bundle.manifest.executables:
-            self.session(e)
+    def open_all(self) -> None:
+        """Open every executable before returning; raises ArtifactError for one that cannot be opened."""
+        self.open_rest()
+        for executable in self._bundle.manifest.executables:
+            self.session(executable)
+        _trim()
 
     def close(self) -> None:
         """Stop opening and drop the sessions."""
@@ -358,14 +371,13 @@ class _Sessions:
         self._sessions.clear()
 
 
-_pool_threads: int | None = None
+def _yield_cpu() -> None:
+    """Let steps that are being served go before the calling thread (on Linux niceness is a thread's own)."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
 
 
-def _use_shared_pool(threads: int) -> None:
-    """One thread pool and one arena for all sessions of the process; the first caller's thread count holds."""
-    global _pool_threads  # noqa: PLW0603
-    if _pool_threads is None:
-        _pool_threads = threads
-        ort.set_global_thread_pool_sizes(threads, 1)
-        info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-        ort.create_and_register_allocator(info, ort.OrtArenaCfg({"arena_extend_strategy": 1}))
+def _trim() -> None:
+    """Give memory that opening used for a moment back to the system; does nothing where the C library has no trim."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

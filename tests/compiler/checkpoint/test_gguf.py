@@ -37,9 +37,7 @@ def test_tensors_are_those_of_transformers(tmp_path):
 
 def test_qwen2_keeps_row_order_and_has_biases(tmp_path):
     expected = weights(llama=False)
-    checkpoint = open_checkpoint(
-        write_gguf(tmp_path / "m.gguf", expected, arch="qwen2", tokenizer={"pre": "qwen2"})
-    )
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", expected, arch="qwen2", tokenizer={"pre": "qwen2"}))
     assert checkpoint.config["architectures"] == ["Qwen2ForCausalLM"]
     for name, value in expected.items():
         np.testing.assert_array_equal(checkpoint.tensor(name), value)
@@ -69,21 +67,13 @@ def test_a_model_built_from_it_computes_what_the_original_does(tmp_path, arch):
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {
-        key: value
-        for key, value in CONFIG.items()
-        if key not in ("model_type", "architectures", "rope_theta")
-    }
+    sizes = {key: value for key, value in CONFIG.items() if key not in ("model_type", "architectures", "rope_theta")}
     if arch == "qwen3":
         sizes["head_dim"] = HEAD
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **sizes)).eval()
-    tensors = {
-        name: value.numpy().copy() for name, value in model.state_dict().items() if name != "lm_head.weight"
-    }
-    checkpoint = open_checkpoint(
-        write_gguf(tmp_path / "m.gguf", tensors, arch=arch, tokenizer={"pre": "qwen2"})
-    )
+    tensors = {name: value.numpy().copy() for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "m.gguf", tensors, arch=arch, tokenizer={"pre": "qwen2"}))
     again = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config)).eval()
     values = {name: torch.from_numpy(checkpoint.tensor(name).copy()) for name in checkpoint.tensor_names()}
     missing = again.load_state_dict(values, strict=False)
@@ -164,9 +154,7 @@ def test_linear_and_yarn_scaling(tmp_path):
     rope = read_config(write_gguf(tmp_path / "l.gguf", extra=linear))["rope_parameters"]
     assert rope == {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0}
-    rope = read_config(
-        write_gguf(tmp_path / "y.gguf", extra=yarn | {"llama.rope.scaling.original_context_length": 64})
-    )
+    rope = read_config(write_gguf(tmp_path / "y.gguf", extra=yarn | {"llama.rope.scaling.original_context_length": 64}))
     assert rope["rope_parameters"] == {
         "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 64,
     }  # fmt: skip
@@ -197,9 +185,7 @@ def test_what_is_not_supported_or_contradicts_is_refused(tmp_path, extra, messag
 
 def test_an_unknown_architecture_lists_the_known(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", arch="mamba", tokenizer={"pre": None})
-    with pytest.raises(
-        CheckpointError, match="architecture 'mamba' is not supported; supported: llama, qwen2, qwen3"
-    ):
+    with pytest.raises(CheckpointError, match="architecture 'mamba' is not supported; supported: llama, qwen2, qwen3"):
         open_checkpoint(path)
 
 
@@ -307,9 +293,7 @@ def test_damaged_headers_are_refused_or_read(tmp_path):
     for round_ in range(1500):
         damaged = bytearray(whole)
         at = draw.randrange(4, data)
-        damaged[at] = (
-            damaged[at] ^ (1 << draw.randrange(8)) if round_ % 2 else draw.choice((0, 1, 127, 128, 255))
-        )
+        damaged[at] = damaged[at] ^ (1 << draw.randrange(8)) if round_ % 2 else draw.choice((0, 1, 127, 128, 255))
         path.write_bytes(damaged)
         try:
             checkpoint = open_checkpoint(path)

@@ -50,9 +50,7 @@ def test_every_float_type_becomes_float32(tmp_path):
 def test_bfloat16_matches_ml_dtypes(tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     value = np.random.default_rng(0).standard_normal((5, 7)).astype(ml_dtypes.bfloat16)
-    file = SafetensorsFile(
-        write_safetensors(tmp_path / "a.safetensors", {"w": ("BF16", [5, 7], value.tobytes())})
-    )
+    file = SafetensorsFile(write_safetensors(tmp_path / "a.safetensors", {"w": ("BF16", [5, 7], value.tobytes())}))
     np.testing.assert_array_equal(file.tensor("w"), value.astype(np.float32))
 
 
@@ -81,9 +79,7 @@ def test_an_unknown_tensor_is_named(tmp_path):
 def test_a_missing_shard_is_named(tmp_path):
     path = write_folder(tmp_path / "m", shards=3)
     (path / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(
-        CheckpointError, match=r"1 of 3 shards are missing: model-00002-of-00003\.safetensors"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 of 3 shards are missing: model-00002-of-00003\.safetensors"):
         open_checkpoint(path)
 
 
@@ -169,9 +165,7 @@ def test_an_empty_weight_file_is_refused(tmp_path):
 
 
 def test_every_truncation_is_refused(tmp_path):
-    whole = write_safetensors(
-        tmp_path / "w", {"a": ("F32", [4], bytes(16)), "b": ("F16", [3], bytes(6))}
-    ).read_bytes()
+    whole = write_safetensors(tmp_path / "w", {"a": ("F32", [4], bytes(16)), "b": ("F16", [3], bytes(6))}).read_bytes()
     path = tmp_path / "cut.safetensors"
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
@@ -180,9 +174,7 @@ def test_every_truncation_is_refused(tmp_path):
 
 
 def test_a_flipped_header_bit_is_refused_or_read(tmp_path):
-    whole = write_safetensors(
-        tmp_path / "w", {"a": ("F32", [4], bytes(16)), "b": ("F16", [3], bytes(6))}
-    ).read_bytes()
+    whole = write_safetensors(tmp_path / "w", {"a": ("F32", [4], bytes(16)), "b": ("F16", [3], bytes(6))}).read_bytes()
     header, path = 8 + struct.unpack("<Q", whole[:8])[0], tmp_path / "bad.safetensors"
     for bit in range(header * 8):
         damaged = bytearray(whole)

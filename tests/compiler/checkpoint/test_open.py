@@ -75,9 +75,7 @@ def test_pickled_weights_are_refused_with_the_way_out(tmp_path):
 def test_an_unreachable_hub_is_a_clear_error_within_seconds(offline, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     begin = time.monotonic()
-    with pytest.raises(
-        CheckpointError, match=r"llmc-none/model: not a local path, the hub cannot.*hf download"
-    ):
+    with pytest.raises(CheckpointError, match=r"llmc-none/model: not a local path, the hub cannot.*hf download"):
         open_checkpoint("llmc-none/model")
     assert time.monotonic() - begin < 5
 
@@ -141,8 +139,6 @@ def test_a_broken_config_is_a_checkpoint_error(tmp_path, text):
 
 
 def test_nothing_here_imports_torch():
-    code = (
-        "import sys, llmc.compiler.checkpoint.gguf, llmc.compiler.checkpoint; print('torch' in sys.modules)"
-    )
+    code = "import sys, llmc.compiler.checkpoint.gguf, llmc.compiler.checkpoint; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

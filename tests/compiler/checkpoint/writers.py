@@ -62,12 +62,7 @@ def gguf_name(name: str) -> str:
 def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
     """llama.cpp's order by its definition: row 2i of a head is transformers' i, row 2i+1 its i + half."""
     size = rows.shape[0] // heads
-    order = [
-        head * size + half * size // 2 + i
-        for head in range(heads)
-        for i in range(size // 2)
-        for half in (0, 1)
-    ]
+    order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
     return rows[order]
 
 
