@@ -13,7 +13,8 @@ run() {
 }
 
 echo "1. Plan: which (batch, query, context) buckets cover every request of up to 256 tokens, 2 at a time?"
-run plan $MODEL --max-model-len 256 --max-num-seqs 2 --block-size 64 -o "$DEMO/plan.json"
+run plan $MODEL --max-model-len 256 --max-num-seqs 2 --prompt-seq 32,128,256 --decode-seq 128,128,256 \
+  -o "$DEMO/plan.json"
 
 echo
 echo "2. Compile each bucket's graph ahead of time, sharing one weights file, and verify against the reference model."
