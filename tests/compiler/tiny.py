@@ -27,6 +27,9 @@ _TRACE_LOG = logging.getLogger("torch.__trace")
 _TRACE_LOG.handlers.clear()
 _TRACE_LOG.propagate = True
 
+# tiny operators gain nothing from threads, and lose much when other processes want the processors
+torch.set_num_threads(1)
+
 WINDOW = 5
 """The sliding window of the mistral cases: shorter than every sequence here."""
 
@@ -41,18 +44,19 @@ _LLAMA3 = {
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "num_hidden_layers": 2},
     "mistral": {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": WINDOW},
-    "qwen2": {"model_type": "qwen2", "num_hidden_layers": 2},
-    "qwen3": {"model_type": "qwen3", "num_hidden_layers": 2},
+    "qwen2": {"model_type": "qwen2", "num_hidden_layers": 1},
+    "qwen3": {"model_type": "qwen3", "num_hidden_layers": 1},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
-    "llama-tied": {"tie_word_embeddings": True},
-    "llama-rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-    "llama-rope-llama3": {"rope_parameters": _LLAMA3},
-    "llama-biases": {"attention_bias": True, "mlp_bias": True},
-    "llama-wide-heads": {"head_dim": 32},
-    "llama-as-many-kv-heads": {"num_key_value_heads": 4},
-    "llama-one-kv-head": {"num_key_value_heads": 1},
-}
+    "llama-tied-biases-llama3-rope": {
+        "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3,
+    },
+    "llama-one-kv-head-linear-rope": {
+        "num_key_value_heads": 1, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
+    },
+    "llama-wide-heads-without-groups": {"head_dim": 32, "num_key_value_heads": 4},
+}  # fmt: skip
+TIED = "llama-tied-biases-llama3-rope"
 
 
 def config(name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which model types may be compiled, and what is known of each.
 
 A model type is listed once its traced program reproduced the reference model's greedy tokens in a ragged, padded
-batch (tests/compiler/test_architectures.py). Anything else is refused by name: some models trace without complaint
+batch (tests/compiler/test_frontend.py). Anything else is refused by name: some models trace without complaint
 and compute something else.
 """
 

@@ -57,7 +57,7 @@ def _save_packed(model: Path, folder: Path) -> Any:
     try:
         open_session(
             str(model),
-            optimized_model=str(folder / "saved.onnx"),
+            saved_as=str(folder / "saved.onnx"),
             session__optimized_model_external_initializers_file_name="saved.data",
             session__optimized_model_external_initializers_min_size_in_bytes="1024",
             session__save_external_prepacked_constant_initializers="1",

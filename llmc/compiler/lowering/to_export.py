@@ -148,7 +148,7 @@ class _Walk:
         if not isinstance(value, Mapping):
             return value
         ((kind, inner),) = value.items()
-        return self.values[inner] if kind in ("as_name", "name") else inner
+        return self.values[self._final(inner)] if kind in ("as_name", "name") else inner
 
     def _operator(self, node: Fields) -> None:
         made: Fields = {**node, "inputs": [{**i, "arg": self._argument(i["arg"])} for i in node["inputs"]]}

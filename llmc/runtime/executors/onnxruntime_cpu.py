@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.ort_session import open_session, share_pool
+from llmc.runtime.executors.ort_session import open_session
 from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
@@ -274,7 +274,6 @@ class _Sessions:
         self._threads = threads
         self._by_shape = {(e.phase, e.batch, e.query, e.context): e for e in bundle.manifest.executables}
         self._any = self._by_shape.get(("any", None, None, None))
-        self._shared_pool = len(self._by_shape) > 1
         self._lock = threading.Lock()
         self._sessions: dict[str, Future[Any]] = {}
         self._background: ThreadPoolExecutor | None = None
@@ -345,8 +344,6 @@ class _Sessions:
             self.session(executable)
 
     def _open(self, executable: Executable) -> Any:
-        if self._shared_pool:
-            share_pool(self._threads)
         self._bundle.files.path("weights")  # intact, or an error that names it, before the runtime maps it
         path = str(self._bundle.files.path(executable.blob))
         if executable.state != "native":
