@@ -23,8 +23,8 @@ PASSAGES = (
     "In 1648 envoys met in two towns at once, so that delegations of different faiths need not share a table.",
     "def merge(a, b):\n    out = []\n    while a and b:\n        out.append(a.pop(0) if a[0] < b[0] else b.pop(0))\n"
     "    return out + a + b\n",
-    "<|im_start|>user\nHow do I keep basil alive indoors?<|im_end|>\n<|im_start|>assistant\nGive it six hours of light, "
-    "water it when the top of the soil is dry, and pinch off the flowers.<|im_end|>\n",
+    "<|im_start|>user\nHow do I keep basil alive indoors?<|im_end|>\n<|im_start|>assistant\nGive it six hours of "
+    "light, water it when the top of the soil is dry, and pinch off the flowers.<|im_end|>\n",
 )
 
 

@@ -26,22 +26,23 @@ def main(argv: list[str] | None = None) -> int:
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
     import typer
-    from click.exceptions import Abort, ClickException, Exit
 
     from llmc.errors import LlmcError
 
+    # typer brings click or its own copy of it; the base of its errors is reached through what it exports
+    click_exception: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     app = _app(typer, arguments)
     try:
         result = app(arguments, prog_name="llmc", standalone_mode=False)
     except LlmcError as e:
         _fail(str(e), verbosity)
         return e.exit_code
-    except Exit as e:
+    except typer.Exit as e:
         return e.exit_code
-    except ClickException as e:
+    except click_exception as e:
         e.show()
-        return e.exit_code
-    except (Abort, KeyboardInterrupt):
+        return int(e.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
         print("llmc: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:

@@ -31,15 +31,15 @@ PROMPTS = (
     "El río cruza la ciudad y",
 )
 LONG_TEXT = (
-    "A river port grows where goods must change their carrier. Barges bring grain, timber and stone as far as the "
-    "water is deep enough; from there on carts take over, and where carts wait there are stables, inns and smiths. "
-    "In 1342 the council of one such port counted 41 cranes, 17 of them driven by men walking inside a wheel. "
-    "A crane's fee was 2 pence a barrel, 5 for a millstone, and nothing for salt, since the salt belonged to the bishop. The account "
-    'books list every load: "item, 12 barrels of herring, 3 of them spoiled"; "item, 1 bell, cracked". When the river '
-    "moved its bed eastward after the flood, the cranes stood dry, and within a generation the inns had become farms. "
-    "def toll(barrels, stones, salt=0):\n    return 2 * barrels + 5 * stones  # salt is free\n\n"
-    "What remains is a street named after the wheel, and a habit of speech: people here still say that something is "
-    '"as slow as the herring crane". '
+    "A river port grows where goods must change their carrier. Barges bring grain, timber and stone as far as "
+    "the water is deep enough; from there on carts take over, and where carts wait there are stables, inns and "
+    "smiths. In 1342 the council of one such port counted 41 cranes, 17 of them driven by men walking inside a "
+    "wheel. A crane's fee was 2 pence a barrel, 5 for a millstone, and nothing for salt, since the salt "
+    'belonged to the bishop. The account books list every load: "item, 12 barrels of herring, 3 of them '
+    'spoiled"; "item, 1 bell, cracked". When the river moved its bed eastward after the flood, the cranes '
+    "stood dry, and within a generation the inns had become farms. def toll(barrels, stones, salt=0):\n    "
+    "return 2 * barrels + 5 * stones  # salt is free\n\nWhat remains is a street named after the wheel, and a "
+    'habit of speech: people here still say that something is "as slow as the herring crane". '
 )
 
 
