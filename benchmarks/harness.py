@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated: decode, prefill, first-token")
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
+    args.peer_python = str(Path(args.peer_python).absolute())  # workers start in another folder
     wanted = set((args.only or "decode,prefill,first-token").split(","))
     absolute = {
         k: str(Path(v).absolute()) for k, v in vars(args).items() if k in ("bundle", "specialised", "genai") and v

@@ -38,6 +38,7 @@ def main() -> None:
     for flag in ("--bundle", "--genai", "--peer-python"):
         parser.add_argument(flag, required=True)
     args = parser.parse_args()
+    args.peer_python = str(Path(args.peer_python).absolute())  # workers start in another folder
     checkpoint = open_checkpoint("smollm2-demo")
     encode = Tokenizer(checkpoint.tokenizer_json()).encode
     texts = [encode(t) for t in (*PROMPTS, LONG_TEXT, *PASSAGES)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = {"lower": 12.0, "weights": 4.0, "pack": 3.0, "reference": 20.0, "verify": 4.0}
 """Seconds a stage takes where the store has no build to learn from; SmolLM2-135M on two cores."""
-_BITS = {"none": 32, "int8": 9}
+_BITS = {"int8": 9, "f32": 32, "bf16": 16, "f16": 16}
 
 
 class _NotBuiltError(LlmcError):
@@ -75,7 +75,7 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),
         "estimated_seconds": round(seconds, 1),
-        "estimated_bytes": weights * _BITS.get(str(options.quantize), 32) // 8 + 150_000 * len(shapes),
+        "estimated_bytes": weights * _BITS[options.dtype if options.quantize == "none" else str(options.quantize)] // 8 + 150_000 * len(shapes),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -31,24 +30,16 @@ class BundleLLM:
     def __init__(self, bundle: Bundle | str | Path, threads: int | None = None, keep_steps: bool = False) -> None:
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self._compiled_before = COMPILATIONS.count
-        with ThreadPoolExecutor(1) as pool:
-            texts = pool.submit(self._load_text_files)
-            self.executor = self.bundle.executor(threads=threads)
-            try:
-                self._warm()
-                texts.result()
-            except BaseException:
-                self.executor.close()
-                raise
-        vocab_size = int(self.bundle.manifest.model["vocab_size"])
-        self.engine = Engine(self.bundle.plan, self.executor, vocab_size, keep_steps)
-
-    def _load_text_files(self) -> None:
-        """What a first prompt needs beside an executable, loaded while that one opens."""
         if "tokenizer.json" in self.bundle.manifest.files:
             _ = self.bundle.tokenizer
-        if self.bundle.chat_template is not None:
-            import jinja2.sandbox  # noqa: F401
+        self.executor = self.bundle.executor(threads=threads)
+        try:
+            self._warm()
+        except BaseException:
+            self.executor.close()
+            raise
+        vocab_size = int(self.bundle.manifest.model["vocab_size"])
+        self.engine = Engine(self.bundle.plan, self.executor, vocab_size, keep_steps)
 
     def _warm(self) -> None:
         plan = self.bundle.plan
