@@ -75,7 +75,7 @@ class LLM(BundleLLM):
 
 def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
     path = Path(model)
-    if (path / "manifest.json").is_file() or (path.is_dir() and not (path / "config.json").is_file()):
+    if (path / "manifest.json").is_file() or (path.is_dir() and not _holds_checkpoint(path)):
         return path
     import hashlib
 
@@ -85,3 +85,7 @@ def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
     output = Settings.from_environment().cache_dir / "bundles" / name
     compile(model, output, device=device, **options)
     return output
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))

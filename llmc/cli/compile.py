@@ -141,7 +141,7 @@ def compile_command(
         return
     from llmc.cli.output import CompileProgress
 
-    with CompileProgress(quiet=as_json and not sys.stderr.isatty()) as progress, journal.running():
+    with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress, journal.running():
         result = compile_bundle(model, output, made, options, store, progress)
     _print_result(result, as_json)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.cli import output as messages
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,17 +82,20 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed, stop=stop or None, ignore_eos=ignore_eos,
     )  # fmt: skip
+    if threads is not None and threads < 1:
+        raise InputError(f"--threads {threads} must be at least 1")
     asked = _prompts(prompt, prompts, source, chat)
     with BundleLLM(bundle, threads=threads, keep_steps=show_buckets or as_json) as llm:
         if stream and not as_json:
-            outputs = _stream(llm, asked, params)
+            records = _stream(llm, asked, params)
         else:
             outputs = llm.generate(asked, params)
+            records = llm.engine.records
             for asked_prompt, output in zip(asked, outputs, strict=True):
                 _print(asked_prompt, output, as_json, several=len(outputs) > 1)
         if show_buckets and not as_json:
-            _print_steps(llm.engine.records)
-        if not as_json:
+            _print_steps(records)
+        if not as_json and not messages.quiet:
             typer.echo(f"compilations while serving: {llm.compilations}", err=True)
 
 
@@ -130,21 +134,26 @@ def _parse(text: str, name: str) -> list[Any]:
             raise InputError(f"{name}, line {number}: not JSON ({e})") from None
         if not isinstance(value, dict) or not ("prompt" in value or "messages" in value):
             raise InputError(f"{name}, line {number}: needs a field prompt or messages")
+        if "prompt" in value and not _is_prompt(value["prompt"]):
+            raise InputError(f"{name}, line {number}: prompt is neither a text nor a list of token ids")
         prompts.append(value["prompt"] if "prompt" in value else {"messages": value["messages"]})
     return prompts
 
 
-def _stream(llm: BundleLLM, asked: list[Any], params: SamplingParams) -> list[RequestOutput]:
-    """Print texts as they come, one prompt after the other."""
-    outputs = []
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))
+
+
+def _stream(llm: BundleLLM, asked: list[Any], params: SamplingParams) -> list[StepRecord]:
+    """Print texts as they come, one prompt after the other; returns the steps of all."""
+    records: list[StepRecord] = []
     for one in asked:
-        for _, text, _, output in llm.stream([one], params):
+        for _, text, _, _ in llm.stream([one], params):
             typer.echo(text, nl=False)
             sys.stdout.flush()
-            if output:
-                outputs.append(output)
         typer.echo()
-    return outputs
+        records += llm.engine.records
+    return records
 
 
 def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> None:
@@ -153,7 +162,7 @@ def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> N
         typer.echo(
             json.dumps(
                 {
-                    "prompt": asked if isinstance(asked, str) else asked.get("messages"),
+                    "prompt": asked["messages"] if isinstance(asked, dict) else asked,
                     "prompt_token_ids": output.prompt_token_ids,
                     "token_ids": completion.token_ids,
                     "text": completion.text,
@@ -168,7 +177,7 @@ def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> N
         )
         return
     if several:
-        shown = asked if isinstance(asked, str) else asked["messages"][-1]["content"]
+        shown = asked["messages"][-1]["content"] if isinstance(asked, dict) else asked
         typer.echo(f"> {shown}")
     typer.echo(completion.text)
 

@@ -1,7 +1,7 @@
 """The note beside a bundle that an interrupted compile leaves, for `llmc compile --resume`.
 
 `.<bundle>.compile.json` = {"schema": 1, "model": str, "output": str, "options": {…}, "plan": {…}}, written when a
-compile starts and removed when its bundle is published.
+compile starts and removed when its bundle is published, or when what was asked for is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llmc.buckets.plan import Plan
 from llmc.compiler.options import CompileOptions
-from llmc.errors import InputError
+from llmc.errors import ArtifactError, CheckpointError, DeviceError, InputError
 
 SCHEMA = 1
 
@@ -48,7 +48,7 @@ class Journal:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Leave the journal while a compile runs; it stays behind when the compile does not end well."""
+        """Leave the journal while a compile runs; it stays behind where going on may end well."""
         path = _path(self.output)
         data = {
             "schema": SCHEMA, "model": self.model, "output": str(self.output), "options": asdict(self.options),
@@ -59,7 +59,11 @@ class Journal:
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
             temporary.write_text(json.dumps(data))
             temporary.replace(path)
-        yield
+        try:
+            yield
+        except (InputError, CheckpointError, DeviceError, ArtifactError):  # they would be raised again
+            path.unlink(missing_ok=True)
+            raise
         path.unlink(missing_ok=True)
 
 

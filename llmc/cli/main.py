@@ -9,6 +9,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from llmc.cli import output
+
 COMMANDS = {
     "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
     "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
@@ -25,14 +27,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 1 failed, 2 usage, 3 device, 4 verification, 5 artifact)."""
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
+    output.quiet = verbosity < 0
     import typer
 
     from llmc.errors import LlmcError
 
     # typer brings click or its own copy of it; the base of its errors is reached through what it exports
     click_exception: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-    app = _app(typer, arguments)
     try:
+        app = _app(typer, arguments)
         result = app(arguments, prog_name="llmc", standalone_mode=False)
     except LlmcError as e:
         _fail(str(e), verbosity)
@@ -89,7 +92,11 @@ def _fail(message: str, verbosity: int) -> None:
 
 def _app(typer: Any, arguments: list[str]) -> Any:
     from llmc import __version__
+    from llmc.errors import UnknownNameError
 
+    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        raise UnknownNameError("command", chosen, COMMANDS)
     app = typer.Typer(
         name="llmc",
         add_completion=False,
@@ -110,7 +117,6 @@ def _app(typer: Any, arguments: list[str]) -> Any:
     ) -> None:
         """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
 
-    chosen = next((a for a in arguments if not a.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
         if name == chosen:
             import_module(module).register(app)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llmc.compiler.pipeline import Event
 
+quiet = False
+"""Set by main from -q: no progress."""
+
 _STAGES = {
     "lower": "trace and lower",
     "weights": "weights",
@@ -24,9 +27,9 @@ _STAGES = {
 class CompileProgress:
     """Reports a compile's events; use as a context manager and pass it as the reporter."""
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._live = sys.stderr.isatty() and not quiet
+    def __init__(self, hidden: bool) -> None:
+        self._quiet = hidden or quiet
+        self._live = sys.stderr.isatty() and not self._quiet
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
         self._verify_shown = 0.0

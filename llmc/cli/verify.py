@@ -45,7 +45,7 @@ def verify(
     from llmc.settings import Settings
 
     store = Store(cache_dir or Settings.from_environment().cache_dir)
-    with CompileProgress(quiet=as_json and not sys.stderr.isatty()) as progress:
+    with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress:
         found = verify_again(bundle, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
     if as_json:
         typer.echo(json.dumps(found))

@@ -75,7 +75,8 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),
         "estimated_seconds": round(seconds, 1),
-        "estimated_bytes": weights * _BITS[options.dtype if options.quantize == "none" else str(options.quantize)] // 8 + 150_000 * len(shapes),
+        "estimated_bytes": weights * _BITS[options.dtype if options.quantize == "none" else str(options.quantize)] // 8
+        + 150_000 * len(shapes),
     }
 
 

@@ -151,8 +151,9 @@ class Engine:
 
     def _prefill_steps(self, prompts: list[list[int]]) -> Iterator[Step]:
         if self.executor.exact:
+            limit = self.plan.limits.max_num_batched_tokens
+            chunk = min(limit, self.executor.prompt_chunk or limit)
             for slot, prompt in enumerate(prompts):
-                chunk = self.plan.limits.max_num_batched_tokens
                 for start in range(0, len(prompt), chunk):
                     yield exact("prompt", [slot], [prompt[start : start + chunk]], [start])
             return

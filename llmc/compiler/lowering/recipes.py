@@ -88,6 +88,7 @@ def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uin
     w = weight.reshape(rows, blocks, block)
     low, high = w.min(-1), w.max(-1)
     scale = np.where(high > -low, high, low) / np.float32(-128)
+    scale[np.abs(scale) < np.finfo(np.float32).tiny] = 0  # too small to have a reciprocal: the block becomes zero
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
     q = w * inverse[..., None]
     np.rint(q, out=q)

@@ -24,17 +24,23 @@ OPSET, IR_VERSION = 21, 10
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
 _UNPLACED = "weights"
 _BLOCKS = (256, 128, 64, 32, 16)
+NORMED_BLOCK = 32
 
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """`block` quantises every matrix to 8 bits, in blocks of at most so many inputs; 0 keeps float32."""
+    """`block` quantises every matrix to 8 bits, in blocks of at most so many inputs; 0 keeps float32.
+
+    Blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise activations by the
+    same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
+    """
 
     block: int
 
-    def block_for(self, width: int) -> int:
-        """Block for a matrix of `width` inputs: the largest power of two up to `block` that needs no padding."""
-        return next((b for b in _BLOCKS if b <= self.block and width % b == 0), min(self.block, 32))
+    def block_for(self, width: int, normed: bool = False) -> int:
+        """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""
+        most = min(self.block, NORMED_BLOCK) if normed else self.block
+        return next((b for b in _BLOCKS if b <= most and width % b == 0), min(most, 32))
 
 
 @dataclass
@@ -59,6 +65,7 @@ class _Emitter:
         self.initializers: dict[str, TensorProto] = {}
         self.recipes: list[Recipe] = []
         self.shared: dict[str, str] = {}
+        self.normed: set[Value | None] = set()
 
     def run(self) -> Lowered:
         inputs = [self._info(v, name) for name, v in self.graph.inputs.items()]
@@ -134,18 +141,19 @@ class _Emitter:
         weight, ids = node.inputs[0], self._name(node.inputs[1])
         assert weight is not None
         rows, width = (int(d) for d in weight.shape)
-        block = self.options.block_for(width)
+        block = self.options.block_for(width, normed=True)  # the head's, which it is tied to
         if not self.options.block or width % block:
             self._add("Gather", [self._name(weight), ids], [node.out.name])
             return
-        data, scales = self._quantised([self.graph.weights[weight]], rows, width, as_rows=True)
+        data, scales = self._quantised([self.graph.weights[weight]], rows, width, block, as_rows=True)
         self._add(
             "GatherBlockQuantized", [data, ids, scales], [node.out.name], MICROSOFT,
             bits=8, block_size=block, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
 
-    def _quantised(self, sources: list[str], rows: int, width: int, as_rows: bool = False) -> tuple[str, str]:
-        block = self.options.block_for(width)
+    def _quantised(
+        self, sources: list[str], rows: int, width: int, block: int, as_rows: bool = False
+    ) -> tuple[str, str]:
         blocks = -(-width // block)
         stem = "+".join(sources)
         if as_rows:
@@ -166,10 +174,11 @@ class _Emitter:
         x = self._name(node.inputs[0])
         out = f"{node.out.name}_product" if biases else node.out.name
         if self.options.block:
-            data, scales = self._quantised(sources, rows, width)
+            block = self.options.block_for(width, node.inputs[0] in self.normed)
+            data, scales = self._quantised(sources, rows, width, block)
             self._add(
                 "MatMulNBits", [x, data, scales], [out], MICROSOFT,
-                K=width, N=rows, bits=8, block_size=self.options.block_for(width), accuracy_level=4,
+                K=width, N=rows, bits=8, block_size=block, accuracy_level=4,
             )  # fmt: skip
         elif len(node.out.shape) == 2 and count == 1:
             self._add("Gemm", [x, self._dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
@@ -182,12 +191,14 @@ class _Emitter:
             self._add("Add", [out, bias], [node.out.name])
 
     def _rms_norm(self, node: Node) -> None:
+        self.normed.add(node.out)
         self._add(
             "SimplifiedLayerNormalization", [self._name(v) for v in node.inputs], [node.out.name],
             axis=-1, epsilon=node.attrs["eps"], stash_type=1,
         )  # fmt: skip
 
     def _skip_rms_norm(self, node: Node) -> None:
+        self.normed.add(node.out)
         outputs = [node.outputs[0].name, "", "", node.outputs[1].name]
         self._add(
             "SkipSimplifiedLayerNormalization", [self._name(v) for v in node.inputs], outputs, MICROSOFT,

@@ -23,6 +23,8 @@ class Executor(ABC):
     """
 
     name: ClassVar[str]
+    prompt_chunk: ClassVar[int | None] = None
+    """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self.bundle = bundle

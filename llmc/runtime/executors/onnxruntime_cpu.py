@@ -41,6 +41,7 @@ class OnnxRuntimeExecutor(Executor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
+    prompt_chunk: ClassVar[int | None] = 128  # activations stay in the cores' caches: 5% faster than 512 at once
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -87,9 +88,10 @@ class OnnxRuntimeExecutor(Executor):
         self._sessions.open_first(steps)
 
     def run(self, step: Step) -> Array:
-        """One step; several rows with a past in one prompt step run row by row, which the kernel asks for."""
+        """One step; a prompt step of several rows over a past runs row by row, which the kernel asks for."""
         self._check_slots(step)
-        if step.phase == "prompt" and step.batch > 1 and step.past_lengths.any():
+        past = step.past_lengths.any() if self.exact else step.context
+        if step.phase == "prompt" and step.batch > 1 and past:
             return self._row_by_row(step)
         if self.exact:
             first = step.slots[0]
@@ -170,9 +172,10 @@ class OnnxRuntimeExecutor(Executor):
         self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
+        """Overwrite what no live token owns, and the staging cache, into which live tokens are copied."""
         for t in self._cache.view(self._rows):
             t[slot, :, start:] = value
+        self._staging.fill(value)
 
     def open_all(self) -> None:
         """Open every executable before returning."""
@@ -212,6 +215,11 @@ class _Cache:
         heads, head_dim = self._shape
         size = slots * heads * self.length * head_dim
         return [b[:size].reshape(slots, heads, self.length, head_dim) for b in self._buffers]
+
+    def fill(self, value: float) -> None:
+        """Overwrite everything."""
+        for b in self._buffers:
+            b.fill(value)
 
     def reserve(self, slots: int, length: int) -> None:
         """Take the shape [slots, heads, length, head_dim]; contents are lost."""

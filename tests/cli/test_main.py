@@ -1,0 +1,221 @@
+"""The command line as a whole: help, exit codes, errors in one line, and what it takes to start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmc as package
+from llmc.cli import main as main_module
+from llmc.cli.main import COMMANDS, run
+from llmc.compiler.targets.fake import FakeTarget
+from llmc.runtime.executors.fake import Program
+from tests.artifacts.helpers import REPO, child, finish
+from tests.cli.helpers import Llmc
+
+SMALL = ("--max-model-len", 32, "--max-num-seqs", 4)
+
+
+# Help
+
+
+def test_help_lists_every_command_and_says_what_it_does(llmc: Llmc) -> None:
+    ran = llmc("--help")
+    assert (ran.code, ran.err) == (0, "")
+    for name, (_, summary) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(summary)}$", ran.out, re.M)
+
+
+def test_without_a_command_the_help_is_shown(llmc: Llmc) -> None:
+    ran = llmc()
+    assert ran.code == 2
+    assert "Commands:" in ran.out + ran.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_in_its_help(llmc: Llmc, command: str) -> None:
+    ran = llmc(command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    if command == "cache":  # a noun with verbs, whose help the tests of the cache look at
+        return
+    example = ran.out.split("Example:\n")[1]
+    assert example.lstrip().startswith(f"llmc {command}")
+    assert "--json" in ran.out
+
+
+def test_the_version(llmc: Llmc) -> None:
+    ran = llmc("--version")
+    assert (ran.code, ran.out) == (0, f"{package.__version__}\n")
+
+
+def test_python_m_llmc_is_the_same_command() -> None:
+    made = subprocess.run([sys.executable, "-m", "llmc", "--version"], cwd=REPO, capture_output=True, text=True)
+    assert (made.returncode, made.stdout, made.stderr) == (0, f"{package.__version__}\n", "")
+
+
+def test_the_console_script_exits_with_the_code(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["llmc", "verify", "nowhere"])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 5
+
+
+# Usage
+
+
+def test_an_unknown_command_lists_the_known_ones(llmc: Llmc) -> None:
+    message = llmc("compiel", "model").failed(2)
+    assert message == f"unknown command 'compiel'; known: {', '.join(sorted(COMMANDS))}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compile", "model", "--devise", "cpu"], "No such option: --devise"),
+        (["compile", "model", "--jobs", "many"], "--jobs"),
+        (["generate"], "Missing argument 'BUNDLE'"),
+        (["generate", "bundle", "--max-tokens"], "--max-tokens"),
+        (["verify", "bundle", "other"], "unexpected extra argument"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_usage_errors(llmc: Llmc, arguments: list[str], words: str) -> None:
+    ran = llmc(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"llmc {arguments[0]} --help" in ran.err
+    assert words in ran.err and "Traceback" not in ran.err
+
+
+# Exit codes: one clear line each
+
+
+def failure(llmc: Llmc, toy: Path, patch: pytest.MonkeyPatch, code: int) -> list[Any]:
+    """Arguments that end with `code`."""
+    compile_ = ["compile", toy, "--device", "fake", *SMALL, "-o", "b", "-q"]
+    match code:
+        case 1:
+            return ["compile", "nowhere", "--device", "fake", "-q"]
+        case 2:
+            return ["compile", toy, "--device", "gpu", "-q"]
+        case 3:
+            patch.setattr(FakeTarget, "state", "portable")
+            patch.setattr(FakeTarget, "remaining", lambda self: "numpy has to be installed")
+            return [*compile_, "--require-native"]
+        case 4:
+            replay = Program.replay
+            patch.setattr(Program, "replay", lambda *a: tuple(-x for x in replay(*a)))
+            return compile_
+        case _:
+            return ["generate", "nowhere", "--prompt", "x", "-q"]
+
+
+MESSAGES = {
+    1: "nowhere: no such file or folder; MODEL is a Hugging Face folder, a .gguf file, a hub name",
+    2: "unknown device 'gpu'; known: cpu, fake, hpu",
+    3: "--require-native: executables for fake are only portable on this host",
+    4: "compiled graphs disagree with the reference model",
+    5: "nowhere: not a bundle (no such file or folder); make one with `llmc compile`",
+}
+
+
+@pytest.mark.parametrize("code", MESSAGES)
+def test_failures_have_a_code_and_say_one_line(
+    llmc: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    assert llmc(*failure(llmc, toy, monkeypatch, code)).failed(code).startswith(MESSAGES[code])
+
+
+@pytest.mark.parametrize("code", MESSAGES)
+def test_with_v_the_line_is_followed_by_the_traceback(
+    llmc: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    arguments = failure(llmc, toy, monkeypatch, code)
+    arguments[-1 if arguments[-1] == "-q" else -2] = "-v"
+    ran = llmc(*arguments)
+    assert ran.code == code
+    _, message, rest = ran.err.partition("llmc: error: ")
+    assert message and rest.startswith(MESSAGES[code])
+    assert "\nTraceback (most recent call last):\n" in rest
+
+
+def test_what_nobody_expected_is_one_line_too(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def survey() -> None:
+        raise ZeroDivisionError("no devices per host")
+
+    monkeypatch.setattr("llmc.compiler.survey.survey", survey)
+    message = llmc("devices").failed(1)
+    assert message == "unexpected ZeroDivisionError: no devices per host (run again with -v for the traceback)"
+    assert "Traceback" in llmc("devices", "-v").err
+
+
+def test_an_interrupt_ends_with_130(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    def survey() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmc.compiler.survey.survey", survey)
+    ran = llmc("devices")
+    assert (ran.code, ran.out, ran.err) == (130, "", "llmc: interrupted\n")
+
+
+def test_a_reader_that_stops_reading_is_no_traceback(bundle: Path) -> None:
+    """`llmc generate … | head -1`."""
+    command = [sys.executable, "-m", "llmc", "generate", bundle, "--prompt", "x", "--max-tokens", "1", "--json"]
+    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode != 0
+    assert "Traceback" not in said and "Exception ignored" not in said
+
+
+def test_v_and_q_are_found_wherever_they_stand_but_after_two_dashes() -> None:
+    assert main_module._verbosity(["-v", "plan", "-v", "m"]) == (["plan", "m"], 2)
+    assert main_module._verbosity(["plan", "m", "--quiet"]) == (["plan", "m"], -1)
+    assert main_module._verbosity(["generate", "--", "-v", "-q"]) == (["generate", "--", "-v", "-q"], 0)
+
+
+# Starting
+
+HEAVY = {
+    "numpy", "torch", "transformers", "onnx", "onnxruntime", "tokenizers", "safetensors", "gguf", "huggingface_hub",
+    "rich", "jinja2", "pydantic", "filelock", "sympy",
+}  # fmt: skip
+IMPORTED = """
+    import contextlib, io, sys
+    from llmc.cli.main import main
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = main(sys.argv[1:])
+    print(code, sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def imported(*arguments: object) -> set[str]:
+    code, names = finish(child(IMPORTED, *arguments)).split(" ", 1)
+    assert code == "0"
+    return set(re.findall(r"'(\w+)'", names))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    found = imported(*arguments)
+    assert "typer" in found, "the list is not empty by mistake"
+    assert found & HEAVY == set()
+
+
+def test_help_imports_only_the_module_of_the_command() -> None:
+    script = IMPORTED.replace('partition(".")[0]', "strip()")
+    names = finish(child(script, "plan", "--help"))
+    assert "'llmc.cli.plan'" in names and "'llmc.cli.compile'" not in names
+    assert "llmc.cli.plan" not in finish(child(script, "--help"))
+
+
+def test_planning_and_the_survey_need_neither_torch_nor_a_runtime(toy: Path) -> None:
+    frameworks = {"torch", "transformers", "onnx", "onnxruntime", "rich"}
+    assert imported("plan", toy, "--max-model-len", 32) & frameworks == set()
+    assert imported("devices") & frameworks == set()

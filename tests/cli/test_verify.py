@@ -1,0 +1,96 @@
+"""`llmc verify`: a bundle's files and numbers, again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.manifest import read_manifest
+from llmc.runtime.executors.fake import Program
+from tests.artifacts.helpers import flip, truncate
+from tests.cli.helpers import Llmc
+from tests.toy import write_toy
+
+REPLAY = Program.replay
+
+
+def test_a_sound_bundle_is_told_in_one_line(llmc: Llmc, bundle: Path) -> None:
+    ran = llmc("verify", bundle)
+    assert ran.code == 0
+    (line,) = ran.out.splitlines()
+    assert line.startswith(f"{bundle}: files intact; ")
+    assert all(words in line for words in ("against toy", "mean KL", "limit 1e-05", "equal tokens 100.0%", "leak 0"))
+
+
+def test_json_has_the_numbers_and_the_limits(llmc: Llmc, bundle: Path) -> None:
+    ran = llmc("verify", bundle, "--json")
+    found = ran.json
+    assert ran.err == ""
+    assert found["reference"] == "toy"
+    assert set(found["limits"]) == {"mean_kl", "top1", "greedy_equal", "bucket_kl"}
+    assert {"buckets", "rows", "mean_kl", "max_kl", "top1", "max_abs", "leak"} <= set(found)
+    assert found["greedy_equal"] == found["greedy_sequences"] > 0
+
+
+def test_all_takes_every_bucket(llmc: Llmc, toy: Path) -> None:
+    ranges = ("--prompt-seq", "4,4,28", "--decode-seq", "8,4,32")
+    llmc("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, *ranges, "-o", "many")
+    buckets = len(read_manifest(Path("many")).executables)
+    assert llmc("verify", "many", "--json").json["buckets"] < buckets
+    assert llmc("verify", "many", "--all", "--json").json["buckets"] == buckets
+
+
+def test_numbers_are_taken_anew_whatever_was_verified_before(
+    llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert llmc("verify", bundle).code == 0
+    monkeypatch.setattr(Program, "replay", lambda *a: tuple(-x for x in REPLAY(*a)))
+    assert "disagree with the reference model" in llmc("verify", bundle, "-q").failed(4)
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_damaged_files_are_found_before_any_number(llmc: Llmc, bundle: Path, damage: object) -> None:
+    manifest = read_manifest(bundle)
+    damage(blob_path(bundle, manifest.files["weights"]))  # type: ignore[operator]
+    message = llmc("verify", bundle).failed(5)
+    assert manifest.files["weights"] in message
+    assert "llmc compile" in message and f"-o {bundle}" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "no manifest.json in it"), ("", "manifest.json"), ("{", "manifest.json"), ("[]", "manifest.json")],
+)
+def test_what_is_no_bundle_is_an_artifact_error(llmc: Llmc, bundle: Path, text: str | None, words: str) -> None:
+    file = bundle / "manifest.json"
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    assert words in llmc("verify", bundle).failed(5)
+    assert "no such file or folder" in llmc("verify", "nowhere").failed(5)
+
+
+def test_the_reference_may_be_a_copy_of_the_checkpoint_and_nothing_else(
+    llmc: Llmc, bundle: Path, toy: Path, tmp_path: Path
+) -> None:
+    toy.rename(tmp_path / "moved")
+    assert f"{toy}: no such file or folder" in llmc("verify", bundle).failed(1)
+    assert llmc("verify", bundle, "--reference", tmp_path / "moved").code == 0
+    other = write_toy(tmp_path / "other", seed=1)
+    message = llmc("verify", bundle, "--reference", other).failed(1)
+    assert f"{other} is not the checkpoint that {bundle} was compiled from" in message
+
+
+def test_a_bundle_of_another_device_version_is_refused(llmc: Llmc, bundle: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["toolchain"]["fake"] = "0.9"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    assert "compiled with the fake device 0.9" in llmc("verify", bundle, "-q").failed(5)
+
+
+def test_progress_goes_to_standard_error_and_q_leaves_it_out(llmc: Llmc, bundle: Path) -> None:
+    assert "verify: " in llmc("verify", bundle).err
+    assert llmc("verify", bundle, "-q").err == ""

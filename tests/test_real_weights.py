@@ -1,0 +1,280 @@
+"""SmolLM2-135M-Instruct as the demo package carries it: the numbers that a user will see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import llmc
+from llmc.artifacts.store import Store
+from llmc.buckets.plan import Plan
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.resolve import demo_path
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import dry_run
+from llmc.compiler.stages import Stages
+from llmc.compiler.verification.transformers_reference import TransformersReference
+from llmc.compiler.verification.verify import kl_divergence
+from llmc.errors import CheckpointError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.step import exact
+
+pytestmark = pytest.mark.real_weights
+
+DEMO = "smollm2-demo"
+PRODUCED, SHORT = 64, 24
+TIE = 2e-3
+"""Margin of the reference's two best logits within which either token is right: sums differ in their last digits."""
+GREEDY = llmc.SamplingParams(max_tokens=PRODUCED, temperature=0, ignore_eos=True)
+
+PROMPTS: list[Any] = [
+    "The capital of France is",
+    "Once",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n",
+    "import json\n\nwith open('orders.json') as f:\n    orders = json.load(f)\n\ntotal = sum(",
+    "SELECT customer, SUM(amount)\nFROM invoices\nWHERE year = 2021\nGROUP BY",
+    "1, 1, 2, 3, 5, 8, 13, 21,",
+    "3.14159265358979 is close to pi, and 2.71828182845905 is close to",
+    "17 + 25 = 42\n31 + 11 = 42\n12 + 30 =",
+    "La capitale de l'Italie est Rome, et celle de l'Espagne est",
+    "Der Fluss fließt durch die alte Stadt und",
+    "El panadero abre su tienda a las seis de la mañana porque",
+    "水は百度で",
+    "Привет, меня зовут",
+    "Step 1: Boil the water.\nStep 2: Add the tea leaves.\nStep 3:",
+    "| City | Country |\n|---|---|\n| Lima | Peru |\n| Oslo |",
+    "The ferry left at dawn. Nobody on the pier spoke, and the gulls, which had followed every boat that summer, "
+    "stayed on their posts as if they knew that this one would not come back. My grandmother counted the passengers "
+    "under her breath, as she did every morning, and wrote the number on the wall of the ticket office with a piece "
+    "of chalk. Forty-one. The day before it had been forty. She looked at me and said:",
+    "To be, or not to be, that is the",
+    {"messages": [{"role": "user", "content": "Name three rivers in South America."}]},
+    {
+        "messages": [
+            {"role": "system", "content": "You are a terse assistant."},
+            {"role": "user", "content": "What is 9 times 7?"},
+            {"role": "assistant", "content": "63."},
+            {"role": "user", "content": "And 9 times 8?"},
+        ]
+    },
+    {"messages": [{"role": "user", "content": "Write a haiku about a mountain in winter 🏔️."}]},
+]
+
+TEXTS = (
+    "Salt was once worth its weight in silver on the caravan routes that crossed the desert. Slabs cut from the dry "
+    "lake were tied to camels, four to an animal, and carried for sixteen days to the river markets. A slab that broke "
+    "on the way lost half its price, so the drivers slept beside their loads and turned them every night.",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        "
+    "self.items.append(item)\n\n    def pop(self):\n        if not self.items:\n            raise IndexError('empty "
+    "stack')\n        return self.items.pop()\n\n    def __len__(self):\n        return len(self.items)\n",
+    "Q: A train travels 60 kilometres in 45 minutes. What is its average speed in kilometres per hour?\nA: 45 minutes "
+    "is three quarters of an hour, so the speed is 60 divided by 0.75, which is 80 kilometres per hour.\n\nQ: And how "
+    "long does it take for 200 kilometres?\nA: 200 divided by 80 is 2.5, so it takes two and a half hours.",
+    "<|im_start|>user\nMy tomato plants have yellow leaves. What should I do?<|im_end|>\n<|im_start|>assistant\nYellow "
+    "leaves often mean too much water or too little nitrogen. Let the soil dry between waterings, remove the lowest "
+    "leaves, and feed the plants every two weeks while they carry fruit.<|im_end|>\n",
+    "Les premiers imprimeurs voyageaient avec leurs caractères de plomb. In 1473 one of them set up his press in a "
+    "mill, paid the rent with almanacs, and left again before the tax collector had learned to read them. Of his "
+    "300 copies, 7 survive; the best is bound in calfskin.",
+)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One artifact store for this file, where the environment says."""
+    folder = tmp_path_factory.mktemp("real")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMC_CACHE_DIR", str(folder / "cache"))
+        yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def plan() -> Plan:
+    return llmc.plan(DEMO, max_model_len=256, max_num_seqs=8)
+
+
+@pytest.fixture(scope="session")
+def exact_bundle(cache: Path, plan: Plan) -> Path:
+    llmc.compile(DEMO, cache / "f32", plan=plan, quantize="none", verify="none")
+    return cache / "f32"
+
+
+@pytest.fixture(scope="session")
+def int8_bundle(cache: Path, plan: Plan) -> Path:
+    llmc.compile(DEMO, cache / "int8", plan=plan, verify="none")
+    return cache / "int8"
+
+
+class Checked:
+    """The transformers model, which says of each greedy token whether it would have chosen it."""
+
+    def __init__(self) -> None:
+        self.model = TransformersReference(open_checkpoint(DEMO))
+        self.ties = 0
+        self._known: dict[tuple[int, ...], list[list[int]]] = {}
+
+    def require_greedy(self, prompt: list[int], tokens: list[int], where: str) -> None:
+        """Fails unless each token is the model's best after the prompt and the tokens before it.
+
+        By induction, that is: unless `tokens` are what greedy decoding with the model produces.
+        """
+        if any(known[: len(tokens)] == tokens for known in self._known.get(tuple(prompt), ())):
+            return
+        end = len(prompt) + len(tokens) - 1
+        rows = self.model.logits([*prompt, *tokens[:-1]], range(len(prompt) - 1, end))
+        for at, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            margin = float(row.max() - row[token])
+            assert margin < TIE, (
+                f"{where}: token {at + 1} is {token}, transformers chooses {int(row.argmax())}, whose logit is "
+                f"{margin:.4f} higher: more than the {TIE} that count as a tie"
+            )
+            self.ties += margin > 0
+        self._known.setdefault(tuple(prompt), []).append(tokens)
+
+
+@pytest.fixture(scope="session")
+def transformers() -> Iterator[Checked]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    yield Checked()
+    torch.set_num_threads(threads)
+
+
+# float32: token by token
+
+
+def groups() -> list[list[int]]:
+    """Batches of 2 to 6 prompts, which take every prompt once, and of 7 and 8, which take some again."""
+    order = np.random.default_rng(1).permutation(len(PROMPTS)).tolist()
+    starts = np.cumsum([0, 2, 3, 4, 5, 6, 7])
+    return [[order[(start + i) % len(order)] for i in range(size)] for size, start in enumerate(starts, 2)]
+
+
+def test_64_greedy_tokens_of_20_prompts_in_ragged_batches_of_every_size_are_those_of_transformers(
+    exact_bundle: Path, transformers: Checked
+) -> None:
+    assert {i for group in groups() for i in group} == set(range(20))
+    with BundleLLM(exact_bundle) as llm:
+        for group in groups():
+            outputs = llm.generate([PROMPTS[i] for i in group], GREEDY)
+            assert len({len(o.prompt_token_ids) for o in outputs}) > 1, "ragged"
+            for i, output in zip(group, outputs, strict=True):
+                tokens = output.outputs[0].token_ids
+                assert len(tokens) == PRODUCED
+                transformers.require_greedy(output.prompt_token_ids, tokens, f"prompt {i} in a batch of {len(group)}")
+        assert llm.compilations == 0
+    print(f"ties: {transformers.ties}")
+    assert transformers.ties <= 2, "a tie is rare"
+
+
+def test_prompts_alone_are_answered_as_transformers_does(exact_bundle: Path, transformers: Checked) -> None:
+    """64 tokens of every fifth, 24 of the others: the batches before had 64 of each."""
+    with BundleLLM(exact_bundle) as llm:
+        for i, prompt in enumerate(PROMPTS):
+            count = SHORT if i % 5 else PRODUCED
+            (output,) = llm.generate([prompt], replace(GREEDY, max_tokens=count))
+            tokens = output.outputs[0].token_ids
+            assert len(tokens) == count
+            transformers.require_greedy(output.prompt_token_ids, tokens, f"prompt {i} alone")
+
+
+def test_decoding_with_transformers_own_cache_gives_the_same(exact_bundle: Path, transformers: Checked) -> None:
+    with BundleLLM(exact_bundle) as llm:
+        (output,) = llm.generate([PROMPTS[18]], GREEDY)
+    assert output.outputs[0].token_ids == transformers.model.greedy(output.prompt_token_ids, PRODUCED)
+
+
+# int8: close
+
+
+def test_int8_is_within_a_hundredth_of_a_nat_of_transformers(int8_bundle: Path, transformers: Checked) -> None:
+    bundle = Bundle.open(int8_bundle)
+    texts = [bundle.tokenizer.encode(text) for text in TEXTS]
+    assert sum(map(len, texts)) >= 386
+    executor = bundle.executor()
+    found, equal = [], []
+    for tokens in texts:
+        wanted = transformers.model.logits(tokens, range(len(tokens)))
+        for at, token in enumerate(tokens):
+            got = executor.run(exact("decode", [0], [[token]], [at]))[0]
+            found.append(kl_divergence(wanted[at], got))
+            equal.append(int(wanted[at].argmax()) == int(got.argmax()))
+    executor.close()
+    print(
+        f"mean KL {np.mean(found):.5f}, p99 {np.percentile(found, 99):.4f}, equal {np.mean(equal):.1%}, n {len(found)}"
+    )
+    assert np.mean(found) <= 0.01
+    assert np.mean(equal) >= 0.93
+
+
+# The whole way, from a file to an answer
+
+
+def test_the_file_and_the_bundle_made_of_it_know_the_capital_of_france(int8_bundle: Path, plan: Plan) -> None:
+    params = llmc.SamplingParams(max_tokens=8, temperature=0)
+    with llmc.LLM(demo_path(), plan=plan, verify="none") as llm:
+        (from_file,) = llm.generate(["The capital of France is"], params)
+    with llmc.LLM(int8_bundle) as llm:
+        (from_bundle,) = llm.generate(["The capital of France is"], params)
+    assert "Paris" in from_file.outputs[0].text
+    assert from_bundle.outputs[0].token_ids == from_file.outputs[0].token_ids
+
+
+# Damaged copies
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copyfile(demo_path(), tmp_path / "copy.gguf"))
+
+
+def test_a_copy_is_the_same_checkpoint(copy: Path) -> None:
+    assert open_checkpoint(copy).digest() == open_checkpoint(DEMO).digest()
+
+
+@pytest.mark.parametrize("part", [0, 4, 9, 300, 5_000, 1_000_000, 0.1, 0.5, 0.9999])
+def test_a_flipped_bit_is_an_error_or_another_checkpoint_and_never_a_cache_hit(
+    int8_bundle: Path, cache: Path, plan: Plan, copy: Path, part: float
+) -> None:
+    store = Store(cache / "cache")
+    asked = CompileOptions("cpu", verify="none")
+    assert dry_run(str(copy), plan, asked, store)["cached"] == 1, "what the bit is flipped in was known"
+    before = copy.stat()
+    flip(copy, int(part if isinstance(part, int) else part * before.st_size))
+    os.utime(copy, ns=(before.st_atime_ns, before.st_mtime_ns))
+    try:
+        damaged = open_checkpoint(copy)
+        digest = Stages(store, damaged, plan, lambda _: None).checkpoint_digest()
+        found = dry_run(str(copy), plan, asked, store)
+    except CheckpointError as error:
+        assert str(copy) in str(error)
+    else:
+        assert digest == damaged.digest() != open_checkpoint(DEMO).digest()
+        assert found["cached"] == 0
+
+
+@pytest.mark.parametrize("kept", [0, 3, 20, 4_000, 2_000_000, 0.5, -1])
+def test_a_truncated_copy_is_an_error_that_names_the_file(copy: Path, plan: Plan, cache: Path, kept: float) -> None:
+    size = copy.stat().st_size
+    os.truncate(copy, size - 1 if kept == -1 else int(kept if isinstance(kept, int) else kept * size))
+    with pytest.raises(CheckpointError, match=r"copy\.gguf"):
+        llmc.compile(copy, cache / "truncated", plan=plan, verify="none")
+    assert not (cache / "truncated").exists()
