@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
         _fail(f"unexpected {type(e).__name__}: {e} (run again with -v for the traceback)", verbosity)
         return UNEXPECTED
-    return result if isinstance(result, int) else 0
+    code = result if isinstance(result, int) else 0
+    if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
+        print("llmc: interrupted", file=sys.stderr)
+    return code
 
 
 def _verbosity(arguments: list[str]) -> tuple[list[str], int]:

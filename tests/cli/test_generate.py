@@ -1,0 +1,320 @@
+"""`llmc generate`: prompts in, texts out, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.manifest import read_manifest
+from llmc.runtime.tokenizer import Tokenizer
+from tests.artifacts.helpers import flip, truncate
+from tests.cli.helpers import Llmc, Ran
+from tests.toy import EOS, greedy, tokenizer_json, write_toy
+
+LIMIT = 31
+TOKENIZER = Tokenizer(tokenizer_json().encode())
+
+
+@pytest.fixture
+def generate(llmc: Llmc, bundle: Path) -> Llmc:
+    """`llmc generate bundle …`, six tokens for each prompt."""
+
+    def run(*arguments: object) -> Ran:
+        count = () if "--max-tokens" in arguments else ("--max-tokens", 6)
+        return llmc("generate", bundle, *count, *arguments)
+
+    return run
+
+
+def answer(model: Path, text: str, count: int = 6) -> list[int]:
+    """The reference's tokens, up to its end token."""
+    (tokens,) = greedy(model, [TOKENIZER.encode(text)], count)
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+def text_of(tokens: list[int]) -> str:
+    return TOKENIZER.decode([t for t in tokens if t != EOS])
+
+
+# Answers
+
+
+def test_a_prompt_is_answered_on_standard_output_and_nothing_else_is_there(generate: Llmc, toy: Path) -> None:
+    ran = generate("--prompt", "a river")
+    assert (ran.code, ran.out) == (0, text_of(answer(toy, "a river")) + "\n")
+    assert ran.err == "compilations while serving: 0\n"
+    assert generate("--prompt", "a river", "-q") == (0, ran.out, "")
+
+
+def test_several_prompts_are_told_apart(generate: Llmc, toy: Path) -> None:
+    ran = generate("--prompt", "one", "-p", "another one", "--prompt", "x")
+    expected = "".join(f"> {p}\n{text_of(answer(toy, p))}\n" for p in ("one", "another one", "x"))
+    assert ran.out == expected
+
+
+def test_json_is_an_object_a_prompt(generate: Llmc, toy: Path) -> None:
+    ran = generate("--prompt", "one", "--prompt", "another one", "--json")
+    assert ran.err == ""
+    assert [found["prompt"] for found in ran.lines] == ["one", "another one"]
+    for found in ran.lines:
+        tokens = answer(toy, found["prompt"])
+        assert found["prompt_token_ids"] == TOKENIZER.encode(found["prompt"])
+        assert (found["token_ids"], found["text"]) == (tokens, text_of(tokens))
+        assert found["finish_reason"] == ("stop" if EOS in tokens else "length")
+        assert 0 < found["timings"]["first_token_s"] <= found["timings"]["total_s"]
+        prompt, *decodes = found["buckets"]
+        assert (prompt["phase"], prompt["batch"], prompt["query"], prompt["context"]) == ("prompt", 2, 32, 0)
+        assert prompt["live_rows"] == 2 and prompt["padding_tokens"] == 64 - 3 - 11
+        assert {step["phase"] for step in decodes} == {"decode"} and len(decodes) == len(tokens) - 1
+        assert {"executable", "prepare_s", "execute_s", "sample_s"} <= set(prompt)
+
+
+@pytest.mark.parametrize("extra", [[], ["--temperature", 1, "--seed", 5], ["--stop", "a"]], ids=str)
+def test_a_stream_is_the_same_text(generate: Llmc, extra: list[Any]) -> None:
+    arguments = ["--prompt", "one", "--prompt", "another é one", "--max-tokens", 12, *extra]
+    whole = [found["text"] for found in generate(*arguments, "--json").lines]
+    ran = generate(*arguments, "--stream")
+    assert ran.code == 0
+    assert ran.out == "".join(text + "\n" for text in whole)
+
+
+def test_buckets_are_shown_as_a_table(generate: Llmc) -> None:
+    ran = generate("--prompt", "a river", "--show-buckets", "--ignore-eos")
+    _, header, *rows = ran.out.splitlines()
+    columns = ["steps", "phase", "batch x query + context", "rows", "padding", "executable"]
+    assert [header.find(column) >= 0 for column in columns] == [True] * len(columns)
+    assert [row.split()[:2] for row in rows] == [["1", "prompt"], ["2–6", "decode"]]
+    assert "1 x 32 + 0" in rows[0] and "25 tokens" in rows[0] and "prompt batch=1 query=32 context=0" in rows[0]
+    assert "1 x 1 + 32" in rows[1] and "0 tokens" in rows[1]
+    assert all(row.count(" ms") == 3 for row in rows)
+
+
+def test_a_stream_shows_the_buckets_of_all_prompts(generate: Llmc) -> None:
+    ran = generate("--prompt", "one", "--prompt", "two", "--stream", "--show-buckets", "--ignore-eos")
+    rows = ran.out.splitlines()[3:]
+    assert [row.split()[:2] for row in rows] == [
+        ["1", "prompt"],
+        ["2–6", "decode"],
+        ["7", "prompt"],
+        ["8–12", "decode"],
+    ]
+
+
+# Where prompts come from
+
+
+def written(folder: Path, *lines: object) -> Path:
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return file
+
+
+def test_a_file_of_json_lines(generate: Llmc, toy: Path, here: Path) -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    ids = [3, 1, 4]
+    file = written(here, {"prompt": "a river"}, {"messages": chat, "extra": 1}, "", {"prompt": ids})
+    first, second, third = generate("--prompts", file, "--json").lines
+    assert (first["prompt"], first["token_ids"]) == ("a river", answer(toy, "a river"))
+    assert second["prompt"] == chat
+    assert second["prompt_token_ids"] == TOKENIZER.encode("user: hi\nassistant:")
+    assert third["prompt"] == third["prompt_token_ids"] == ids
+    shown = generate("--prompts", file).out
+    assert all(f"> {heading}\n" in shown for heading in ("a river", "hi", ids))
+
+
+def test_a_file_of_plain_lines(generate: Llmc, here: Path) -> None:
+    file = written(here, "a river", "", 'two "quoted" words')
+    assert [f["prompt"] for f in generate("--prompts", file, "--json").lines] == ["a river", 'two "quoted" words']
+
+
+def test_standard_input(generate: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a river\n"))
+    assert generate("-").out == text_of(answer(toy, "a river")) + "\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"prompt": "one"}\n{"prompt": "two"}\n'))
+    assert [f["prompt"] for f in generate("-", "--json").lines] == ["one", "two"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
+    assert generate("-").failed(2) == "there is no prompt"
+
+
+def test_chat_wraps_prompts_in_the_models_template(generate: Llmc) -> None:
+    (found,) = generate("--chat", "--prompt", "hi", "--json").lines
+    assert found["prompt"] == [{"role": "user", "content": "hi"}]
+    assert found["prompt_token_ids"] == TOKENIZER.encode("user: hi\nassistant:")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"prompt": "a"}', "{"], "line 2: not JSON"),
+        (['{"prompt": "a"}', "[1]"], "line 2: needs a field prompt or messages"),
+        (['{"text": "a"}'], "line 1: needs a field prompt or messages"),
+        (['{"prompt": "a"}', '{"prompt": 5}'], "line 2: prompt is neither a text nor a list of token ids"),
+        (['{"prompt": ["a"]}'], "line 1: prompt is neither a text nor a list of token ids"),
+        (['{"messages": "x"}'], "messages must be a list"),
+        (['{"messages": [{"role": "user"}]}'], "content"),
+        (['{"prompt": [1, 9999]}'], "prompt token ids must be in 0 … 256, found 9999"),
+        (['{"prompt": []}'], "the prompt is empty"),
+    ],
+)
+def test_a_bad_line_is_named(generate: Llmc, here: Path, lines: list[str], message: str) -> None:
+    assert message in generate("--prompts", written(here, *lines)).failed(2)
+
+
+def test_prompts_come_in_one_way(generate: Llmc, here: Path) -> None:
+    one_way = "give the prompts in one way: --prompt TEXT, --prompts FILE, or - for standard input"
+    assert generate().failed(2) == one_way
+    assert generate("--prompt", "x", "-").failed(2) == one_way
+    assert generate("--prompt", "x", "--prompts", written(here, "y")).failed(2) == one_way
+    assert generate("text").failed(2).startswith("unexpected argument 'text'; prompts come by --prompt")
+
+
+def test_a_file_that_cannot_be_read(generate: Llmc, here: Path) -> None:
+    assert "absent.txt: prompts cannot be read" in generate("--prompts", "absent.txt").failed(2)
+    (here / "latin").write_bytes(b"caf\xe9\n")
+    assert "latin: prompts cannot be read" in generate("--prompts", "latin").failed(2)
+    (here / "empty").touch()
+    assert generate("--prompts", "empty").failed(2) == "there is no prompt"
+
+
+def test_prompts_that_cannot_run_name_the_limit(generate: Llmc) -> None:
+    assert generate("--prompt", "").failed(2) == "the prompt is empty: it has no token"
+    assert len(generate("--prompt", "x" * LIMIT, "--json").lines[0]["token_ids"]) == 1
+    message = generate("--prompt", "x" * (LIMIT + 1)).failed(2)
+    assert message.startswith(f"the prompt has {LIMIT + 1} tokens; this bundle takes at most {LIMIT}")
+    assert "max_model_len 32" in message
+
+
+def test_a_model_without_a_chat_template(llmc: Llmc, tmp_path: Path) -> None:
+    plain = write_toy(tmp_path / "plain")
+    (plain / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    llmc("compile", plain, "--device", "fake", "--max-model-len", 32, "-o", "plain")
+    assert "no chat template" in llmc("generate", "plain", "--chat", "--prompt", "hi").failed(2)
+
+
+def test_a_bundle_without_a_tokenizer_takes_token_ids(llmc: Llmc, tmp_path: Path, here: Path) -> None:
+    plain = write_toy(tmp_path / "plain", tokenizer=False, vocab=40)
+    llmc("compile", plain, "--device", "fake", "--max-model-len", 32, "-o", "plain")
+    assert "no tokenizer in the bundle; pass token ids" in llmc("generate", "plain", "--prompt", "hi").failed(5)
+    file = written(here, {"prompt": [1, 2, 3]})
+    (found,) = llmc("generate", "plain", "--prompts", file, "--max-tokens", 5, "--json").lines
+    assert [found["token_ids"]] == greedy(plain, [[1, 2, 3]], 5)
+
+
+# How tokens are chosen
+
+
+def test_a_text_ends_before_a_stop_string(generate: Llmc, toy: Path) -> None:
+    whole = generate("--prompt", "a river", "--max-tokens", 20, "--json").lines[0]["text"]
+    stops = [whole[9], whole[12:14]]
+    (found,) = generate(
+        "--prompt", "a river", "--max-tokens", 20, "--stop", stops[1], "--stop", stops[0], "--json"
+    ).lines
+    end = min(whole.find(stop) for stop in stops)
+    assert (found["text"], found["finish_reason"]) == (whole[:end], "stop")
+
+
+def test_the_end_token_ends_a_text_unless_told_otherwise(llmc: Llmc, tmp_path: Path) -> None:
+    """A toy whose end token is what it answers first."""
+    toy = tmp_path / "ending"
+    write_toy(toy)
+    (first,) = greedy(toy, [TOKENIZER.encode("a river")], 1)[0]
+    write_toy(toy, eos_token_id=first)
+    llmc("compile", toy, "--device", "fake", "--max-model-len", 32, "-o", "ending")
+    arguments = ("generate", "ending", "--prompt", "a river", "--max-tokens", 6, "--json")
+    (found,) = llmc(*arguments).lines
+    assert (found["token_ids"], found["text"], found["finish_reason"]) == ([first], "", "stop")
+    assert len(llmc(*arguments, "--ignore-eos").lines[0]["token_ids"]) == 6
+
+
+def test_sampling_is_repeatable_with_a_seed_and_varies_without(generate: Llmc) -> None:
+    def sampled(*extra: object) -> list[int]:
+        flags = ("--prompt", "a river", "--temperature", 2, "--max-tokens", 20, "--ignore-eos", "--json")
+        return generate(*flags, *extra).lines[0]["token_ids"]
+
+    assert sampled("--seed", 3) == sampled("--seed", 3) != sampled("--seed", 4)
+    assert sampled() != sampled()
+
+
+@pytest.mark.parametrize("flags", [["--top-k", 1], ["--top-p", 1e-9], ["--min-p", 1.0], ["--temperature", 0]], ids=str)
+def test_choosing_among_one_token_is_greedy(generate: Llmc, toy: Path, flags: list[Any]) -> None:
+    sampled = ["--temperature", 1.5, *flags, "--ignore-eos", "--json"]
+    (found,) = generate("--prompt", "a river", *sampled).lines
+    assert found["token_ids"] == greedy(toy, [TOKENIZER.encode("a river")], 6)[0]
+
+
+def test_a_repetition_penalty_keeps_tokens_from_coming_back(generate: Llmc) -> None:
+    flags = ("--prompt", "aaaa", "--max-tokens", 25, "--ignore-eos", "--json", "--repetition-penalty")
+    plain, penalised = (generate(*flags, r).lines[0]["token_ids"] for r in (1.0, 1e6))
+    assert len(set(plain)) < len(plain)
+    assert len(set(penalised)) == len(penalised)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--max-tokens", 0, "max_tokens must be at least 1, not 0"),
+        ("--temperature", -1, "temperature must be at least 0, not -1.0"),
+        ("--top-p", 0, "top_p"),
+        ("--top-p", 1.5, "top_p"),
+        ("--top-k", -2, "top_k must be at least -1, not -2"),
+        ("--min-p", 2, "min_p"),
+        ("--repetition-penalty", 0, "repetition_penalty"),
+        ("--stop", "", "stop must hold texts that are not empty"),
+        ("--threads", 0, "--threads 0 must be at least 1"),
+        ("--threads", -1, "--threads -1 must be at least 1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_usage_errors(generate: Llmc, flag: str, value: object, message: str) -> None:
+    assert message in generate("--prompt", "x", flag, value).failed(2)
+
+
+# Bundles that cannot be trusted
+
+
+def test_what_is_no_bundle(llmc: Llmc, toy: Path) -> None:
+    remedy = "make one with `llmc compile`"
+    assert (
+        llmc("generate", "nowhere", "--prompt", "x").failed(5)
+        == f"nowhere: not a bundle (no such file or folder); {remedy}"
+    )
+    assert "no manifest.json in it" in llmc("generate", toy, "--prompt", "x").failed(5)
+
+
+@pytest.mark.parametrize("name", ["weights", "tokenizer.json", "prompt", "decode"])
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_damage_is_told_with_the_file_and_the_way_out(
+    generate: Llmc, bundle: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    manifest = read_manifest(bundle)
+    graphs = {e.phase: e.blob for e in manifest.executables if e.batch == 1}
+    digest = graphs.get(name) or manifest.files[name]
+    damage(blob_path(bundle, digest))
+    message = generate("--prompt", "x").failed(5)
+    assert digest in message and str(bundle) in message
+    assert f"llmc compile MODEL --device fake -o {bundle}" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.update(schema=99), "schema 99 is newer"),
+        (lambda m: m.update(executor="vulkan"), "unknown executor 'vulkan'; known: fake, onnxruntime, torch"),
+        (lambda m: m["toolchain"].update(fake="9"), "compiled with the fake device 9, this host has 1.0"),
+        (lambda m: m.update(executables=[]), "no executable for prompt batch 1"),
+        (lambda m: m.update(plan={}), "plan"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_this_host_says_why(
+    generate: Llmc, bundle: Path, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    change(manifest)
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    assert words in generate("--prompt", "x").failed(5)
