@@ -155,7 +155,7 @@ def test_prompts_have_parameters_of_their_own(toy: Path) -> None:
 
 def test_chat_goes_through_the_template(toy: Path) -> None:
     message = {"role": "user", "content": "hi"}
-    with llmc.LLM(toy, **SMALL) as llm:
+    with llmc.LLM(toy, device="fake", max_num_seqs=2) as llm:
         (one,) = llm.chat([message], GREEDY)
         assert llm.bundle.tokenizer.decode(one.prompt_token_ids) == "user: hi\nassistant:"
         both = llm.chat([[message], [message, {"role": "assistant", "content": "!"}, message]], GREEDY)
