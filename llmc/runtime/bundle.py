@@ -13,6 +13,7 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest import Manifest
+    from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.tokenizer import Tokenizer
 
@@ -43,6 +44,20 @@ class Bundle:
             return Plan.from_json(json.dumps(self.manifest.plan), source=f"{self.path}: plan")
         except InputError as e:
             raise ArtifactError(f"{e}; compile again: {self.recompile_hint}") from e
+
+    @cached_property
+    def _executables(self) -> dict[tuple[str, int | None, int | None, int | None], Executable]:
+        return {(e.phase, e.batch, e.query, e.context): e for e in self.manifest.executables}
+
+    def executable(self, phase: str, batch: int | None, query: int | None, context: int | None) -> Executable:
+        """The executable of that shape (phase "any" and None sizes: every shape); raises ArtifactError without one."""
+        found = self._executables.get((phase, batch, query, context))
+        if found is None:
+            raise ArtifactError(
+                f"{self.path}: no executable for {phase} batch {batch}, query {query}, context {context}; "
+                f"compile it into the bundle: {self.recompile_hint}"
+            )
+        return found
 
     @property
     def recompile_hint(self) -> str:

@@ -25,7 +25,8 @@ from llmc.buckets.provenance import Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
-from llmc.compiler.verification.verify import kl_divergence
+from llmc.compiler.verification.limits import limits
+from llmc.compiler.verification.verify import kl_divergence, summarise
 from llmc.errors import ArtifactError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import onnxruntime_cpu
@@ -177,6 +178,18 @@ def test_long_prompts_are_prefilled_in_chunks_that_keep_the_limit(
     assert max(rows) == (2 if options["specialise"] else 1), "a chunk of several prompts over their pasts is one step"
 
 
+def test_the_chunks_that_run_fastest_change_no_answer(
+    workshop: Workshop, references: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor may ask for smaller chunks than the limit allows."""
+    bundle, _, _ = workshop.compile(**EXACT)
+    monkeypatch.setattr(onnxruntime_cpu.OnnxRuntimeExecutor, "prompt_chunk", 7)
+    with BundleLLM(bundle, threads=1, keep_steps=True) as llm:
+        outputs = llm.generate(prompts(), GREEDY)
+    assert [o.outputs[0].token_ids for o in outputs] == references
+    assert [s.query for s in outputs[3].steps if s.phase == "prompt"] == [7, 7, 7, 7, 7, 6]
+
+
 def test_prompts_together_in_a_bucket_made_for_a_past_need_not_have_one(
     workshop: Workshop, references: list[list[int]]
 ) -> None:
@@ -203,6 +216,20 @@ def test_int8_stays_close_to_float32(workshop: Workshop, specialise: bool) -> No
         got = np.stack([executor.run(exact("decode", [0], [[t]], [at]))[0].copy() for at, t in enumerate(text)])
         executor.close()
         assert 0 < np.mean([kl_divergence(w, g) for w, g in zip(wanted, got, strict=True)]) < 0.01
+
+
+def test_few_rows_may_differ_by_chance_and_many_may_not() -> None:
+    """The limit of 85% equal tokens holds for many rows; none may differ where the limit is all of them."""
+
+    def outcome(rows: int, equal: float, kl: float = 1e-3) -> list[dict[str, Any]]:
+        right = [i < round(rows * equal) for i in range(rows)]
+        return [{"bucket": "b", "kl": [kl] * rows, "equal": right, "max_abs": 0.0, "leak": 0.0}]
+
+    close, same = limits("int8", "f32"), limits("none", "f32")
+    assert summarise(outcome(25, 0.80), close).top1 == 0.8
+    for rows, equal, kl, limit in ((400, 0.80, 1e-3, close), (25, 0.6, 1e-3, close), (25, 0.96, 0.0, same)):
+        with pytest.raises(VerificationError, match="equal tokens"):
+            summarise(outcome(rows, equal, kl), limit)
 
 
 def test_int8_matrices_take_less_than_half_of_float32(workshop: Workshop) -> None:

@@ -58,7 +58,6 @@ class FakeExecutor(Executor):
         self._used = [0] * slots
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._logits: Array = np.zeros((widest, int(model["vocab_size"])), np.float32)
-        self._executables = {(e.phase, e.batch, e.query, e.context): e for e in bundle.manifest.executables}
         self._programs: dict[str, Program] = {}
 
     @property
@@ -130,14 +129,7 @@ class FakeExecutor(Executor):
 
     def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
         """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
-        wanted = ("any", None, None, None) if self.exact else (phase, batch, query, context)
-        found = self._executables.get(wanted)
-        if found is None:
-            raise ArtifactError(
-                f"{self.bundle.path}: no executable for {phase} batch {batch}, query {query}, context {context}; "
-                f"compile it into the bundle: {self.bundle.recompile_hint}"
-            )
-        return found
+        return self.bundle.executable(*(("any", None, None, None) if self.exact else (phase, batch, query, context)))
 
     def _open(self, executable: Executable) -> Program:
         """The executable, read and verified when it is used first."""

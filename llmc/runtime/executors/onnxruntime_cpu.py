@@ -280,8 +280,7 @@ class _Sessions:
     def __init__(self, bundle: Bundle, threads: int) -> None:
         self._bundle = bundle
         self._threads = threads
-        self._by_shape = {(e.phase, e.batch, e.query, e.context): e for e in bundle.manifest.executables}
-        self._any = self._by_shape.get(("any", None, None, None))
+        self._any = None if bundle.manifest.options.get("static_dims") else bundle.executable("any", None, None, None)
         self._lock = threading.Lock()
         self._sessions: dict[str, Future[Any]] = {}
         self._background: ThreadPoolExecutor | None = None
@@ -302,13 +301,7 @@ class _Sessions:
     def _lookup(self, phase: str, batch: int, query: int, context: int) -> Executable:
         if phase == "prompt" and context:
             batch = 1
-        found = self._by_shape.get((phase, batch, query, context))
-        if found is None:
-            raise ArtifactError(
-                f"{self._bundle.path}: no executable for {phase} batch {batch}, query {query}, context {context}; "
-                f"compile it into the bundle: {self._bundle.recompile_hint}"
-            )
-        return found
+        return self._bundle.executable(phase, batch, query, context)
 
     def session(self, executable: Executable) -> Any:
         """The session of an executable, opening it if need be."""

@@ -67,7 +67,6 @@ class TorchExecutor(Executor):
         self._torch = torch
         self._cache: Any = torch.zeros(shape, dtype=getattr(torch, _DTYPES[dtype]))
         self._weights = _Weights(bundle)
-        self._executables = {(e.phase, e.batch, e.query, e.context): e for e in bundle.manifest.executables}
         self._programs: dict[str, _Opened] = {}
         self._used = [0] * slots
 
@@ -78,12 +77,12 @@ class TorchExecutor(Executor):
 
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
-        return str(self._find(step.phase, step.batch, step.query, step.context))
+        return str(self.bundle.executable(step.phase, step.batch, step.query, step.context))
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named programs; the others open when first needed, in 0.2 s for a model of 30 layers."""
         for shape in steps:
-            self._open(self._find(*shape))
+            self._open(self.bundle.executable(*shape))
 
     def open_all(self) -> None:
         """Open every program, one after the other."""
@@ -94,7 +93,7 @@ class TorchExecutor(Executor):
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
         self._check_slots(step)
         self._check_lengths(step)
-        opened = self._open(self._find(step.phase, step.batch, step.query, step.context))
+        opened = self._open(self.bundle.executable(step.phase, step.batch, step.query, step.context))
         torch = self._torch
         with torch.inference_mode():
             lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
@@ -170,16 +169,6 @@ class TorchExecutor(Executor):
         self._programs.clear()
         self._weights.close()
         self._cache = self._cache.new_empty(0)
-
-    def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
-        """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
-        found = self._executables.get((phase, batch, query, context))
-        if found is None:
-            raise ArtifactError(
-                f"{self.bundle.path}: no executable for {phase} batch {batch}, query {query}, context {context}; "
-                f"compile it into the bundle: {self.bundle.recompile_hint}"
-            )
-        return found
 
     def _open(self, executable: Executable) -> _Opened:
         """The program, read and verified when it is needed first; it stays open, at well under 1 MB."""
