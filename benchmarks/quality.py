@@ -57,9 +57,8 @@ def main() -> None:
         got = log_softmax(np.concatenate(rows))
         kl = (np.exp(wanted) * (wanted - got)).sum(-1)
         equal = (wanted.argmax(-1) == got.argmax(-1)).mean()
-        print(
-            f"{worker.name:20s} {len(kl)} tokens: mean KL {kl.mean():.5f}, p99 {np.percentile(kl, 99):.4f}, equal {equal:.1%}"
-        )
+        p99 = np.percentile(kl, 99)
+        print(f"{worker.name:20s} {len(kl)} tokens: mean KL {kl.mean():.5f}, p99 {p99:.4f}, equal {equal:.1%}")
         worker.close()
 
 
