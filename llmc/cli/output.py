@@ -87,8 +87,3 @@ class CompileProgress:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total)
         self._progress.update(self._tasks[name], completed=done, total=total, visible=done < total)
-
-
-def megabytes(size: int) -> str:
-    """A size for people."""
-    return f"{size / 1e6:,.1f} MB"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from llmc.errors import InputError, UnknownNameError
 
-Quantisation = Literal["none", "int8", "int4", "keep"]
 QUANTISATIONS = ("none", "int8", "int4", "keep")
 DTYPES = ("f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,18 @@ class Checkpoint(ABC):
         And sampling defaults (temperature, top_p, top_k, repetition_penalty, …) where the checkpoint states
         them.
         """
+
+
+def stored_name(name: str, names: Container[str]) -> str:
+    """Name under which a checkpoint with tensors `names` holds the model's tensor `name`.
+
+    A tied head is stored once, as the embedding. Raises CheckpointError when the checkpoint lacks the tensor.
+    """
+    if name not in names and name == "lm_head.weight":
+        name = "model.embed_tokens.weight"
+    if name not in names:
+        raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
+    return name
 
 
 def sha256_of(path: Path) -> str:

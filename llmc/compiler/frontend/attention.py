@@ -22,7 +22,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 Dialect = Literal["fused", "two_part"]
-DIALECTS: tuple[Dialect, ...] = ("fused", "two_part")
 
 
 @dataclass

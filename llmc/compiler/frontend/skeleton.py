@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.architectures import require_supported
 from llmc.errors import CheckpointError
 
@@ -79,12 +80,7 @@ def load_real_model(checkpoint: Checkpoint) -> nn.Module:
     model = build_skeleton(checkpoint.config, "sdpa")
     names = set(checkpoint.tensor_names())
     for name in model.state_dict():
-        source = name
-        if name not in names and name == "lm_head.weight":
-            source = "model.embed_tokens.weight"
-        if source not in names:
-            raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
-        tensor = torch.from_numpy(np.array(checkpoint.tensor(source)))
+        tensor = torch.from_numpy(np.array(checkpoint.tensor(stored_name(name, names))))
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
         expected = tuple(module._parameters[leaf].shape) if module._parameters.get(leaf) is not None else None

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import CheckpointError
+from llmc.compiler.checkpoint.base import stored_name
 
 ALIGNMENT = 4096
 
@@ -154,8 +154,4 @@ def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDAr
 
 
 def _tensor(name: str, source: TensorSource, known: set[str]) -> NDArray[np.float32]:
-    if name not in known and name == "lm_head.weight":
-        name = "model.embed_tokens.weight"  # tied: the checkpoint holds it once
-    if name not in known:
-        raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
-    return source.tensor(name)
+    return source.tensor(stored_name(name, known))
