@@ -28,6 +28,8 @@ STRATEGY_SPELLINGS = {"lin": "linear", "exp": "exponential", "pad": "padding-awa
 """VLLM_BUCKETING_STRATEGY value → the strategy's name here."""
 
 BOUNDS = ("min", "step", "max")
+PARAMETERS = (*BOUNDS, "limit", "pad_max", "pad_percent")
+"""The numbers of one bucket range, as named in VLLM_*_BUCKET_{MIN|…}; the last three belong to one rule each."""
 
 # (dimension, spellings from newest to oldest, as (name between phase and _BUCKET_, counted in blocks?))
 _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import ClassVar, Literal, Protocol, get_args
 
 from llmc.buckets.limits import Limits
 from llmc.errors import InputError
+from llmc.settings import BOUNDS, PARAMETERS
 
 Dimension = Literal["prompt_batch", "prompt_query", "prompt_context", "decode_batch", "decode_context"]
 """What a plan chooses values for, contexts in tokens per sequence; a decode bucket's query is always 1."""
@@ -26,18 +27,27 @@ MAX_VALUES = 1 << 16
 class Range:
     """Inclusive bounds and the step of one dimension: sequences for a batch, tokens for query and context.
 
-    `source` is where the numbers come from, for messages ("--prompt-batch"); it takes no part in equality.
-    Raises InputError, naming `source`, unless 0 ≤ min ≤ max, 1 ≤ step, max / step ≤ MAX_VALUES.
+    Three numbers more belong to one rule each, and are None for the others: `limit`, the number of values of the
+    exponential rule; `pad_max` (in the dimension's unit, 0 for max) and `pad_percent` (0 to 50), what the
+    padding-aware rule may pad. `source` is where the numbers come from, for messages ("--prompt-batch"); it takes
+    no part in equality.
+    Raises InputError, naming `source`, unless 0 ≤ min ≤ max, 1 ≤ step, max / step ≤ MAX_VALUES, 1 ≤ limit ≤
+    MAX_VALUES, 0 ≤ pad_max, 0 ≤ pad_percent ≤ 50.
     """
 
     min: int
     step: int
     max: int
     source: str = field(default="range", compare=False)
+    limit: int | None = None
+    pad_max: int | None = None
+    pad_percent: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min", "step", "max"):
+        for name in PARAMETERS:
             value = getattr(self, name)
+            if value is None and name not in BOUNDS:
+                continue
             if type(value) is not int:
                 raise InputError(f"{self}: {name} {value!r} is not an integer")
             if value < 0:
@@ -50,13 +60,24 @@ class Range:
             raise InputError(
                 f"{self}: spans more than {MAX_VALUES} values; raise step to at least {self.max // MAX_VALUES + 1}"
             )
+        if self.limit is not None and not 1 <= self.limit <= MAX_VALUES:
+            raise InputError(f"{self}: limit {self.limit} must be 1 to {MAX_VALUES}, the number of values")
+        if self.pad_percent is not None and self.pad_percent > 50:
+            raise InputError(f"{self}: pad_percent {self.pad_percent} must be 0 to 50")
+
+    def numbers(self) -> dict[str, int]:
+        """The numbers that are set, by name, in the order of `PARAMETERS`."""
+        return {name: getattr(self, name) for name in PARAMETERS if getattr(self, name) is not None}
 
     def __str__(self) -> str:
-        return f"{self.source} {self.min},{self.step},{self.max}"
+        return f"{self.source} {','.join(str(getattr(self, name)) for name in BOUNDS)}"
 
 
 class Strategy(Protocol):
     """Turns ranges into the values that buckets are made of; one instance serves one plan."""
+
+    parameters: ClassVar[tuple[str, ...]]
+    """The numbers of a range that the rule uses, of `PARAMETERS`; setting another has no effect."""
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """The range of every dimension, for numbers that neither a flag nor the environment gives."""

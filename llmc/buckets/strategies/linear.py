@@ -7,9 +7,11 @@ price of max / step values: right for short models, far too many graphs for very
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.strategies.base import Dimension, Range
+from llmc.settings import BOUNDS
 
 
 def values(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - the public spelling of the rule
@@ -34,6 +36,8 @@ def values(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - the publ
 
 class Linear:
     """The linear strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
+
+    parameters: ClassVar[tuple[str, ...]] = BOUNDS
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """The guide's ranges, with these differences, each of which saves graphs that could never run.
