@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.buckets import table
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.cost import cost
 from llmc.buckets.limits import Limits
@@ -38,11 +40,11 @@ def test_the_first_bucket_in_order_is_not_taken_when_a_later_one_costs_less():
 @PROPERTY
 @given(buckets("prompt"), st.lists(st.tuples(*[st.integers(0, 14)] * 3), min_size=1, max_size=8))
 def test_lookup_is_the_least_cost_cover(known, requests):
-    table = LookupTable(known)
+    looked_up = LookupTable(known)
     for request in requests * 2:
         covering = [bucket for bucket in known if bucket.covers(*request)]
         expected = min(covering, key=lambda bucket: (cost(bucket), bucket), default=None)
-        assert table.find(*request) == expected
+        assert looked_up.find(*request) == expected
 
 
 def test_a_decode_step_looks_up_in_microseconds():
@@ -53,3 +55,25 @@ def test_a_decode_step_looks_up_in_microseconds():
     for batch, context in requests:
         plan.lookup("decode", batch, 1, context)
     assert (time.perf_counter() - started) / len(requests) < 5e-6
+
+
+@PROPERTY
+@given(buckets("prompt"), st.lists(st.tuples(*[st.integers(0, 14)] * 3), min_size=1, max_size=8))
+def test_a_grid_too_large_to_hold_is_searched_and_gives_the_same(known, requests):
+    whole = LookupTable(known)
+    with mock.patch.object(table, "MAX_CORNERS", 0):
+        searched = LookupTable(known)
+    for request in requests * 2:
+        assert searched.find(*request) == whole.find(*request)
+
+
+def test_a_plan_of_scattered_buckets_looks_up_as_fast_as_a_product():
+    scattered = {Bucket("decode", 1 + i * 7919 % 64, 1, 1 + i * 104729 % 131072) for i in range(20_000)}
+    known = LookupTable(scattered)
+    requests = [(1 + i * 31 % 64, 1, i * 6007 % 131072) for i in range(20_000)]
+    started = time.perf_counter()
+    found = [known.find(*request) for request in requests]
+    assert (time.perf_counter() - started) / len(requests) < 10e-6
+    for request, bucket in list(zip(requests, found, strict=True))[::500]:
+        covering = [other for other in scattered if other.covers(*request)]
+        assert bucket == min(covering, key=lambda other: (cost(other), other), default=None)
