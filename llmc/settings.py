@@ -4,12 +4,24 @@ Variables
     LLMC_CACHE_DIR   folder of the artifact store; default: the platform's user cache folder for "llmc"
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use
-    VLLM_BUCKETING_STRATEGY     lin | exp | pad
+    VLLM_BUCKETING_STRATEGY     lin | exp | pad, for both phases
+    VLLM_{PROMPT|DECODE}_BUCKETING_STRATEGY    the same for one phase; wins over the one for both
+    VLLM_EXPONENTIAL_BUCKETING  older spelling of VLLM_BUCKETING_STRATEGY: true | 1 is exp, false | 0 is lin
     VLLM_BUCKETING_FROM_FILE    a bucket file
-    VLLM_{PROMPT|DECODE}_{BS|QUERY|SEQ|CTX|BLOCK}_BUCKET_{MIN|STEP|MAX}    one number of one bucket range
+    VLLM_{PROMPT|DECODE}_BS_BUCKET_{NUMBER}    one number of the range of batch sizes, in sequences
+    VLLM_PROMPT_{QUERY|SEQ}_BUCKET_{NUMBER}    … of query lengths, in tokens; SEQ is the older spelling
+    VLLM_{PROMPT|DECODE}_{CTX|BLOCK}_BUCKET_{NUMBER}    … of contexts, in KV cache blocks; BLOCK is the older spelling
+    VLLM_DECODE_SEQ_BUCKET_{NUMBER}            … of decode contexts, in tokens; older than both
+        {NUMBER} is MIN, STEP or MAX; LIMIT, how many values (exp); PAD_MAX, the most padding, and PAD_PERCENT, its
+        most in percent of the bucket (pad). LIMIT and PAD_PERCENT count neither blocks nor tokens.
+    VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
+                                   doubling; 0: never
+    VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
+    VLLM_SKIP_WARMUP            true | 1 has no effect on a plan, which a warning says
 
-A variable set to the empty string counts as unset. Only the standard library is imported here, and only its
-light parts, because every command pays for this module.
+A variable set to the empty string counts as unset. One that looks like a bucket range's and is none of these leaves a
+warning. Only the standard library is imported here, and only its light parts, because every command pays for this
+module.
 """
 
 from __future__ import annotations
@@ -27,9 +39,14 @@ if TYPE_CHECKING:
 STRATEGY_SPELLINGS = {"lin": "linear", "exp": "exponential", "pad": "padding-aware"}
 """VLLM_BUCKETING_STRATEGY value → the strategy's name here."""
 
+_EXPONENTIAL_SPELLINGS = {"true": "exponential", "1": "exponential", "false": "linear", "0": "linear"}
+
 BOUNDS = ("min", "step", "max")
 PARAMETERS = (*BOUNDS, "limit", "pad_max", "pad_percent")
 """The numbers of one bucket range, as named in VLLM_*_BUCKET_{MIN|…}; the last three belong to one rule each."""
+
+_PHASES = ("prompt", "decode")
+_COUNTED_IN_BLOCKS = (*BOUNDS, "pad_max")
 
 # (dimension, spellings from newest to oldest, as (name between phase and _BUCKET_, counted in blocks?))
 _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (
@@ -61,15 +78,20 @@ class BucketNumber:
 class Settings:
     """What the environment asks for; build it once, with `from_environment`, and pass it down.
 
-    `bucket_numbers` maps (dimension, bound), for example ("prompt_batch", "max"), to the number set for it.
-    `warnings` are sentences for the user about variables that are overruled or not understood.
+    `strategy` comes from `strategy_variable`, and both are None where no variable names one for both phases;
+    `phase_strategies` maps "prompt" or "decode" to a strategy for it alone. `bucket_numbers` maps (dimension,
+    parameter), for example ("prompt_batch", "max"), to the number set for it. `tpu_padding_gap` is None for no gap.
+    `warnings` are sentences for the user about variables that are overruled, without effect or not understood.
     """
 
     cache_override: str | None = None
     threads_override: int | None = None
     strategy: str | None = None
+    strategy_variable: str | None = None
+    phase_strategies: Mapping[str, str] = field(default_factory=dict)
     bucket_file: str | None = None
     bucket_numbers: Mapping[tuple[str, str], BucketNumber] = field(default_factory=dict)
+    tpu_padding_gap: BucketNumber | None = None
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -77,16 +99,22 @@ class Settings:
         """Read every variable this module documents.
 
         Raises InputError, naming the variable and its value, for a number that is not an integer, a thread
-        count below 1, or a strategy that is not one of `STRATEGY_SPELLINGS`.
+        count below 1, a padding gap below 0, or a strategy that is not one of `STRATEGY_SPELLINGS`.
         """
         warnings: list[str] = []
         numbers = _bucket_numbers(environ, warnings)
+        strategy, strategy_variable = _common_strategy(environ, warnings)
+        phases = {phase: _strategy(environ, f"VLLM_{phase.upper()}_BUCKETING_STRATEGY") for phase in _PHASES}
+        warnings += _without_effect(environ)
         return cls(
             cache_override=environ.get("LLMC_CACHE_DIR") or None,
             threads_override=_threads(environ),
-            strategy=_strategy(environ),
+            strategy=strategy,
+            strategy_variable=strategy_variable,
+            phase_strategies={phase: name for phase, name in phases.items() if name is not None},
             bucket_file=environ.get("VLLM_BUCKETING_FROM_FILE") or None,
             bucket_numbers=numbers,
+            tpu_padding_gap=_tpu_padding_gap(environ),
             warnings=tuple(warnings),
         )
 
@@ -128,32 +156,72 @@ def _threads(environ: Mapping[str, str]) -> int | None:
     return threads
 
 
-def _strategy(environ: Mapping[str, str]) -> str | None:
-    spelling = environ.get("VLLM_BUCKETING_STRATEGY", "").strip()
+def _strategy(environ: Mapping[str, str], variable: str) -> str | None:
+    spelling = environ.get(variable, "").strip()
     if not spelling:
         return None
     try:
         return STRATEGY_SPELLINGS[spelling]
     except KeyError:
         known = ", ".join(STRATEGY_SPELLINGS)
-        raise InputError(f"VLLM_BUCKETING_STRATEGY={spelling!r} is not one of {known}") from None
+        raise InputError(f"{variable}={spelling!r} is not one of {known}") from None
+
+
+def _common_strategy(environ: Mapping[str, str], warnings: list[str]) -> tuple[str | None, str | None]:
+    """The strategy for both phases and the variable it comes from."""
+    variable, older = "VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING"
+    strategy = _strategy(environ, variable)
+    text = environ.get(older, "").strip()
+    if text and text.lower() not in _EXPONENTIAL_SPELLINGS:
+        raise InputError(f"{older}={text!r} is not true or false; set {variable} to lin or exp instead")
+    if strategy is not None:
+        if text:
+            warnings.append(f"{older} is ignored: {variable} is set, and is its newer spelling")
+        return strategy, variable
+    return (_EXPONENTIAL_SPELLINGS[text.lower()], older) if text else (None, None)
+
+
+def _without_effect(environ: Mapping[str, str]) -> list[str]:
+    """Warnings about settings of the vendor's planner that change nothing here."""
+    found = []
+    if environ.get("VLLM_ENABLE_BUCKETING", "").strip().lower() in {"false", "0"}:
+        found.append("VLLM_ENABLE_BUCKETING has no effect: every graph of a plan is a bucket, there is no other kind")
+    if environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"}:
+        found.append("VLLM_SKIP_WARMUP has no effect on a plan: it lists every graph, warmed up or not")
+    return found
+
+
+def _tpu_padding_gap(environ: Mapping[str, str]) -> BucketNumber | None:
+    variable = "VLLM_TPU_BUCKET_PADDING_GAP"
+    gap = _integer(environ, variable)
+    if gap is not None and gap < 0:
+        raise InputError(f"{variable}={gap} must not be negative; set 0, or unset it, for no gap")
+    return BucketNumber(gap, variable) if gap else None
 
 
 def _bucket_numbers(environ: Mapping[str, str], warnings: list[str]) -> dict[tuple[str, str], BucketNumber]:
     numbers: dict[tuple[str, str], BucketNumber] = {}
     understood: set[str] = set()
     for dimension, spellings in _SPELLINGS:
-        for bound in BOUNDS:
-            for name, blocks in spellings:
-                variable = f"VLLM_{name}_BUCKET_{bound.upper()}"
+        for parameter in PARAMETERS:
+            for name, in_blocks in spellings:
+                variable = f"VLLM_{name}_BUCKET_{parameter.upper()}"
                 understood.add(variable)
                 value = _integer(environ, variable)
                 if value is None:
                     continue
-                winner = numbers.setdefault((dimension, bound), BucketNumber(value, variable, blocks))
+                number = BucketNumber(value, variable, in_blocks and parameter in _COUNTED_IN_BLOCKS)
+                winner = numbers.setdefault((dimension, parameter), number)
                 if winner.variable != variable:
                     warnings.append(f"{variable} is ignored: {winner.variable} is set, and is its newer spelling")
     for variable in sorted(set(environ) - understood):
         if variable.startswith(("VLLM_PROMPT_", "VLLM_DECODE_")) and "_BUCKET_" in variable:
-            warnings.append(f"{variable} is ignored: llmc plans nothing from it")
+            nearest = _nearest(variable, understood)
+            warnings.append(f"{variable} is ignored: llmc plans nothing from it; the nearest it knows is {nearest}")
     return numbers
+
+
+def _nearest(variable: str, known: set[str]) -> str:
+    from difflib import get_close_matches
+
+    return get_close_matches(variable, sorted(known), n=1, cutoff=0.0)[0]

@@ -48,7 +48,7 @@ def test_plan_takes_ranges_and_limits(toy: Path) -> None:
     assert {bucket.batch for bucket in plan.decode} == {1, 2, 3, 4}
     assert llmc.plan(max_model_len=32).limits.max_model_len == 32
     assert llmc.plan(toy).limits.max_model_len == 64, "what the model says"
-    with pytest.raises(InputError, match=r"decode_batch \(1, 2\) is not \(min, step, max\)"):
+    with pytest.raises(InputError, match=r"decode_batch '1,2' is not MIN,STEP,MAX"):
         llmc.plan(toy, decode_batch=(1, 2))
     with pytest.raises(CheckpointError, match="nowhere"):
         llmc.plan("nowhere")

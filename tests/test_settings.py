@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import InputError
-from llmc.settings import BucketNumber, Settings
+from llmc.settings import PARAMETERS, BucketNumber, Settings
 
 
 def read(**environ: str) -> Settings:
@@ -48,6 +48,53 @@ def test_strategy_spellings(spelling, name):
     assert read(VLLM_BUCKETING_STRATEGY=spelling).strategy == name
 
 
+def test_the_strategys_variable_is_kept():
+    assert read().strategy_variable is None
+    assert read(VLLM_BUCKETING_STRATEGY="pad").strategy_variable == "VLLM_BUCKETING_STRATEGY"
+    assert read(VLLM_EXPONENTIAL_BUCKETING="1").strategy_variable == "VLLM_EXPONENTIAL_BUCKETING"
+
+
+def test_a_phase_has_a_strategy_of_its_own():
+    settings = read(VLLM_PROMPT_BUCKETING_STRATEGY="pad", VLLM_BUCKETING_STRATEGY="lin")
+    assert settings.phase_strategies == {"prompt": "padding-aware"}
+    assert settings.strategy == "linear"
+    assert settings.warnings == ()
+    assert read(VLLM_DECODE_BUCKETING_STRATEGY=" exp ").phase_strategies == {"decode": "exponential"}
+    assert read(VLLM_DECODE_BUCKETING_STRATEGY="").phase_strategies == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [("true", "exponential"), ("True", "exponential"), ("1", "exponential"), ("false", "linear"), ("0", "linear")],
+)
+def test_the_older_spelling_of_the_strategy(value, name):
+    settings = read(VLLM_EXPONENTIAL_BUCKETING=value)
+    assert settings.strategy == name
+    assert settings.warnings == ()
+
+
+@pytest.mark.parametrize("older", ["true", "false"])
+def test_the_newer_spelling_of_the_strategy_wins_and_a_warning_says_so(older):
+    settings = read(VLLM_EXPONENTIAL_BUCKETING=older, VLLM_BUCKETING_STRATEGY="pad")
+    assert (settings.strategy, settings.strategy_variable) == ("padding-aware", "VLLM_BUCKETING_STRATEGY")
+    (warning,) = settings.warnings
+    assert warning.startswith("VLLM_EXPONENTIAL_BUCKETING is ignored: VLLM_BUCKETING_STRATEGY is set")
+
+
+@pytest.mark.parametrize("newer", ["", "lin"])
+def test_the_older_spelling_of_the_strategy_is_true_or_false_even_if_it_loses(newer):
+    with pytest.raises(InputError, match="VLLM_EXPONENTIAL_BUCKETING='yes' is not true or false; set VLLM_BUCKETING"):
+        read(VLLM_EXPONENTIAL_BUCKETING="yes", VLLM_BUCKETING_STRATEGY=newer)
+
+
+@pytest.mark.parametrize("phase", ["PROMPT", "DECODE"])
+@pytest.mark.parametrize("value", ["linear", "LIN", "traffic", "file"])
+def test_an_unknown_strategy_of_a_phase_lists_the_known(phase, value):
+    variable = f"VLLM_{phase}_BUCKETING_STRATEGY"
+    with pytest.raises(InputError, match=f"{variable}='{value}' is not one of lin, exp, pad"):
+        read(**{variable: value})
+
+
 def test_an_unknown_strategy_spelling_lists_the_known():
     with pytest.raises(InputError, match="VLLM_BUCKETING_STRATEGY='cubic' is not one of lin, exp, pad"):
         read(VLLM_BUCKETING_STRATEGY="cubic")
@@ -64,6 +111,13 @@ def test_an_unknown_strategy_spelling_lists_the_known():
         ("VLLM_DECODE_BLOCK_BUCKET_STEP", ("decode_context", "step"), True),
         ("VLLM_DECODE_CTX_BUCKET_STEP", ("decode_context", "step"), True),
         ("VLLM_DECODE_SEQ_BUCKET_MIN", ("decode_context", "min"), False),
+        ("VLLM_PROMPT_BS_BUCKET_LIMIT", ("prompt_batch", "limit"), False),
+        ("VLLM_PROMPT_SEQ_BUCKET_PAD_MAX", ("prompt_query", "pad_max"), False),
+        ("VLLM_PROMPT_CTX_BUCKET_LIMIT", ("prompt_context", "limit"), False),
+        ("VLLM_PROMPT_CTX_BUCKET_PAD_MAX", ("prompt_context", "pad_max"), True),
+        ("VLLM_DECODE_BLOCK_BUCKET_PAD_MAX", ("decode_context", "pad_max"), True),
+        ("VLLM_DECODE_BLOCK_BUCKET_PAD_PERCENT", ("decode_context", "pad_percent"), False),
+        ("VLLM_DECODE_SEQ_BUCKET_PAD_MAX", ("decode_context", "pad_max"), False),
     ],
 )
 def test_bucket_variables(variable, key, blocks):
@@ -84,6 +138,17 @@ def test_the_newer_spelling_wins_and_a_warning_says_so():
     assert warning.startswith("VLLM_PROMPT_SEQ_BUCKET_MAX is ignored: VLLM_PROMPT_QUERY_BUCKET_MAX is set")
 
 
+@pytest.mark.parametrize("parameter", PARAMETERS)
+def test_every_parameter_has_a_variable_in_every_dimension(parameter):
+    names = ("PROMPT_BS", "PROMPT_QUERY", "PROMPT_CTX", "DECODE_BS", "DECODE_CTX")
+    settings = read(**{f"VLLM_{name}_BUCKET_{parameter.upper()}": "3" for name in names})
+    assert {key for key, number in settings.bucket_numbers.items() if number.value == 3} == {
+        (dimension, parameter)
+        for dimension in ("prompt_batch", "prompt_query", "prompt_context", "decode_batch", "decode_context")
+    }
+    assert settings.warnings == ()
+
+
 def test_both_spellings_are_checked_even_if_one_loses():
     with pytest.raises(InputError, match="VLLM_PROMPT_SEQ_BUCKET_MAX='many' is not an integer"):
         read(VLLM_PROMPT_SEQ_BUCKET_MAX="many", VLLM_PROMPT_QUERY_BUCKET_MAX="2048")
@@ -92,6 +157,51 @@ def test_both_spellings_are_checked_even_if_one_loses():
 def test_a_bucket_variable_that_means_nothing_here_is_reported():
     (warning,) = read(VLLM_DECODE_QUERY_BUCKET_MAX="4").warnings
     assert "VLLM_DECODE_QUERY_BUCKET_MAX is ignored" in warning
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("VLLM_PROMPT_BS_BUCKET_MAXX", "VLLM_PROMPT_BS_BUCKET_MAX"),
+        ("VLLM_PROMPT_QUERRY_BUCKET_MIN", "VLLM_PROMPT_QUERY_BUCKET_MIN"),
+        ("VLLM_DECODE_BLOCK_BUCKET_PAD_PERCENTAGE", "VLLM_DECODE_BLOCK_BUCKET_PAD_PERCENT"),
+    ],
+)
+def test_a_misspelt_bucket_variable_is_reported_with_the_nearest_known(variable, nearest):
+    settings = read(**{variable: "4"})
+    assert settings.bucket_numbers == {}
+    assert settings.warnings == (
+        f"{variable} is ignored: llmc plans nothing from it; the nearest it knows is {nearest}",
+    )
+
+
+def test_warm_up_settings_are_left_to_others():
+    names = ("GRAPH_RESERVED_MEM", "GRAPH_PROMPT_RATIO", "GRAPH_PROMPT_STRATEGY", "GRAPH_DECODE_STRATEGY")
+    assert read(**{f"VLLM_{name}": "0.3" for name in names}, VLLM_CONTIGUOUS_PA="true") == Settings()
+
+
+@pytest.mark.parametrize(
+    ("variable", "without_effect", "silent"),
+    [
+        ("VLLM_SKIP_WARMUP", ["true", "True", "1"], ["false", "0", ""]),
+        ("VLLM_ENABLE_BUCKETING", ["false", "False", "0"], ["true", "1", ""]),
+    ],
+)
+def test_what_changes_no_plan_leaves_a_warning_only_where_it_asks_for_a_change(variable, without_effect, silent):
+    for value in without_effect:
+        (warning,) = read(**{variable: value}).warnings
+        assert warning.startswith(f"{variable} has no effect")
+    for value in silent:
+        assert read(**{variable: value}) == Settings()
+
+
+def test_the_padding_gap_of_tpus():
+    assert read(VLLM_TPU_BUCKET_PADDING_GAP="64").tpu_padding_gap == BucketNumber(64, "VLLM_TPU_BUCKET_PADDING_GAP")
+    assert read(VLLM_TPU_BUCKET_PADDING_GAP="0").tpu_padding_gap is None
+    with pytest.raises(InputError, match="VLLM_TPU_BUCKET_PADDING_GAP=-1 must not be negative"):
+        read(VLLM_TPU_BUCKET_PADDING_GAP="-1")
+    with pytest.raises(InputError, match="VLLM_TPU_BUCKET_PADDING_GAP='wide' is not an integer"):
+        read(VLLM_TPU_BUCKET_PADDING_GAP="wide")
 
 
 def test_the_bucket_file_is_kept_as_given():
@@ -103,4 +213,4 @@ def test_importing_settings_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = set(done.stdout.split())
     assert "llmc.settings" in imported
-    assert not imported & {"numpy", "platformdirs", "pathlib", "typer", "rich", "json", "logging", "asyncio"}
+    assert not imported & {"numpy", "platformdirs", "pathlib", "typer", "rich", "json", "logging", "asyncio", "difflib"}

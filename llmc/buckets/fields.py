@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import NoReturn
 
 from llmc.errors import InputError
@@ -27,7 +28,7 @@ class Fields:
         """The object that `text` holds as JSON."""
         try:
             return cls(json.loads(text), document)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{document}: not valid JSON: {error}") from None
 
     def path(self, name: str) -> str:
@@ -49,12 +50,35 @@ class Fields:
         """An integer, or None when the field is absent."""
         return self.integer(name) if name in self._values else None
 
+    def number(self, name: str) -> float:
+        """A finite number; true and false are none, and neither are NaN and Infinity."""
+        value = self._take(name, "a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            fail(self.document, self.path(name), "a finite number", value)
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number, or None when the field is absent."""
+        return self.number(name) if name in self._values else None
+
     def text(self, name: str) -> str:
         """A string."""
         value = self._take(name, "a string")
         if not isinstance(value, str):
             fail(self.document, self.path(name), "a string", value)
         return value
+
+    def integer_or_number(self, name: str) -> int | float:
+        """A finite number, an integer where JSON has one."""
+        return self.integer(name) if type(self._values.get(name)) is int else self.number(name)
+
+    def text_or_number(self, name: str) -> str | int | float:
+        """A string or a finite number."""
+        return self.text(name) if isinstance(self._values.get(name), str) else self.integer_or_number(name)
+
+    def optional_text(self, name: str) -> str | None:
+        """A string, or None when the field is absent."""
+        return self.text(name) if name in self._values else None
 
     def array(self, name: str) -> list[object]:
         """An array, of anything."""
@@ -66,6 +90,10 @@ class Fields:
     def nested(self, name: str) -> Fields:
         """A nested object."""
         return Fields(self._take(name, "an object"), self.document, self.path(name))
+
+    def rest(self) -> dict[str, object]:
+        """The fields that nothing has read yet, as JSON holds them, for formats that are open to more."""
+        return {name: self._take(name, "anything") for name in self.names() if name not in self._read}
 
     def finish(self) -> None:
         """Raise InputError, naming it, for a field that nothing has read."""

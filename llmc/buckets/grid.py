@@ -6,7 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmc.buckets.bucket import Bucket, Phase
+from llmc.buckets.candidates import Candidates
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import MAX_BUCKETS
 from llmc.buckets.provenance import Note
@@ -30,30 +34,48 @@ class Axis:
         return 0 if self.dimension.endswith("_context") else 1
 
 
-def prompt_grid(
-    limits: Limits, strategy: Strategy, ranges: Mapping[Dimension, Range]
-) -> tuple[list[Bucket], list[Note]]:
-    """The prompt buckets of the product that the limits allow and some admissible prompt needs."""
-    longest = limits.longest_prompt
-    return _grid(
-        limits,
-        "prompt",
-        _axis(strategy, "prompt_batch", ranges, limits.max_num_seqs, limits.max_num_seqs),
-        _axis(strategy, "prompt_query", ranges, longest, limits.max_model_len),
-        _axis(strategy, "prompt_context", ranges, longest - 1, limits.max_model_len),
+@dataclass(frozen=True)
+class Axes:
+    """The dimensions of one phase; decode has no query, which is always 1."""
+
+    phase: Phase
+    batches: Axis
+    queries: Axis | None
+    contexts: Axis
+
+
+def axes(limits: Limits, phase: Phase, strategy: Strategy, ranges: Mapping[Dimension, Range]) -> Axes:
+    """The values of every dimension of a phase."""
+    seqs, length, longest = limits.max_num_seqs, limits.max_model_len, limits.longest_prompt
+    if phase == "decode":
+        return Axes(
+            phase,
+            _axis(strategy, "decode_batch", ranges, seqs, seqs),
+            None,
+            _axis(strategy, "decode_context", ranges, limits.longest_past, length),
+        )
+    return Axes(
+        phase,
+        _axis(strategy, "prompt_batch", ranges, seqs, seqs),
+        _axis(strategy, "prompt_query", ranges, longest, length),
+        _axis(strategy, "prompt_context", ranges, longest - 1, length),
     )
 
 
-def decode_grid(
-    limits: Limits, strategy: Strategy, ranges: Mapping[Dimension, Range]
-) -> tuple[list[Bucket], list[Note]]:
-    """The decode buckets of the product that the limits allow and some admissible step needs."""
-    return _grid(
+def candidates(limits: Limits, found: Axes) -> Candidates:
+    """The product of the values that the limits allow, not enumerated."""
+
+    def within(values: Sequence[int], most: int) -> NDArray[np.int64]:
+        return np.array([value for value in values if value <= most], np.int64)
+
+    return Candidates(
+        found.phase,
         limits,
-        "decode",
-        _axis(strategy, "decode_batch", ranges, limits.max_num_seqs, limits.max_num_seqs),
-        None,
-        _axis(strategy, "decode_context", ranges, limits.longest_past, limits.max_model_len),
+        (
+            within(found.batches.values, limits.max_num_seqs),
+            within(found.queries.values if found.queries else (1,), limits.max_model_len),
+            within(found.contexts.values, limits.max_model_len),
+        ),
     )
 
 
@@ -69,9 +91,9 @@ def _axis(strategy: Strategy, dimension: Dimension, ranges: Mapping[Dimension, R
     return Axis(dimension, bounds, tuple(values), top)
 
 
-def _grid(
-    limits: Limits, phase: Phase, batches: Axis, queries: Axis | None, contexts: Axis
-) -> tuple[list[Bucket], list[Note]]:
+def grid(limits: Limits, found: Axes) -> tuple[list[Bucket], list[Note]]:
+    """The buckets of the product that the limits allow and some admissible request needs."""
+    phase, batches, queries, contexts = found.phase, found.batches, found.queries, found.contexts
     query_values: Sequence[int] = queries.values if queries else (1,)
     size = len(batches.values) * len(query_values) * len(contexts.values)
     if size > MAX_BUCKETS:

@@ -7,7 +7,7 @@ File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal pl
     limits     = { "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
                    [, "max_prompt_len"] }
     bucket     = [ batch, query, context ]       ascending; query is 1 in "decode"; context in tokens
-    provenance = { "strategy", "parameters", "origins", "notes" }      see provenance.py
+    provenance = { "strategy", "parameters", "origins", "notes" [, "facts"] }      see provenance.py
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -24,6 +23,7 @@ from pathlib import Path
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.coverage import prove
 from llmc.buckets.fields import Fields, fail
+from llmc.buckets.files import write_text
 from llmc.buckets.limits import Limits
 from llmc.buckets.provenance import Provenance
 from llmc.buckets.table import LookupTable
@@ -144,19 +144,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path`, all of it or nothing. Raises InputError when it cannot be written."""
-        target = Path(path)
-        try:
-            descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-            temporary = Path(name)
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                    file.write(self.to_json())
-                temporary.chmod(0o644)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot write the plan to {target}: {error.strerror or error}") from None
+        write_text(path, self.to_json(), "plan")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -1,126 +1,198 @@
-"""Making a plan: ranges, their product, filters, and the buckets that coverage still needs."""
+"""Making a plan: the strategy of each phase, its proposal, the choice among it, and what coverage still needs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from llmc.buckets import ranges
-from llmc.buckets.bucket import Bucket, Phase
-from llmc.buckets.coverage import gaps
-from llmc.buckets.grid import decode_grid, prompt_grid
+from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.buckets.budget import Budget, GraphCosts
+from llmc.buckets.choice import TrafficSource, choose, open_problems
+from llmc.buckets.frontier import COUNTS, FrontierPoint, points
+from llmc.buckets.grid import Axes, axes, grid
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
+from llmc.buckets.proposal import Proposal, complete, require_some
 from llmc.buckets.provenance import Note, Provenance
-from llmc.buckets.strategies import DEFAULT_STRATEGY, create
-from llmc.buckets.strategies.base import Dimension, Range
+from llmc.buckets.strategies import DEFAULT_STRATEGY, FILE, TRAFFIC, create
+from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range, Strategy
 from llmc.errors import InputError
 from llmc.settings import Settings
+
+ContextUnit = Literal["tokens", "blocks"]
+
+
+@dataclass(frozen=True)
+class BucketFile:
+    """A file of bucket specs, see strategies/from_file.py; `origin` says who named it."""
+
+    path: str
+    unit: ContextUnit = "tokens"
+    origin: str = "flag"
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What a plan is made from, besides its budget. `flags` are ranges given, contexts in tokens per sequence.
+
+    A range, file or strategy given here wins over `settings`, and that over the strategy's defaults.
+    """
+
+    limits: Limits
+    strategy: str | None = None
+    flags: Mapping[Dimension, Range | None] = field(default_factory=dict)
+    settings: Settings = field(default_factory=Settings)
+    bucket_file: BucketFile | None = None
+    traffic: TrafficSource | None = None
 
 
 def make_plan(
     limits: Limits,
     strategy: str | None = None,
     *,
-    prompt_batch: Range | None = None,
-    prompt_query: Range | None = None,
-    prompt_context: Range | None = None,
-    decode_batch: Range | None = None,
-    decode_context: Range | None = None,
     settings: Settings | None = None,
     limit_origins: Mapping[str, str] | None = None,
+    budget: Budget | None = None,
+    bucket_file: BucketFile | None = None,
+    traffic: TrafficSource | None = None,
+    **ranges_given: Range | None,
 ) -> Plan:
-    """A plan that covers every request `limits` admit; equal arguments give equal plans.
+    """`plan_from` with the ranges as keywords: prompt_batch, prompt_query, prompt_context, decode_batch and
+    decode_context."""
+    flags = {dimension: ranges_given.pop(dimension, None) for dimension in DIMENSIONS}
+    if ranges_given:
+        raise TypeError(f"make_plan has no argument {', '.join(ranges_given)}")
+    inputs = PlanInputs(limits, strategy, flags, settings or Settings(), bucket_file, traffic)
+    return plan_from(inputs, budget or Budget(), None, limit_origins or {})
 
-    A range or strategy given here wins over `settings` (default: an empty environment), and that over the
-    strategy's defaults. Contexts are in tokens per sequence: a decode bucket here gives each of its sequences
-    the same context, so its default runs from block_size to max_model_len, not over the blocks of a whole
-    batch. `limit_origins` says where each limit comes from, for the provenance only.
 
-    The buckets are the product of the dimensions' values without those that break a limit or that no
-    admissible request needs. Then come the fewest that coverage lacks: a bucket (1, largest query, context)
-    through which longer prompts run in chunks, a decode bucket of max_num_seqs with the longest context. All
-    of it is in `provenance.notes`, with counts and reasons.
+def plan_from(
+    inputs: PlanInputs, budget: Budget, graph_costs: GraphCosts | None, limit_origins: Mapping[str, str]
+) -> Plan:
+    """A plan that covers every request the limits admit; equal arguments give equal plans.
 
-    Raises UnknownNameError for a strategy without a registry entry, InputError for ranges that are none, that
-    make too many buckets, or of which no bucket of a phase is left.
+    Contexts are in tokens per sequence: a decode bucket here gives each of its sequences the same context, so its
+    default runs from block_size to max_model_len, not over the blocks of a whole batch. `limit_origins` says where
+    each limit comes from, for the provenance only.
+
+    A rule's buckets are the product of the dimensions' values without those that break a limit or that no admissible
+    request needs. Then come the fewest that coverage lacks: a bucket (1, largest query, context) through which longer
+    prompts run in chunks, a decode bucket of max_num_seqs with the longest context. With a `budget`, or for the
+    strategy "traffic", the best few of these are chosen by what the traffic needs; without traffic every admissible
+    step counts the same. All of it is in `provenance.notes`, with counts and reasons.
+
+    Raises UnknownNameError for a strategy without a registry entry, InputError for ranges that are none, that make too
+    many buckets, or of which no bucket of a phase is left, for a file or a trace that cannot be used, and for a budget
+    that no plan meets.
     """
-    settings = settings or Settings()
-    name, origin = _strategy_name(strategy, settings)
-    rule = create(name)
-    flags: dict[Dimension, Range | None] = {
-        "prompt_batch": prompt_batch,
-        "prompt_query": prompt_query,
-        "prompt_context": prompt_context,
-        "decode_batch": decode_batch,
-        "decode_context": decode_context,
-    }
-    chosen, origins = ranges.resolve(limits, flags, rule.defaults(limits), settings)
-    prompt, prompt_notes = prompt_grid(limits, rule, chosen)
-    decode, decode_notes = decode_grid(limits, rule, chosen)
-    _require_some("prompt", prompt, prompt_notes)
-    _require_some("decode", decode, decode_notes)
-    added, added_notes = _complete(limits, prompt, decode)
-    notes = [*_warnings(settings), *prompt_notes, *decode_notes, *added_notes]
+    proposal = _propose(inputs)
+    buckets, notes, facts = choose(inputs.limits, proposal, inputs.traffic, budget, graph_costs)
     provenance = Provenance(
-        name,
-        {
-            dimension: {"min": bounds.min, "step": bounds.step, "max": bounds.max}
-            for dimension, bounds in chosen.items()
-        },
-        {"strategy": origin, **(limit_origins or {}), **origins},
-        tuple(notes),
+        proposal.name,
+        {dimension: bounds.numbers() for dimension, bounds in proposal.ranges.values.items()},
+        {**proposal.origins, **limit_origins, **proposal.ranges.origins},
+        (*_warnings(inputs.settings, proposal), *notes),
+        facts,
     )
-    return Plan(limits, (*prompt, *decode, *added), provenance)
+    return Plan(inputs.limits, tuple(buckets), provenance)
 
 
-def _strategy_name(strategy: str | None, settings: Settings) -> tuple[str, str]:
+def frontier_from(inputs: PlanInputs, counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
+    """The least waste for each number of graphs per phase. Raises as `plan_from`."""
+    return points(open_problems(inputs.limits, _propose(inputs), inputs.traffic), counts)
+
+
+def _propose(inputs: PlanInputs) -> Proposal:
+    settings, file = inputs.settings, inputs.bucket_file
+    free = inputs.strategy in (None, FILE) and inputs.traffic is None
+    if file is None and free and settings.bucket_file is not None:
+        file = BucketFile(settings.bucket_file, "blocks", "environment VLLM_BUCKETING_FROM_FILE")
+    if file is not None:
+        return _from_file(inputs, file)
+    chosen = _strategies(inputs.strategy, settings, inputs.traffic)
+    if inputs.traffic is None and TRAFFIC in [name for name, _ in chosen.values()]:
+        raise InputError("the traffic strategy plans for recorded requests: name them with --traffic FILE")
+    return _from_rules(inputs, chosen)
+
+
+def _strategies(
+    strategy: str | None, settings: Settings, traffic: TrafficSource | None
+) -> dict[Phase, tuple[str, str]]:
+    """The name of each phase's strategy, and its origin."""
+    if strategy == FILE:
+        raise InputError("the file strategy reads its buckets from a file: name it with --from-file FILE")
     if strategy is not None:
-        return strategy, "flag"
+        return dict.fromkeys(PHASES, (strategy, "flag"))
+    if traffic is not None:
+        return dict.fromkeys(PHASES, (TRAFFIC, "flag --traffic"))
+    common = (DEFAULT_STRATEGY, "default")
     if settings.strategy is not None:
-        return settings.strategy, "environment VLLM_BUCKETING_STRATEGY"
-    return DEFAULT_STRATEGY, "default"
+        common = (settings.strategy, f"environment {settings.strategy_variable}")
+    return {
+        phase: (settings.phase_strategies[phase], f"environment VLLM_{phase.upper()}_BUCKETING_STRATEGY")
+        if phase in settings.phase_strategies
+        else common
+        for phase in PHASES
+    }
 
 
-def _warnings(settings: Settings) -> list[Note]:
-    notes = [Note("warning", text) for text in settings.warnings]
-    if settings.bucket_file is not None:
-        text = "VLLM_BUCKETING_FROM_FILE is ignored: the buckets come from ranges"
-        notes.append(Note("warning", text))
-    return notes
+def _from_rules(inputs: PlanInputs, chosen: Mapping[Phase, tuple[str, str]]) -> Proposal:
+    limits = inputs.limits
+    rules: dict[Phase, tuple[str, Strategy]] = {phase: (name, create(name)) for phase, (name, _) in chosen.items()}
+    found = ranges.resolve(limits, inputs.flags, rules, inputs.settings)
+    proposal = Proposal({phase: name for phase, (name, _) in chosen.items()}, found)
+    origins = {origin for _, origin in chosen.values()}
+    if len(origins) == 1:
+        proposal.origins["strategy"] = origins.pop()
+    else:
+        proposal.origins["strategy"] = ", ".join(f"{phase}: {origin}" for phase, (_, origin) in chosen.items())
+    for phase, (name, rule) in rules.items():
+        values: Axes = axes(limits, phase, rule, found.values)
+        if name == TRAFFIC:
+            proposal.free[phase] = values
+        else:
+            buckets, proposal.notes[phase] = grid(limits, values)
+            require_some(phase, buckets, proposal.notes[phase])
+            proposal.buckets[phase] = complete(limits, phase, buckets, proposal.completions)
+    return proposal
 
 
-def _require_some(phase: Phase, buckets: list[Bucket], notes: list[Note]) -> None:
-    if not buckets:
-        reasons = "; ".join(f"{note.count}: {note.text}" for note in notes if note.kind == "dropped")
-        raise InputError(
-            f"no {phase} bucket is left, so the plan covers nothing (dropped {reasons or 'none'}); "
-            f"change the {phase} ranges or the limits"
-        )
+def _from_file(inputs: PlanInputs, file: BucketFile) -> Proposal:
+    from llmc.buckets.strategies import from_file
+
+    limits = inputs.limits
+    if inputs.strategy not in (None, FILE):
+        raise InputError(f"--strategy {inputs.strategy} and --from-file were both given; give one of them")
+    given = [bounds.source for bounds in inputs.flags.values() if bounds is not None]
+    if given:
+        raise InputError(f"{file.path} has the buckets already; leave out {', '.join(given)}")
+    buckets, notes = from_file.load(file.path, limits, file.unit)
+    proposal = Proposal(dict.fromkeys(PHASES, FILE), ranges.Ranges())
+    proposal.origins["strategy"] = file.origin
+    proposal.ranges.warnings += [
+        f"{number.variable} has no effect: the buckets come from {file.path}"
+        for number in inputs.settings.bucket_numbers.values()
+    ]
+    for phase in PHASES:
+        proposal.notes[phase] = [note for note in notes if note.phase in (phase, None)]
+        known: list[Bucket] = [bucket for bucket in buckets if bucket.phase == phase]
+        proposal.buckets[phase] = complete(limits, phase, known, proposal.completions)
+    return proposal
 
 
-def _complete(limits: Limits, prompt: list[Bucket], decode: list[Bucket]) -> tuple[list[Bucket], list[Note]]:
-    """At most one bucket a phase, which closes every gap of it: see `coverage` for why one is enough."""
-    added: list[Bucket] = []
-    notes: list[Note] = []
-    prompt_gaps = gaps(limits, prompt, "prompt")
-    if prompt_gaps:
-        query = max(bucket.query for bucket in prompt)
-        bucket = Bucket("prompt", 1, query, _in_blocks(limits, limits.longest_prompt - query))
-        low, high = prompt_gaps[0].lengths
-        added.append(bucket)
-        notes.append(
-            Note("added", f"{bucket}, prompts of {low} to {high} tokens run through it in chunks", "prompt", 1)
-        )
-    decode_gaps = gaps(limits, decode, "decode")
-    if decode_gaps:
-        enough = [bucket.context for bucket in decode if bucket.context >= limits.longest_past]
-        context = min(enough, default=_in_blocks(limits, limits.longest_past))
-        bucket = Bucket("decode", limits.max_num_seqs, 1, context)
-        added.append(bucket)
-        notes.append(Note("added", f"{bucket}, for {'; '.join(map(str, decode_gaps))}", "decode", 1))
-    return added, notes
-
-
-def _in_blocks(limits: Limits, tokens: int) -> int:
-    """`tokens` rounded up to whole blocks, at most max_model_len."""
-    return min(-(-tokens // limits.block_size) * limits.block_size, limits.max_model_len)
+def _warnings(settings: Settings, proposal: Proposal) -> list[Note]:
+    texts = [*settings.warnings, *proposal.ranges.warnings]
+    origin = proposal.origins["strategy"]
+    if settings.bucket_file is not None and origin != "environment VLLM_BUCKETING_FROM_FILE":
+        texts.append(f"VLLM_BUCKETING_FROM_FILE has no effect: the strategy is {proposal.name} ({origin})")
+    variables = [f"VLLM_{phase.upper()}_BUCKETING_STRATEGY" for phase in settings.phase_strategies]
+    if settings.strategy_variable is not None:
+        variables.append(settings.strategy_variable)
+    texts += [
+        f"{variable} has no effect: the strategy is {proposal.name} ({origin})"
+        for variable in variables
+        if variable not in origin
+    ]
+    return [Note("warning", text) for text in texts]

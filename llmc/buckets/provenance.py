@@ -11,6 +11,8 @@ from llmc.buckets.fields import Fields, fail
 
 NoteKind = Literal["added", "dropped", "warning"]
 
+Fact = str | int | float
+
 
 @dataclass(frozen=True)
 class Note:
@@ -58,21 +60,25 @@ class Provenance:
     origins       "prompt_batch.max", "strategy" or a limit's name → "flag", "environment VARIABLE", "default"
                   …
     notes         what was dropped and added, and why
+    facts         of a plan chosen by traffic: what was read and what is expected of the plan, such as
+                  "traffic_sha256", "requests", "prompt_waste"; absent from JSON when empty
     """
 
     strategy: str
     parameters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
+    facts: Mapping[str, Fact] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, object]:
         """The provenance as JSON holds it."""
-        return {
+        fields: dict[str, object] = {
             "strategy": self.strategy,
             "parameters": {name: dict(numbers) for name, numbers in self.parameters.items()},
             "origins": dict(self.origins),
             "notes": [note.to_dict() for note in self.notes],
         }
+        return fields | ({"facts": dict(self.facts)} if self.facts else {})
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Provenance:
@@ -84,12 +90,14 @@ class Provenance:
             Note.from_fields(Fields(note, fields.document, f"{fields.path('notes')}[{index}]"))
             for index, note in enumerate(fields.array("notes"))
         ]
+        facts = fields.nested("facts") if "facts" in fields.names() else None
         fields.finish()
         return cls(
             strategy,
             {name: _integers(parameters.nested(name)) for name in parameters.names()},
             {name: origins.text(name) for name in origins.names()},
             tuple(notes),
+            {} if facts is None else {name: facts.text_or_number(name) for name in facts.names()},
         )
 
 

@@ -3,56 +3,100 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from llmc.buckets.bucket import Phase
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range
+from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range, Strategy
 from llmc.errors import InputError
-from llmc.settings import BOUNDS, Settings
+from llmc.settings import BOUNDS, PARAMETERS, Settings
+
+GAP = ("powers-of-two-tpu", "prompt_query", "step")
+"""The strategy, dimension and number that VLLM_TPU_BUCKET_PADDING_GAP is."""
+
+
+@dataclass
+class Ranges:
+    """The range of every dimension, the origin of each number ("prompt_batch.max" → "flag" …), and warnings."""
+
+    values: dict[Dimension, Range] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def phase_of(dimension: Dimension) -> Phase:
+    """The phase a dimension belongs to."""
+    return "prompt" if dimension.startswith("prompt_") else "decode"
 
 
 def resolve(
     limits: Limits,
     flags: Mapping[Dimension, Range | None],
-    defaults: Mapping[Dimension, Range],
+    rules: Mapping[Phase, tuple[str, Strategy]],
     settings: Settings,
-) -> tuple[dict[Dimension, Range], dict[str, str]]:
-    """The range of every dimension, and the origin of each of its numbers ("prompt_batch.max" → "flag" …).
+) -> Ranges:
+    """The ranges that `rules` (phase → name and strategy) work on.
 
-    A flag gives all three numbers of its dimension; the environment gives single numbers, those in blocks
-    converted to tokens here. A default min gives way to a lower max. Raises InputError, naming where the
-    numbers come from, for a range that is none, or that starts at 0 sequences or 0 new tokens.
+    A flag gives min, step and max of its dimension, and may give the rule's other numbers; the environment gives
+    single numbers, those in blocks converted to tokens here. A default min gives way to a lower max. What neither
+    gives is the rule's default, worked out from the other numbers where the rule says so. A variable that a flag
+    overrules, or that the rule has no use for, leaves a warning. Raises InputError, naming where the numbers come
+    from, for a range that is none, that starts at 0 sequences or 0 new tokens, or that has a number its rule does not
+    know.
     """
-    ranges: dict[Dimension, Range] = {}
-    origins: dict[str, str] = {}
+    found = Ranges()
     for dimension in DIMENSIONS:
+        name, rule = rules[phase_of(dimension)]
         flag = flags.get(dimension)
         if flag is not None:
-            ranges[dimension] = flag
-            origins |= {f"{dimension}.{bound}": "flag" for bound in BOUNDS}
+            bounds, given = flag, dict.fromkeys(flag.numbers(), "flag")
+            _warn_overruled(found, dimension, settings, flag)
         else:
-            bounds, sources = _from_environment(dimension, limits, defaults[dimension], settings)
-            ranges[dimension] = bounds
-            origins |= {f"{dimension}.{bound}": sources.get(bound, "default") for bound in BOUNDS}
-        if ranges[dimension].min == 0 and not dimension.endswith("_context"):
+            bounds, given = _from_environment(found, dimension, limits, name, rule, settings)
+        unknown = [number for number in given if number not in rule.parameters and number not in BOUNDS]
+        if unknown:
+            raise InputError(f"{bounds}: the {name} strategy has no {' and no '.join(unknown)}; leave it out")
+        if bounds.min == 0 and not dimension.endswith("_context"):
             what = "sequences" if dimension.endswith("_batch") else "new tokens"
-            raise InputError(f"{ranges[dimension]}: no step has 0 {what}; raise min to at least 1")
-    return ranges, origins
+            raise InputError(f"{bounds}: no step has 0 {what}; raise min to at least 1")
+        found.values[dimension] = rule.complete(dimension, bounds, limits)
+        numbers = found.values[dimension].numbers()
+        found.origins |= {f"{dimension}.{number}": given.get(number, "default") for number in numbers}
+    gap = settings.tpu_padding_gap
+    if gap is not None and f"environment {gap.variable}" not in found.origins.values():
+        found.warnings.append(
+            f"{gap.variable} has no effect: it is the step of --prompt-seq of powers-of-two-tpu alone"
+        )
+    return found
+
+
+def _warn_overruled(found: Ranges, dimension: Dimension, settings: Settings, flag: Range) -> None:
+    for (known, _), number in settings.bucket_numbers.items():
+        if known == dimension:
+            found.warnings.append(f"{number.variable} has no effect: {flag.source} is given")
 
 
 def _from_environment(
-    dimension: Dimension, limits: Limits, default: Range, settings: Settings
+    found: Ranges, dimension: Dimension, limits: Limits, name: str, rule: Strategy, settings: Settings
 ) -> tuple[Range, dict[str, str]]:
-    numbers = {"min": default.min, "step": default.step, "max": default.max}
+    default = rule.defaults(limits)[dimension]
+    numbers: dict[str, int] = {bound: getattr(default, bound) for bound in BOUNDS}
     variables: dict[str, str] = {}
-    for bound in BOUNDS:
-        number = settings.bucket_numbers.get((dimension, bound))
-        if number is not None:
-            numbers[bound] = number.in_tokens(limits.block_size)
-            variables[bound] = number.variable
+    for parameter in PARAMETERS:
+        number = settings.bucket_numbers.get((dimension, parameter))
+        if number is None and (name, dimension, parameter) == GAP:
+            number = settings.tpu_padding_gap
+        if number is None:
+            continue
+        if parameter not in rule.parameters:
+            found.warnings.append(f"{number.variable} has no effect: the {name} strategy has no {parameter}")
+            continue
+        numbers[parameter] = number.in_tokens(limits.block_size)
+        variables[parameter] = number.variable
+    if not variables:
+        return default, {}
     if "min" not in variables and numbers["max"] >= 0:
         numbers["min"] = min(numbers["min"], numbers["max"])
-    source = dimension.replace("_", " ")
-    if variables:
-        source = f"{source} (from {', '.join(variables.values())})"
-    bounds = Range(numbers["min"], numbers["step"], numbers["max"], source)
-    return bounds, {bound: f"environment {variable}" for bound, variable in variables.items()}
+    source = f"{dimension.replace('_', ' ')} (from {', '.join(variables.values())})"
+    bounds = Range(source=source, **numbers)
+    return bounds, {parameter: f"environment {variable}" for parameter, variable in variables.items()}

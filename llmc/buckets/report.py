@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmc.buckets.bucket import PHASES
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies.base import DIMENSIONS
+from llmc.buckets.text_table import table
 from llmc.settings import BOUNDS
 
 SHOWN_VALUES = 8
@@ -19,9 +20,9 @@ HEADER = ("dimension", "values", "number", "min,step,max", "from")
 class DimensionRow:
     """One dimension of a plan.
 
-    `values` are the distinct ones among the plan's buckets, ascending, so that what was added is there and
-    what was dropped is not. `bounds` is "min,step,max" as planned with and `origin` where those come from;
-    both are empty for a plan that records none.
+    `values` are the distinct ones among the plan's buckets, ascending, so that what was added is there and what was
+    dropped is not. `bounds` is "min,step,max" as planned with and the rule's other numbers by name, `origin` where
+    they come from; both are empty for a plan that records none.
     """
 
     dimension: str
@@ -46,6 +47,7 @@ def dimension_rows(plan: Plan) -> list[DimensionRow]:
         values = tuple(sorted({getattr(bucket, name) for bucket in buckets}))
         numbers = plan.provenance.parameters.get(dimension, {})
         bounds = ",".join(str(numbers[bound]) for bound in BOUNDS if bound in numbers)
+        bounds += "".join(f" {name} {number}" for name, number in numbers.items() if name not in BOUNDS)
         rows.append(DimensionRow(f"{phase} {name}", values, bounds, _origin(plan, dimension)))
     return rows
 
@@ -56,24 +58,40 @@ def text(plan: Plan) -> str:
     lines = [_with_origin(f"strategy {plan.provenance.strategy}", origins.get("strategy"))]
     for name, value in plan.limits.to_dict().items():
         lines.append(_with_origin(f"{name} {value}", origins.get(name)))
-    lines += ["", *_table([HEADER, *(row.cells() for row in dimension_rows(plan))]), ""]
+    lines += ["", *table([HEADER, *(row.cells() for row in dimension_rows(plan))]), ""]
     lines.append(f"buckets: {len(plan.prompt)} prompt, {len(plan.decode)} decode")
+    lines += _expectation(plan)
     lines += [str(note) for note in plan.provenance.notes]
     return "\n".join(lines) + "\n"
 
 
 def _origin(plan: Plan, dimension: str) -> str:
-    origins = {bound: plan.provenance.origins.get(f"{dimension}.{bound}", "") for bound in BOUNDS}
+    known = plan.provenance.parameters.get(dimension, BOUNDS)
+    origins = {bound: plan.provenance.origins.get(f"{dimension}.{bound}", "") for bound in known}
     distinct = set(origins.values())
     if len(distinct) == 1:
         return distinct.pop()
     return ", ".join(f"{bound}: {origin}" for bound, origin in origins.items() if origin)
 
 
+def _expectation(plan: Plan) -> list[str]:
+    """What a plan that was chosen by traffic is expected to waste on it."""
+    facts = plan.provenance.facts
+    lines = []
+    if "requests" in facts:
+        rate = f" at {facts['arrival_rate']} requests/s" if "arrival_rate" in facts else ""
+        lines.append(f"chosen for {facts['requests']:,} recorded requests{rate}, cost in {facts.get('cost', 'tokens')}")
+    for phase in PHASES:
+        waste, gap = facts.get(f"{phase}_waste"), facts.get(f"{phase}_gap")
+        if isinstance(waste, float | int) and isinstance(gap, float | int):
+            best = "the best choice there is" if gap < 0.0005 else f"cost within {gap:.1%} of the best choice"
+            ragged = facts.get(f"{phase}_ragged_waste")
+            part = (
+                f", {ragged:.1%} of it by unequal lengths in one step" if isinstance(ragged, float) and ragged else ""
+            )
+            lines.append(f"expected {phase} waste {waste:.1%}{part}, over {facts[f'{phase}_steps']:,} steps; {best}")
+    return lines
+
+
 def _with_origin(fact: str, origin: str | None) -> str:
     return f"{fact} ({origin})" if origin else fact
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

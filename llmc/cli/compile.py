@@ -9,21 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.planning import (
-    BlockSizeFlag,
-    DecodeBatchFlag,
-    DecodeSeqFlag,
-    MaxModelLenFlag,
-    MaxNumBatchedTokensFlag,
-    MaxNumSeqsFlag,
-    MaxPromptLenFlag,
-    PlanningFlags,
-    PromptBatchFlag,
-    PromptContextFlag,
-    PromptSeqFlag,
-    StrategyFlag,
-    plan_from_flags,
-)
+from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +19,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("compile")(compile_command)
+    app.command("compile")(takes_planning_flags(compile_command))
 
 
 def compile_command(
@@ -84,17 +70,7 @@ def compile_command(
         typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
-    strategy: StrategyFlag = None,
-    max_model_len: MaxModelLenFlag = None,
-    max_prompt_len: MaxPromptLenFlag = None,
-    max_num_seqs: MaxNumSeqsFlag = None,
-    max_num_batched_tokens: MaxNumBatchedTokensFlag = None,
-    block_size: BlockSizeFlag = None,
-    prompt_batch: PromptBatchFlag = None,
-    prompt_seq: PromptSeqFlag = None,
-    prompt_context: PromptContextFlag = None,
-    decode_batch: DecodeBatchFlag = None,
-    decode_seq: DecodeSeqFlag = None,
+    flags: PlanningFlags,
 ) -> None:
     """Compile every bucket's graph for a device into a bundle, verified against the reference model.
 
@@ -119,11 +95,6 @@ def compile_command(
         raise InputError(f"unknown --executor {executor!r}; known: local")
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs {jobs} must be at least 1")
-    flags = PlanningFlags(
-        strategy=strategy, max_model_len=max_model_len, max_prompt_len=max_prompt_len, max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens, block_size=block_size, prompt_batch=prompt_batch,
-        prompt_seq=prompt_seq, prompt_context=prompt_context, decode_batch=decode_batch, decode_seq=decode_seq,
-    )  # fmt: skip
     settings = Settings.from_environment()
     options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
     if resume and model is None:
@@ -132,7 +103,7 @@ def compile_command(
         output = journal.output
     else:
         open_target(device)
-        model, made = _planned(model, plan, flags)
+        model, made = _planned(model, plan, flags, device)
         output = output or Path(f"{Path(model).stem}-{device}.llmc")
         journal = Journal(model, made, options, output)
     store = Store(cache_dir or settings.cache_dir)
@@ -146,13 +117,13 @@ def compile_command(
     _print_result(result, as_json)
 
 
-def _planned(model: str | None, plan: Path | None, flags: PlanningFlags) -> tuple[str, Plan]:
+def _planned(model: str | None, plan: Path | None, flags: PlanningFlags, device: str) -> tuple[str, Plan]:
     from llmc.buckets.plan import Plan
 
     if model is None:
         raise InputError("name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile)")
     if plan is None:
-        return model, plan_from_flags(flags, model)
+        return model, plan_from_flags(flags, model, device=device)
     if flags.given():
         raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
     return model, Plan.load(plan)

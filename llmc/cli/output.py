@@ -36,14 +36,7 @@ class CompileProgress:
 
     def __enter__(self) -> CompileProgress:
         if self._live:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TextColumn("ETA"), TimeRemainingColumn(),
-            )  # fmt: skip
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress = _bars()
             self._progress.start()
         return self
 
@@ -87,3 +80,72 @@ class CompileProgress:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total)
         self._progress.update(self._tasks[name], completed=done, total=total, visible=done < total)
+
+
+class StepProgress:
+    """Numbered steps of one kind: a bar with ETA on a terminal, a line for each step elsewhere."""
+
+    def __init__(self, label: str, hidden: bool = False) -> None:
+        self._label = label
+        self._quiet = hidden or quiet
+        self._progress: Any = None
+
+    def __enter__(self) -> StepProgress:
+        if sys.stderr.isatty() and not self._quiet:
+            self._progress = _bars()
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def __call__(self, text: str, done: int, total: int) -> None:
+        """Step `done` of `total` has ended; `text` says how."""
+        if self._quiet:
+            return
+        if self._progress is None:
+            print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
+            return
+        if not self._progress.tasks:
+            self._progress.add_task(self._label, total=total)
+        self._progress.update(0, completed=done)
+
+
+def _bars() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+class ReadingProgress:
+    """A bar for a file that is read from its start to its end; shown from the first second on, on a terminal only."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._began = time.monotonic()
+        self._bar: Any = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are read."""
+        if quiet or not sys.stderr.isatty() or time.monotonic() - self._began < 1:
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TextColumn("ETA"),
+                TimeRemainingColumn(),
+            )  # fmt: skip
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._label, total=total)
+            self._bar.start()
+        self._bar.update(0, completed=done, total=total)
+        if done >= total:
+            self._bar.stop()
+            self._bar = None

@@ -1,44 +1,38 @@
-"""`llmc plan MODEL` makes a plan; `llmc plan show PLAN` prints one."""
+"""`llmc plan MODEL` makes a plan, `llmc plan show PLAN` prints one, `llmc plan evaluate PLAN` replays traffic on it."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmc.buckets import report
 from llmc.buckets.plan import Plan
-from llmc.cli.planning import (
-    BlockSizeFlag,
-    DecodeBatchFlag,
-    DecodeSeqFlag,
-    MaxModelLenFlag,
-    MaxNumBatchedTokensFlag,
-    MaxNumSeqsFlag,
-    MaxPromptLenFlag,
-    PlanningFlags,
-    PromptBatchFlag,
-    PromptContextFlag,
-    PromptSeqFlag,
-    StrategyFlag,
-    plan_from_flags,
-)
-from llmc.errors import InputError
+from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
+from llmc.errors import CheckpointError, InputError
 
-SHOW = "show"
+if TYPE_CHECKING:
+    from llmc.buckets.evaluation import Evaluation
+    from llmc.buckets.frontier import FrontierPoint
+
+SHOW, EVALUATE = "show", "evaluate"
+EVALUATE_FLAGS = {"--traffic", "--arrival-rate", "--clip", "--bench"}
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("plan")(plan)
+    app.command("plan")(takes_planning_flags(plan))
 
 
 def plan(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL | show PLAN",
-            help="A model folder, .gguf file or hub name; or the word show and a plan file.",
+            metavar="MODEL | show PLAN | evaluate PLAN…",
+            help="A model folder, .gguf file or hub name; or the word show or evaluate and plan files.",
             show_default=False,
         ),
     ] = None,
@@ -46,21 +40,23 @@ def plan(
     config: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help="A config.json, in place of MODEL.")
     ] = None,
-    strategy: StrategyFlag = None,
-    max_model_len: MaxModelLenFlag = None,
-    max_prompt_len: MaxPromptLenFlag = None,
-    max_num_seqs: MaxNumSeqsFlag = None,
-    max_num_batched_tokens: MaxNumBatchedTokensFlag = None,
-    block_size: BlockSizeFlag = None,
-    prompt_batch: PromptBatchFlag = None,
-    prompt_seq: PromptSeqFlag = None,
-    prompt_context: PromptContextFlag = None,
-    decode_batch: DecodeBatchFlag = None,
-    decode_seq: DecodeSeqFlag = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="D", help="Estimate compile time and memory for this device. Default with MODEL: cpu."
+        ),
+    ] = None,
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="Also tabulate waste against the number of graphs.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="OUT", help="Draw the plan: a .png, or a self-contained .html.")
+    ] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan here, as JSON.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON in place of the report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+    flags: PlanningFlags,
 ) -> None:
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
 
@@ -71,48 +67,123 @@ def plan(
     Example:
       llmc plan ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o plan.json
       llmc plan --config config.json --prompt-batch 1,32,4 --prompt-seq 128,128,1024
+      llmc plan --config config.json --traffic requests.csv --max-graphs 24 --plot plan.html -o plan.json
+      llmc plan --config config.json --traffic requests.csv --max-waste 15% --device hpu
       llmc plan show plan.json
+      llmc plan evaluate plan.json other.json --traffic requests.csv
     """
-    flags = PlanningFlags(
-        strategy=strategy,
-        max_model_len=max_model_len,
-        max_prompt_len=max_prompt_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        prompt_batch=prompt_batch,
-        prompt_seq=prompt_seq,
-        prompt_context=prompt_context,
-        decode_batch=decode_batch,
-        decode_seq=decode_seq,
-    )
     arguments = words or []
+    if arguments[:1] == [EVALUATE]:
+        others = {"--config": config, "--device": device, "--output": output}
+        _refuse(EVALUATE, flags, others, EVALUATE_FLAGS)
+        _evaluate(arguments[1:], flags, plot, as_json=as_json)
+        return
     if arguments[:1] == [SHOW]:
-        unused = [*flags.given(), *(["--config"] if config is not None else [])]
-        made = _load(arguments[1:], unused)
+        _refuse(SHOW, flags, {"--config": config, "--device": device, "--frontier": frontier or None}, set())
+        made = _load_one(arguments[1:])
+        points: list[FrontierPoint] = []
     elif len(arguments) > 1:
         raise InputError(f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}")
     else:
-        made = plan_from_flags(flags, arguments[0] if arguments else None, config)
+        model = arguments[0] if arguments else None
+        made = plan_from_flags(flags, model, config, device=device)
+        points = _frontier(flags, model, config, made) if frontier else []
     if output is not None:
         made.save(output)
         typer.echo(f"wrote {output}", err=True)
-    _print(made, as_json=as_json)
+    if plot is not None:
+        _plot(plot, [(output or "plan", made)], flags, points)
+    _print(made, points, as_json=as_json)
+    if not as_json and arguments[:1] != [SHOW]:
+        _print_footprint(made, arguments[0] if arguments else config, device, flags)
 
 
-def _load(files: list[str], unused: list[str]) -> Plan:
+def _refuse(verb: str, flags: PlanningFlags, others: Mapping[str, object], allowed: set[str]) -> None:
+    given = [*flags.given(), *(name for name, value in others.items() if value is not None)]
+    unused = [name for name in given if name not in allowed]
+    if unused:
+        what = "prints a plan as it is" if verb == SHOW else "replays traffic on plans as they are"
+        raise InputError(f"llmc plan {verb} {what}; leave out {', '.join(unused)}")
+
+
+def _load_one(files: list[str]) -> Plan:
     if len(files) != 1:
         raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
-    if unused:
-        raise InputError(f"llmc plan show prints a plan as it is; leave out {', '.join(unused)}")
     return Plan.load(files[0])
 
 
-def _print(made: Plan, *, as_json: bool) -> None:
+def _evaluate(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_json: bool) -> None:
+    from llmc.buckets.evaluation_text import comparison_text, text
+
+    if not files:
+        raise InputError(
+            "llmc plan evaluate takes PLAN files; to plan for a model in a folder evaluate, name ./evaluate"
+        )
+    plans = [(file, Plan.load(file)) for file in files]
+    found = [(name, *_replay(made, flags)) for name, made in plans]
+    if plot is not None:
+        _plot(plot, plans, flags, [])
+    if as_json:
+        documents = [{"plan": name, **evaluation.to_dict(), "traffic": counts} for name, evaluation, counts, _ in found]
+        typer.echo(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}))
+        return
+    for note in dict.fromkeys(note for *_, notes in found for note in notes):
+        typer.echo(note, err=True)
+    if len(found) == 1:
+        typer.echo(text(found[0][1]), nl=False)
+    else:
+        typer.echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
+
+
+def _replay(made: Plan, flags: PlanningFlags) -> tuple[Evaluation, dict[str, int], list[str]]:
+    from llmc.buckets.traffic.replay import replay
+
+    traffic = open_traffic(flags)
+    return replay(made, traffic), traffic.counts(), traffic.notes()
+
+
+def _frontier(flags: PlanningFlags, model: str | None, config: str | None, made: Plan) -> list[FrontierPoint]:
+    from llmc.compiler.planning import frontier_for
+
+    return frontier_for(**planning_arguments(flags, model, config))
+
+
+def _plot(path: Path, plans: list[tuple[str, Plan]], flags: PlanningFlags, points: list[FrontierPoint]) -> None:
+    from llmc.buckets.plots import draw
+
+    draw(path, plans, open_traffic(flags) if flags.traffic is not None else None, points)
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _print(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
     if not as_json:
         typer.echo(report.text(made), nl=False)
+        if points:
+            from llmc.buckets.frontier import text
+
+            typer.echo("\n" + text(points), nl=False)
         return
     for note in made.provenance.notes:
         if note.kind == "warning":
             typer.echo(str(note), err=True)
-    typer.echo(made.to_json(), nl=False)
+    if points:
+        typer.echo(json.dumps({"plan": made.to_dict(), "frontier": [point.to_dict() for point in points]}))
+    else:
+        typer.echo(made.to_json(), nl=False)
+
+
+def _print_footprint(made: Plan, model: str | None, device: str | None, flags: PlanningFlags) -> None:
+    if model is None:
+        if device is not None:
+            raise InputError("--device estimates what a model costs there: give MODEL or --config FILE")
+        return
+    from llmc.compiler.footprint import Footprint
+    from llmc.settings import Settings
+
+    try:
+        footprint = Footprint.open(model, made.limits, device or "cpu", Settings.from_environment(), flags.bench)
+    except CheckpointError:
+        if device is None:
+            return
+        raise
+    typer.echo("\n" + footprint.text(made.buckets), nl=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -11,112 +13,128 @@ from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
+from llmc.cli.output import ReadingProgress
+from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
 from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.buckets.traffic.source import Traffic
 
 _PANEL = "Planning"
 _RANGE = "MIN,STEP,MAX"
 
-StrategyFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--strategy",
-        metavar="NAME",
-        help=f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.",
-        rich_help_panel=_PANEL,
-    ),
-]
-MaxModelLenFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--max-model-len",
-        metavar="N",
-        help="Tokens of one sequence, prompt and answer. Default: what the model config says.",
-        rich_help_panel=_PANEL,
-    ),
-]
-MaxPromptLenFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--max-prompt-len",
-        metavar="N",
-        help="Tokens of the longest prompt. Default: max-model-len - 1.",
-        rich_help_panel=_PANEL,
-    ),
-]
-MaxNumSeqsFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--max-num-seqs",
-        metavar="N",
-        help=f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.",
-        rich_help_panel=_PANEL,
-    ),
-]
-MaxNumBatchedTokensFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--max-num-batched-tokens",
-        metavar="N",
-        help="Padded new tokens of one prompt step. Default: no limit.",
-        rich_help_panel=_PANEL,
-    ),
-]
-BlockSizeFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        metavar="N",
-        help=f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.",
-        rich_help_panel=_PANEL,
-    ),
-]
-PromptBatchFlag = Annotated[
-    str | None,
-    typer.Option("--prompt-batch", metavar=_RANGE, help="Prompts of one prompt step.", rich_help_panel=_PANEL),
-]
-PromptSeqFlag = Annotated[
-    str | None,
-    typer.Option("--prompt-seq", metavar=_RANGE, help="New tokens of each prompt in a step.", rich_help_panel=_PANEL),
-]
-PromptContextFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--prompt-context",
-        metavar=_RANGE,
-        help="Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 alone.",
-        rich_help_panel=_PANEL,
-    ),
-]
-DecodeBatchFlag = Annotated[
-    str | None,
-    typer.Option("--decode-batch", metavar=_RANGE, help="Sequences of one decode step.", rich_help_panel=_PANEL),
-]
-DecodeSeqFlag = Annotated[
-    str | None,
-    typer.Option("--decode-seq", metavar=_RANGE, help="Cached tokens of each of them.", rich_help_panel=_PANEL),
-]
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_PANEL)
 
 
 @dataclass(frozen=True)
 class PlanningFlags:
     """The planning flags as typed; None is a flag that was not given. Ranges are "MIN,STEP,MAX"."""
 
-    strategy: str | None = None
-    max_model_len: int | None = None
-    max_prompt_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    prompt_batch: str | None = None
-    prompt_seq: str | None = None
-    prompt_context: str | None = None
-    decode_batch: str | None = None
-    decode_seq: str | None = None
+    strategy: Annotated[
+        str | None,
+        _option("--strategy", "NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}."),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        _option(
+            "--max-model-len", "N", "Tokens of one sequence, prompt and answer. Default: what the model config says."
+        ),
+    ] = None
+    max_prompt_len: Annotated[
+        int | None, _option("--max-prompt-len", "N", "Tokens of the longest prompt. Default: max-model-len - 1.")
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, _option("--max-num-seqs", "N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None,
+        _option("--max-num-batched-tokens", "N", "Padded new tokens of one prompt step. Default: no limit."),
+    ] = None
+    block_size: Annotated[
+        int | None, _option("--block-size", "N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.")
+    ] = None
+    prompt_batch: Annotated[str | None, _option("--prompt-batch", _RANGE, "Prompts of one prompt step.")] = None
+    prompt_seq: Annotated[str | None, _option("--prompt-seq", _RANGE, "New tokens of each prompt in a step.")] = None
+    prompt_context: Annotated[
+        str | None,
+        _option(
+            "--prompt-context",
+            _RANGE,
+            "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 where prompts fit a step.",
+        ),
+    ] = None
+    decode_batch: Annotated[str | None, _option("--decode-batch", _RANGE, "Sequences of one decode step.")] = None
+    decode_seq: Annotated[str | None, _option("--decode-seq", _RANGE, "Cached tokens of each of them.")] = None
+    context_unit: Annotated[
+        str | None,
+        _option(
+            "--context-unit",
+            "tokens|blocks",
+            "What contexts are counted in, in ranges and in --from-file. Default: tokens.",
+        ),
+    ] = None
+    from_file: Annotated[
+        str | None,
+        _option("--from-file", "FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed."),
+    ] = None
+    traffic: Annotated[
+        str | None,
+        _option(
+            "--traffic", "FILE", "Recorded requests, .csv or .jsonl (.gz): choose the buckets that pad them least."
+        ),
+    ] = None
+    arrival_rate: Annotated[
+        str | None,
+        _option("--arrival-rate", "R", "Requests per second to replay them at, or inf. Default: as recorded."),
+    ] = None
+    clip: Annotated[
+        bool,
+        typer.Option(
+            "--clip", help="Clip requests above the limits, in place of leaving them out.", rich_help_panel=_PANEL
+        ),
+    ] = False
+    bench: Annotated[
+        str | None,
+        _option("--bench", "FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens."),
+    ] = None
+    max_graphs: Annotated[
+        int | None, _option("--max-graphs", "N", "Buckets of each phase at most. Default with --traffic: 32.")
+    ] = None
+    max_waste: Annotated[
+        str | None, _option("--max-waste", "F", "As few buckets as add at most this much padding, e.g. 10%.")
+    ] = None
+    max_compile_time: Annotated[
+        str | None, _option("--max-compile-time", "T", "Estimated compile time at most, e.g. 30m.")
+    ] = None
+    max_graph_memory: Annotated[
+        str | None, _option("--max-graph-memory", "SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.")
+    ] = None
 
     def given(self) -> list[str]:
         """The flags that were given, spelled as on the command line."""
-        return [f"--{flag.name.replace('_', '-')}" for flag in fields(self) if getattr(self, flag.name) is not None]
+        return [f"--{flag.name.replace('_', '-')}" for flag in fields(self) if getattr(self, flag.name) != flag.default]
+
+
+def takes_planning_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose parameter `flags` is a PlanningFlags, as a command line function with one option for each."""
+    hints = get_type_hints(PlanningFlags, include_extras=True)
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
+    options = [
+        inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=hints[flag.name])
+        for flag in fields(PlanningFlags)
+    ]
+
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        flags = PlanningFlags(**{flag.name: kwargs.pop(flag.name) for flag in fields(PlanningFlags)})
+        command(*args, flags=flags, **kwargs)
+
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
+    wrapper.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    return wrapper
 
 
 def plan_from_flags(
@@ -124,38 +142,65 @@ def plan_from_flags(
     model: str | None = None,
     config: str | None = None,
     settings: Settings | None = None,
+    device: str | None = None,
 ) -> Plan:
     """The plan for a checkpoint (`model`), a model config alone (`config`), or --max-model-len by itself.
 
-    `settings` defaults to the environment. Raises InputError for flags that cannot be used, a length that the
-    model's positions do not reach, or no length at all; CheckpointError when the model cannot be read.
+    `settings` defaults to the environment; `device` is whose compile times and graph memory a budget counts. Raises
+    InputError for flags that cannot be used, a length that the model's positions do not reach, or no length at all;
+    CheckpointError when the model cannot be read.
     """
     from llmc.compiler.planning import plan_for
 
+    return plan_for(**planning_arguments(flags, model, config), settings=settings, device=device)
+
+
+def planning_arguments(flags: PlanningFlags, model: str | None, config: str | None) -> dict[str, Any]:
+    """The flags as `llmc.compiler.planning.plan_for` takes them. Raises InputError for text that does not parse."""
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")
-    return plan_for(
-        model if model is not None else config,
-        strategy=flags.strategy,
-        max_model_len=flags.max_model_len,
-        max_prompt_len=flags.max_prompt_len,
-        max_num_seqs=flags.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens,
-        block_size=flags.block_size,
-        prompt_batch=_range("--prompt-batch", flags.prompt_batch),
-        prompt_seq=_range("--prompt-seq", flags.prompt_seq),
-        prompt_context=_range("--prompt-context", flags.prompt_context),
-        decode_batch=_range("--decode-batch", flags.decode_batch),
-        decode_seq=_range("--decode-seq", flags.decode_seq),
-        settings=settings,
-    )
+    return {
+        "model": model if model is not None else config,
+        "strategy": flags.strategy,
+        "max_model_len": flags.max_model_len,
+        "max_prompt_len": flags.max_prompt_len,
+        "max_num_seqs": flags.max_num_seqs,
+        "max_num_batched_tokens": flags.max_num_batched_tokens,
+        "block_size": flags.block_size,
+        "prompt_batch": _range("--prompt-batch", flags.prompt_batch),
+        "prompt_seq": _range("--prompt-seq", flags.prompt_seq),
+        "prompt_context": _range("--prompt-context", flags.prompt_context),
+        "decode_batch": _range("--decode-batch", flags.decode_batch),
+        "decode_seq": _range("--decode-seq", flags.decode_seq),
+        "context_unit": flags.context_unit,
+        "from_file": flags.from_file,
+        "traffic": None if flags.traffic is None else open_traffic(flags),
+        "max_graphs": flags.max_graphs,
+        "max_waste": fraction("--max-waste", flags.max_waste),
+        "max_compile_time": duration("--max-compile-time", flags.max_compile_time),
+        "max_graph_memory": size("--max-graph-memory", flags.max_graph_memory),
+        "bench": flags.bench,
+    }
+
+
+def open_traffic(flags: PlanningFlags) -> Traffic:
+    """The recorded requests that the flags name, with a progress bar where reading takes long."""
+    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.traffic.source import Traffic
+
+    if flags.traffic is None:
+        raise InputError("name the recorded requests with --traffic FILE")
+    bench = None if flags.bench is None else Bench.load(flags.bench)
+    return Traffic(
+        flags.traffic, rate("--arrival-rate", flags.arrival_rate), clip=flags.clip, bench=bench,
+        progress=ReadingProgress(f"read {flags.traffic}"),
+    )  # fmt: skip
 
 
 def _range(flag: str, text: str | None) -> Range | None:
     if text is None:
         return None
     try:
-        low, step, high = (int(number) for number in text.split(","))
+        return Range.of(flag, [int(number) for number in text.split(",")])
     except ValueError:
         raise InputError(f"{flag} {text!r} is not {_RANGE}, three whole numbers such as 1,32,64") from None
-    return Range(low, step, high, flag)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
+from llmc.compiler.footprint import BITS, Footprint, stage_seconds
+from llmc.compiler.model_size import ModelSize
 from llmc.compiler.pipeline import executable_key
 from llmc.compiler.stages import StageReport, Stages
-from llmc.errors import LlmcError
+from llmc.errors import CheckpointError, LlmcError
 
 if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
 
-DEFAULT_SECONDS = {"lower": 12.0, "weights": 4.0, "pack": 3.0, "reference": 20.0, "verify": 4.0}
-"""Seconds a stage takes where the store has no build to learn from; SmolLM2-135M on two cores."""
-_BITS = {"int8": 9, "f32": 32, "bf16": 16, "f16": 16}
+VERIFY_SECONDS = 8.0
+"""Seconds of verification where the store has none to learn from; SmolLM2-135M on two cores."""
 
 
 class _NotBuiltError(LlmcError):
@@ -50,14 +51,17 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         ]
     except _NotBuiltError:
         cached = [None] * len(shapes)
+    footprint = Footprint(_size_of(stages), target, options, stages.plan.limits, stages.store)
     to_build = sum(not c for c in cached)
-    seconds = to_build * _typical(stages, "executable", 1.0) / max(1, options.jobs)
+    seconds = to_build * footprint.seconds_each
     if prepared is None:
-        seconds += sum(_typical(stages, kind, DEFAULT_SECONDS[kind]) for kind in ("lower", "weights"))
+        seconds += sum(stage_seconds(stages.store, kind) for kind in ("lower", "weights"))
     if options.verify != "none" and to_build:
-        seconds += _typical(stages, "reference", DEFAULT_SECONDS["reference"]) if prepared is None else 0.0
-        seconds += DEFAULT_SECONDS["verify"] * 2
-    weights = sum(_size(stages.checkpoint.shape(n)) for n in stages.checkpoint.tensor_names())
+        seconds += stage_seconds(stages.store, "reference") if prepared is None else 0.0
+        seconds += VERIFY_SECONDS
+    bits = BITS[options.dtype if options.quantize == "none" else str(options.quantize)]
+    weights = sum(prod(stages.checkpoint.shape(name)) for name in stages.checkpoint.tensor_names())
+    estimates = footprint.estimates(stages.plan.buckets)
     return {
         "device": options.device,
         "choice": target.choice(options),
@@ -75,21 +79,17 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),
         "estimated_seconds": round(seconds, 1),
-        "estimated_bytes": weights * _BITS[options.dtype if options.quantize == "none" else str(options.quantize)] // 8
-        + 150_000 * len(shapes),
+        "estimated_bytes": weights * bits // 8 + 150_000 * len(shapes),
+        "estimates": [estimate.to_dict() for estimate in estimates],
     }
 
 
-def _typical(stages: Stages, kind: str, default: float) -> float:
-    seconds = [e.meta["seconds"] for e in stages.store.entries(kind)[:32] if "seconds" in e.meta]
-    return float(median(seconds)) if seconds else default
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for d in shape:
-        size *= d
-    return size
+def _size_of(stages: Stages) -> ModelSize | None:
+    """The model's sizes, or None for an architecture whose config names them otherwise."""
+    try:
+        return ModelSize.of(stages.checkpoint.config, stages.checkpoint.name)
+    except CheckpointError:
+        return None
 
 
 def _ignore(_: StageReport) -> None:

@@ -2,67 +2,142 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from llmc.buckets.budget import Budget
+from llmc.buckets.choice import TrafficSource
+from llmc.buckets.frontier import FrontierPoint
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.planner import make_plan
+from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.checkpoint import read_config
-from llmc.errors import InputError
+from llmc.errors import InputError, UnknownNameError
 from llmc.settings import Settings
 
+RangeLike = Range | Sequence[int] | None
+TrafficLike = str | os.PathLike[str] | TrafficSource | None
 
-def plan_for(
-    model: str | None,
-    *,
-    strategy: str | None = None,
-    max_model_len: int | None = None,
-    max_prompt_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    block_size: int | None = None,
-    prompt_batch: Range | Sequence[int] | None = None,
-    prompt_seq: Range | Sequence[int] | None = None,
-    prompt_context: Range | Sequence[int] | None = None,
-    decode_batch: Range | Sequence[int] | None = None,
-    decode_seq: Range | Sequence[int] | None = None,
-    settings: Settings | None = None,
-) -> Plan:
-    """The plan for a checkpoint or config.json (`model`), or for `max_model_len` alone; None leaves a default.
 
-    `settings` defaults to the environment. Raises InputError for numbers that cannot be used, a length that the
-    model's positions do not reach, or no length at all; CheckpointError when the model cannot be read.
+@dataclass(frozen=True)
+class PlanArguments:
+    """What a user may say about a plan, on the command line or in Python; None leaves a default.
+
+    model                    a checkpoint, a hub name or a config.json; or None, with max_model_len given
+    strategy                 a name of `llmc.buckets.strategies.names()`
+    max_model_len …          the limits, see `llmc.buckets.limits.Limits`
+    prompt_batch …           ranges (min, step, max), with a rule's own numbers behind them; contexts in `context_unit`
+    context_unit             "tokens" (default) or "blocks" of block_size tokens
+    from_file                a file of bucket specs, see strategies/from_file.py
+    traffic                  a trace file, or a `llmc.buckets.traffic.source.Traffic` where more is to be said about how
+                             it is replayed
+    bench                    a bench file: what steps cost, in place of tokens
+    max_graphs …             the budget, see `llmc.buckets.budget.Budget`; time in seconds, memory in bytes
+    device                   whose compile time and graph memory the budget counts; default cpu
+    settings                 default: the environment
     """
-    length, origin = _model_length(max_model_len, model)
-    given = {
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "block_size": block_size,
-        "max_prompt_len": max_prompt_len,
-    }
-    limits = Limits(length, **{name: value for name, value in given.items() if value is not None})
-    origins = {name: "default" if given.get(name) is None else "flag" for name in limits.to_dict()}
-    return make_plan(
-        limits,
-        strategy,
-        prompt_batch=_range("prompt_batch", prompt_batch),
-        prompt_query=_range("prompt_seq", prompt_seq),
-        prompt_context=_range("prompt_context", prompt_context),
-        decode_batch=_range("decode_batch", decode_batch),
-        decode_context=_range("decode_seq", decode_seq),
-        settings=settings if settings is not None else Settings.from_environment(),
-        limit_origins=origins | {"max_model_len": origin},
-    )
+
+    model: str | None = None
+    strategy: str | None = None
+    max_model_len: int | None = None
+    max_prompt_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    prompt_batch: RangeLike = None
+    prompt_seq: RangeLike = None
+    prompt_context: RangeLike = None
+    decode_batch: RangeLike = None
+    decode_seq: RangeLike = None
+    context_unit: str | None = None
+    from_file: str | None = None
+    traffic: TrafficLike = None
+    bench: str | os.PathLike[str] | None = None
+    max_graphs: int | None = None
+    max_waste: float | None = None
+    max_compile_time: float | None = None
+    max_graph_memory: int | None = None
+    device: str | None = None
+    settings: Settings | None = None
+
+    def limits(self) -> tuple[Limits, dict[str, str]]:
+        """The limits, and the origin of each. Raises InputError and CheckpointError as `plan_for`."""
+        length, origin = _model_length(self.max_model_len, self.model)
+        names = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        limits = Limits(length, **given)
+        origins = {name: "flag" if name in given else "default" for name in limits.to_dict()}
+        return limits, origins | {"max_model_len": origin}
+
+    def inputs(self, limits: Limits) -> PlanInputs:
+        """What the planner works from."""
+        unit = _context_unit(self.context_unit)
+        scale = limits.block_size if unit == "blocks" else 1
+        return PlanInputs(
+            limits,
+            self.strategy,
+            {
+                "prompt_batch": _range("prompt_batch", self.prompt_batch),
+                "prompt_query": _range("prompt_seq", self.prompt_seq),
+                "prompt_context": _range("prompt_context", self.prompt_context, scale),
+                "decode_batch": _range("decode_batch", self.decode_batch),
+                "decode_context": _range("decode_seq", self.decode_seq, scale),
+            },
+            self.settings if self.settings is not None else Settings.from_environment(),
+            None if self.from_file is None else BucketFile(self.from_file, unit),
+            _traffic(self.traffic, self.bench),
+        )
 
 
-def _range(name: str, value: Range | Sequence[int] | None) -> Range | None:
-    if value is None or isinstance(value, Range):
-        return value
-    if len(value) != 3:
-        raise InputError(f"{name} {value!r} is not (min, step, max)")
-    low, step, high = value
-    return Range(low, step, high, name)
+def plan_for(model: str | None, **keywords: Any) -> Plan:
+    """The plan for a checkpoint or config.json (`model`), or for `max_model_len` alone; keywords: `PlanArguments`.
+
+    Raises InputError for numbers that cannot be used, a length that the model's positions do not reach, no length at
+    all, or a budget that no plan meets; CheckpointError when the model cannot be read.
+    """
+    arguments = PlanArguments(model, **keywords)
+    limits, origins = arguments.limits()
+    inputs = arguments.inputs(limits)
+    budget = Budget(arguments.max_graphs, arguments.max_waste, arguments.max_compile_time, arguments.max_graph_memory)
+    costs = None
+    if budget.needs_graph_costs and model is not None:
+        from llmc.compiler.footprint import Footprint
+
+        costs = Footprint.open(model, limits, arguments.device or "cpu", inputs.settings, arguments.bench)
+    return plan_from(inputs, budget, costs, origins)
+
+
+def frontier_for(model: str | None, **keywords: Any) -> list[FrontierPoint]:
+    """The least waste for each of several numbers of graphs; arguments and errors as `plan_for`, without a budget."""
+    arguments = PlanArguments(model, **keywords)
+    return frontier_from(arguments.inputs(arguments.limits()[0]))
+
+
+def _context_unit(unit: str | None) -> ContextUnit:
+    if unit in (None, "tokens"):
+        return "tokens"
+    if unit == "blocks":
+        return "blocks"
+    raise UnknownNameError("context unit", str(unit), ("tokens", "blocks"))
+
+
+def _range(name: str, value: RangeLike, scale: int = 1) -> Range | None:
+    if value is None:
+        return None
+    bounds = value if isinstance(value, Range) else Range.of(name, value)
+    return bounds.in_tokens(scale) if scale > 1 else bounds
+
+
+def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> TrafficSource | None:
+    if traffic is None or not isinstance(traffic, str | os.PathLike):
+        return traffic
+    from llmc.buckets.bench_file import Bench
+    from llmc.buckets.traffic.source import Traffic
+
+    return Traffic(traffic, bench=None if bench is None else Bench.load(bench))
 
 
 def _model_length(flag: int | None, source: str | None) -> tuple[int, str]:

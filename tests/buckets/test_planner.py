@@ -195,8 +195,8 @@ def test_a_bad_range_from_the_environment_names_its_variables():
 
 def test_warnings_of_the_settings_are_notes_of_the_plan():
     settings = Settings(bucket_file="buckets.txt", warnings=("X is ignored",))
-    texts = [note.text for note in notes(make_plan(Limits(64), settings=settings), "warning")]
-    assert texts == ["X is ignored", "VLLM_BUCKETING_FROM_FILE is ignored: the buckets come from ranges"]
+    texts = [note.text for note in notes(make_plan(Limits(64), "linear", settings=settings), "warning")]
+    assert texts == ["X is ignored", "VLLM_BUCKETING_FROM_FILE has no effect: the strategy is linear (flag)"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ registry (`strategies/__init__.py`). Filters, coverage and reporting are the pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol, get_args
 
 from llmc.buckets.limits import Limits
@@ -65,6 +65,29 @@ class Range:
         if self.pad_percent is not None and self.pad_percent > 50:
             raise InputError(f"{self}: pad_percent {self.pad_percent} must be 0 to 50")
 
+    @classmethod
+    def of(cls, source: str, numbers: Sequence[int]) -> Range:
+        """(min, step, max), or with the numbers of one rule behind them: limit, or pad_max and pad_percent.
+
+        Raises InputError, naming `source`, for another number of numbers.
+        """
+        extra: tuple[str, ...] | None = {3: (), 4: ("limit",), 5: ("pad_max", "pad_percent")}.get(len(numbers))
+        if extra is None:
+            given = ",".join(map(str, numbers))
+            raise InputError(
+                f"{source} {given!r} is not MIN,STEP,MAX, three whole numbers such as 1,32,64 (exponential: also "
+                "MIN,STEP,MAX,LIMIT; padding-aware: also MIN,STEP,MAX,PAD_MAX,PAD_PERCENT)"
+            )
+        rest: dict[str, int] = dict(zip(extra, numbers[3:], strict=True))
+        low, step, high = numbers[:3]
+        limit, pad_max, pad_percent = (rest.get(name) for name in PARAMETERS[3:])
+        return cls(low, step, high, source, limit, pad_max, pad_percent)
+
+    def in_tokens(self, block_size: int) -> Range:
+        """The same range of contexts, which was counted in blocks of `block_size` tokens."""
+        scaled = {name: getattr(self, name) * block_size for name in (*BOUNDS, "pad_max") if name in self.numbers()}
+        return replace(self, **scaled)
+
     def numbers(self) -> dict[str, int]:
         """The numbers that are set, by name, in the order of `PARAMETERS`."""
         return {name: getattr(self, name) for name in PARAMETERS if getattr(self, name) is not None}
@@ -81,6 +104,10 @@ class Strategy(Protocol):
 
     def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
         """The range of every dimension, for numbers that neither a flag nor the environment gives."""
+        ...
+
+    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
+        """`bounds` with the rule's own numbers filled in where they are None."""
         ...
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:

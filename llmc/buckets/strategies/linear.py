@@ -59,6 +59,10 @@ class Linear:
             "decode_context": Range(block, block, length),
         }
 
+    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
+        """`bounds`: the rule has no other numbers."""
+        return bounds
+
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
         """`values` of the range; the same rule for every dimension."""
         return values(bounds.min, bounds.step, bounds.max)

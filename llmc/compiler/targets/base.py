@@ -17,6 +17,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.model_size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits
@@ -78,6 +79,15 @@ class Target(ABC):
     needs_processes: ClassVar[bool] = False
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
 
+    executable_seconds: ClassVar[float] = 0.25
+    """Seconds that one executable more takes here, where the store has no build to learn from."""
+
+    executable_source: ClassVar[str] = "SmolLM2-135M on two cores (benchmarks/RESULTS.md)"
+    device_seconds: ClassVar[float] = 0.0
+    """Seconds that the device's own host still needs for each portable executable, by published measurements."""
+
+    device_source: ClassVar[str] = ""
+    graph_bytes_source: ClassVar[str] = "the activations of the largest layer for every token of the bucket"
     compile_code: ClassVar[tuple[str, ...]] = ()
     """Modules beside the target's own whose source shapes an executable, for its key."""
 
@@ -133,6 +143,14 @@ class Target(ABC):
     def remaining(self) -> str:
         """In words, what the device's own host will still do to a portable executable; empty when native."""
         return ""
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """Bytes of one value in the KV cache."""
+        return 2 if options.dtype in ("bf16", "f16") else 4
+
+    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
+        """Memory in bytes of one open executable whose step has `tokens` new tokens, weights and cache not counted."""
+        return 4 * model.working_set * tokens
 
     def limits(self, options: CompileOptions) -> Limits:
         """How close to the reference executables must be."""

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.model_size import ModelSize
 
 INT8_BLOCK = 64
+SESSION_BYTES = 2_400_000
 _LOWERING_CODE = ("llmc.compiler.frontend", "llmc.compiler.lowering")
 
 
@@ -65,6 +67,10 @@ class CpuTarget(Target):
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
         batch = 1 if bucket.phase == "prompt" and bucket.context else bucket.batch
         return batch, bucket.query, bucket.context
+
+    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
+        """ONNX Runtime's graph objects, measured (benchmarks/RESULTS.md), and the arena of the largest step."""
+        return SESSION_BYTES + super().graph_bytes(model, tokens)
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace and lower once, make the weights file, and pack it where that pays."""

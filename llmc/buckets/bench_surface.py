@@ -1,0 +1,162 @@
+"""Seconds of any shape from the seconds of some: exact where measured, interpolated between, extrapolated outside.
+
+Guarantees, up to rounding, for any set of measurements:
+
+- a measured shape has its measured seconds, exactly; every shape has seconds above 0;
+- when the measured seconds never fall as a shape grows, the result never falls either, anywhere;
+- a shape in a cell of the grid that measured values span lies between the least and the most of the cell's corners
+  (not beyond MAX_NODES corners).
+
+Inside the measured box the rule is multilinear in batch, query and context themselves, not in their logarithms. The
+terms of a step's cost (see bench_fit.py) are products of single dimensions, which such a rule reproduces; only the
+attention among a prompt's own new tokens, quadratic in query, comes out a little high between two queries.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.bench_fit import AffineModel, Floats
+from llmc.buckets.bucket import Phase
+
+MAX_NODES = 1 << 20
+"""Most corners of the grid that measured values span; shapes beyond it are bounded by measured ones, see `Surface`."""
+
+MAX_ESTIMATES = 1 << 25
+"""Most pairs of an unmeasured grid corner and a measurement; the same happens beyond it."""
+
+_PAIRS_AT_ONCE = 1 << 20
+
+
+class Surface:
+    """Seconds over (batch, query, context) of one phase, from distinct `points` [n, 3] and their `seconds` [n].
+
+    The distinct measured values of each dimension span a grid. Where a corner of it was not measured, it gets the
+    affine model times the ratio measured / model of the measured points, weighted by 1 / distance² in (log batch, log
+    query, log (query + context)); then at most what any larger measured shape takes and at least what any smaller
+    corner takes. Where the grid is too large (scattered measurements), a shape gets the model's seconds, bounded in
+    the same way by the measured shapes that are smaller and larger.
+
+    Above the box the seconds of the nearest shape in it grow by the model's difference, scaled by the ratio at the
+    box's top corner. Below, they are at most the model times the highest measured ratio.
+    """
+
+    def __init__(self, phase: Phase, points: Floats, seconds: Floats) -> None:
+        self._points, self._seconds = points, seconds
+        self._model = AffineModel(phase, points, seconds)
+        self._ratios = seconds / self._model.seconds(points)
+        self._axes = [np.unique(column) for column in points.T]
+        self._lowest = np.array([axis[0] for axis in self._axes])
+        self._highest = np.array([axis[-1] for axis in self._axes])
+        nodes = prod(len(axis) for axis in self._axes)
+        fits = nodes <= MAX_NODES and (nodes - len(points)) * len(points) <= MAX_ESTIMATES
+        self._grid = self._complete() if fits else None
+        top = self._highest[None, :]
+        self._top_ratio = self._inside(top)[0] / self._model.seconds(top)[0]
+
+    def __call__(self, points: Floats) -> Floats:
+        """Seconds [m] at `points` [m, 3]."""
+        raised = np.maximum(points, self._lowest)
+        nearest = np.minimum(raised, self._highest)
+        growth = self._model.raw(raised) - self._model.raw(nearest)
+        seconds: Floats = self._inside(nearest) + self._top_ratio * growth
+        below = np.any(points < self._lowest, axis=1)
+        scaled = self._ratios.max() * self._model.seconds(points)
+        seconds[below] = np.minimum(seconds, scaled)[below]
+        return seconds
+
+    def _inside(self, points: Floats) -> Floats:
+        """Seconds at points of the measured box."""
+        if self._grid is None:
+            return self._bounded(points)
+        steps: list[tuple[tuple[NDArray[np.intp], Floats], ...]] = []
+        for axis, column in zip(self._axes, points.T, strict=True):
+            if len(axis) == 1:
+                steps.append(((np.zeros(len(column), np.intp), np.ones(len(column))),))
+                continue
+            lower = np.clip(np.searchsorted(axis, column, "right") - 1, 0, len(axis) - 2)
+            part = (column - axis[lower]) / (axis[lower + 1] - axis[lower])
+            steps.append(((lower, 1 - part), (lower + 1, part)))
+        seconds = np.zeros(len(points))
+        for (i, weight_i), (j, weight_j), (k, weight_k) in product(*steps):
+            seconds += weight_i * weight_j * weight_k * self._grid[i, j, k]
+        return seconds
+
+    def _complete(self) -> Floats:
+        """The measured grid, with an estimate where a corner was not measured."""
+        shape = [len(axis) for axis in self._axes]
+        places = tuple(np.searchsorted(axis, column) for axis, column in zip(self._axes, self._points.T, strict=True))
+        known = np.zeros(shape, bool)
+        known[places] = True
+        least = np.zeros(shape)
+        most = np.full(shape, np.inf)
+        least[places] = most[places] = self._seconds
+        missing = np.nonzero(~known)
+        if not len(missing[0]):
+            return least
+        most = _least_of_larger(most)
+        corners = np.stack([axis[places] for axis, places in zip(self._axes, missing, strict=True)], axis=1)
+        least[missing] = np.minimum(self._estimate(corners), most[missing])
+        grid = _most_of_smaller(least)
+        grid[places] = self._seconds
+        return grid
+
+    def _estimate(self, points: Floats) -> Floats:
+        """The model times the ratios of measured points, near ones weighing most; no point may be a measured one."""
+        measured, logarithms = _log_coordinates(self._points), np.log(self._ratios)
+        result = self._model.seconds(points)
+        for part in _slices(len(points), len(measured)):
+            offsets = _log_coordinates(points[part])[:, None, :] - measured
+            weights = 1 / np.sum(offsets**2, axis=2)
+            result[part] *= np.exp(weights @ logarithms / weights.sum(axis=1))
+        return result
+
+    def _bounded(self, points: Floats) -> Floats:
+        """The model, at least the measured seconds of any smaller shape and at most those of any larger one."""
+        result = self._model.seconds(points)
+        for part in _slices(len(points), len(self._points)):
+            smaller = np.all(self._points <= points[part][:, None, :], axis=2)
+            larger = np.all(self._points >= points[part][:, None, :], axis=2)
+            low = np.where(smaller, self._seconds, 0).max(axis=1)
+            high = np.where(larger, self._seconds, np.inf).min(axis=1)
+            same = smaller & larger
+            bounded = np.minimum(np.maximum(result[part], low), high)
+            result[part] = np.where(same.any(axis=1), self._seconds[same.argmax(axis=1)], bounded)
+        return result
+
+
+def running_maximum(points: Floats, seconds: Floats) -> Floats:
+    """For each of `points` [n, 3] the most seconds of any point that is not larger in any dimension, its own too."""
+    result = seconds.copy()
+    for part in _slices(len(points), len(points)):
+        smaller = np.all(points <= points[part][:, None, :], axis=2)
+        result[part] = np.where(smaller, seconds, 0).max(axis=1)
+    return result
+
+
+def _slices(rows: int, columns: int) -> list[slice]:
+    """Slices of rows that keep a [rows, columns] array small."""
+    step = max(1, _PAIRS_AT_ONCE // max(1, columns))
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def _log_coordinates(points: Floats) -> Floats:
+    batch, query, context = points.T
+    result: Floats = np.log(np.stack([batch, query, query + context], axis=1))
+    return result
+
+
+def _most_of_smaller(grid: Floats) -> Floats:
+    for axis in range(grid.ndim):
+        grid = np.maximum.accumulate(grid, axis=axis)
+    return grid
+
+
+def _least_of_larger(grid: Floats) -> Floats:
+    for axis in range(grid.ndim):
+        grid = np.flip(np.minimum.accumulate(np.flip(grid, axis), axis=axis), axis)
+    return grid

@@ -1,0 +1,121 @@
+"""Choosing a plan's buckets from what strategies propose, by traffic and within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.buckets.budget import DEFAULT_MAX_GRAPHS, Budget, GraphCosts, spend
+from llmc.buckets.candidates import Candidates
+from llmc.buckets.grid import candidates
+from llmc.buckets.limits import Limits
+from llmc.buckets.objective import Objective, Tokens
+from llmc.buckets.plan import Plan
+from llmc.buckets.proposal import Proposal
+from llmc.buckets.provenance import Fact, Note, Provenance
+from llmc.buckets.selection import Chosen, PhaseProblem
+from llmc.buckets.traffic.demand import Observed, caps, observe, uniform
+from llmc.buckets.traffic.events import DecodeRun, PromptGroup
+from llmc.buckets.traffic.grouping import FreeGrouping, Grouping, PlanGrouping
+
+
+class TrafficSource(Protocol):
+    """Recorded requests, and how they are served."""
+
+    @property
+    def objective(self) -> Objective:
+        """What steps cost."""
+        ...
+
+    def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
+        """The schedule of the requests under `limits`, at most `prompt_batch` prompts admitted at a time."""
+        ...
+
+    def facts(self) -> dict[str, Fact]:
+        """What was read, for the plan's provenance; complete once `events` has ended."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What the user should know about the requests; complete once `events` has ended."""
+        ...
+
+
+def choose(
+    limits: Limits, proposal: Proposal, traffic: TrafficSource | None, budget: Budget, costs: GraphCosts | None
+) -> tuple[list[Bucket], list[Note], dict[str, Fact]]:
+    """The plan's buckets, notes on what was chosen and left out, and facts for the provenance.
+
+    Without a budget, what a rule proposes is the plan.
+    """
+    notes = [*(note for phase in PHASES for note in proposal.notes.get(phase, [])), *proposal.completions]
+    if not proposal.free and not budget.given():
+        return [bucket for phase in PHASES for bucket in proposal.buckets[phase]], notes, {}
+    problems = open_problems(limits, proposal, traffic)
+    by_rule: list[Bucket] = []
+    if not budget.given():
+        by_rule = [bucket for phase, buckets in proposal.buckets.items() for bucket in buckets]
+        problems = {phase: problem for phase, problem in problems.items() if phase in proposal.free}
+    chosen = spend(budget, problems, costs, DEFAULT_MAX_GRAPHS)
+    if traffic is not None:
+        notes += [Note("warning", text) for text in traffic.notes()]
+    facts: dict[str, Fact] = {} if traffic is None else traffic.facts()
+    for phase, choice in chosen.items():
+        notes += _notes(phase, proposal, choice, budget, traffic is not None)
+        facts |= _facts(phase, choice)
+    return [*by_rule, *(bucket for choice in chosen.values() for bucket in choice.buckets)], notes, facts
+
+
+def open_problems(limits: Limits, proposal: Proposal, traffic: TrafficSource | None) -> dict[Phase, PhaseProblem]:
+    """The choice that each phase leaves, with the demand of `traffic` (None: every admissible request once)."""
+    known: dict[Phase, Candidates] = {
+        phase: candidates(limits, proposal.free[phase])
+        if phase in proposal.free
+        else Candidates.of(phase, limits, proposal.buckets[phase])
+        for phase in PHASES
+    }
+    if traffic is None:
+        observed: dict[Phase, Observed] = {phase: uniform(grid) for phase, grid in known.items()}
+        objective: Objective = Tokens()
+    else:
+        widest = int(known["prompt"].values[0][-1])
+        events = traffic.events(limits, widest)
+        observed = observe(events, known["prompt"], known["decode"], _groupings(limits, proposal, known["prompt"]))
+        objective = traffic.objective
+    return {phase: PhaseProblem(known[phase], observed[phase], objective) for phase in PHASES}
+
+
+def _groupings(limits: Limits, proposal: Proposal, prompt: Candidates) -> list[Grouping]:
+    widest = int(prompt.values[0][-1])
+    if "prompt" in proposal.free:
+        covering = prompt.covers_all()
+        last = covering[2] if covering else 0
+        return [FreeGrouping(prompt, cap, last) for cap in caps(widest)]
+    buckets = proposal.buckets["prompt"]
+    decode = Bucket("decode", limits.max_num_seqs, 1, limits.max_model_len)
+    least = min(bucket.batch for bucket in buckets)
+    plans = [
+        Plan(limits, (*(bucket for bucket in buckets if bucket.batch <= cap), decode), Provenance("part"))
+        for cap in caps(widest)
+        if cap >= least
+    ]
+    return [PlanGrouping(plan) for plan in plans]
+
+
+def _notes(phase: Phase, proposal: Proposal, choice: Chosen, budget: Budget, recorded: bool) -> list[Note]:
+    notes = []
+    if phase not in proposal.free:
+        dropped = len(proposal.buckets[phase]) - len(choice.buckets)
+        if dropped:
+            demand = "the recorded traffic" if recorded else "every admissible request, all equally likely"
+            text = f"the {len(choice.buckets)} kept waste least on {demand} ({', '.join(budget.given())})"
+            notes.append(Note("dropped", text, phase, dropped))
+    return notes
+
+
+def _facts(phase: Phase, choice: Chosen) -> dict[str, Fact]:
+    facts: dict[str, Fact] = {f"{phase}_steps": int(choice.steps), f"{phase}_gap": round(choice.gap, 6)}
+    if choice.waste is not None:
+        facts[f"{phase}_waste"] = round(choice.waste, 6)
+        facts[f"{phase}_ragged_waste"] = round(choice.ragged, 6)
+    return facts

@@ -1,0 +1,42 @@
+"""Reading and writing the small files of this package: errors name the file, a write is all or nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from llmc.errors import InputError
+
+
+def write_text(path: str | os.PathLike[str], text: str, what: str) -> None:
+    """Write `text` to `path` in UTF-8, as `write_bytes` does."""
+    write_bytes(path, text.encode(), what)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes, what: str) -> None:
+    """Write `content` to `path` with mode 0644, all of it or nothing; an older file is replaced.
+
+    Raises InputError, naming `what` ("plan") and the path, when it cannot be written.
+    """
+    target = Path(path)
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            temporary.chmod(0o644)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write the {what} to {target}: {error.strerror or error}") from None
+
+
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """The text of `path`, which is UTF-8. Raises InputError, naming `what` and the path, when it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the {what} {os.fspath(path)}: {error}") from None

@@ -1,0 +1,61 @@
+"""The frontier: how little padding each number of graphs allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmc.buckets.bucket import PHASES, Phase
+from llmc.buckets.selection import Chosen, PhaseProblem
+from llmc.buckets.text_table import table
+
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of graphs that are tried by default."""
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The best choice of at most `graphs` buckets of each phase."""
+
+    graphs: int
+    chosen: Mapping[Phase, Chosen]
+
+    def to_dict(self) -> dict[str, object]:
+        """The point as JSON holds it: per phase graphs chosen, waste, and the gap to the lower bound of the cost."""
+        phases: dict[str, object] = {
+            phase: {
+                "graphs": len(choice.buckets),
+                "waste": choice.waste,
+                "ragged_waste": choice.ragged,
+                "gap": choice.gap,
+            }
+            for phase, choice in self.chosen.items()
+        }
+        return {"graphs": self.graphs, **phases}
+
+
+def points(problems: Mapping[Phase, PhaseProblem], counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
+    """A point for each number of graphs, up to the first at which neither phase can use more."""
+    found: list[FrontierPoint] = []
+    for graphs in counts:
+        chosen = {phase: problem.choose(min(graphs, problem.most)) for phase, problem in problems.items()}
+        found.append(FrontierPoint(graphs, chosen))
+        if all(problem.most <= graphs for problem in problems.values()):
+            break
+    return found
+
+
+def text(frontier: Sequence[FrontierPoint]) -> str:
+    """The frontier as a plain-text table; ends in a newline."""
+    rows: list[tuple[str, ...]] = [("graphs", *(f"{phase} {what}" for phase in PHASES for what in ("waste", "gap")))]
+    for point in frontier:
+        cells = [str(point.graphs)]
+        for phase in PHASES:
+            choice = point.chosen[phase]
+            cells += ["–" if choice.waste is None else f"{choice.waste:.1%}", f"{choice.gap:.1%}"]
+        rows.append(tuple(cells))
+    lines = [
+        *table(rows, right=range(5)),
+        "gap: how far the cost may lie above that of the best choice of as many graphs",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,109 @@
+"""A demand at some resolution: every step rounded up to levels of its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.optimise.demand import Costs, Demand, Points, name
+from llmc.buckets.optimise.space import Space
+from llmc.errors import InputError
+
+Places = NDArray[np.int64]
+"""Level indices, one column a dimension; −1 below the lowest level."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """Clients, which are the steps that round up to the same levels.
+
+    levels     ascending values of each dimension, those that some step rounds up to
+    places     int64 [n, d], the level of each client, distinct and ascending
+    weights    float64 [n], above 0
+    """
+
+    space: Space
+    levels: tuple[Points, ...]
+    places: Places
+    weights: Costs
+
+    @classmethod
+    def of(cls, space: Space, demand: Demand) -> Instance:
+        """The demand at full resolution: rounded up to the values that buckets can have, and no further.
+
+        No value that no step rounds up to can help: a bucket lowered to the next one below serves the same steps for
+        less. Raises InputError, naming the step, when no allowed or required bucket covers one.
+        """
+        dimensions = len(space.values)
+        if len(demand.points) and demand.dimensions != dimensions:
+            raise InputError(f"the demand has {demand.dimensions} dimensions, the space {dimensions}; give the same")
+        points = demand.points.reshape(-1, dimensions)
+        levels, places = [], np.empty_like(points)
+        for axis, values in enumerate(space.values):
+            known = np.union1d(values, space.required[:, axis])
+            above = np.flatnonzero(points[:, axis] > known[-1])
+            if above.size:
+                raise _uncovered(points[above[0]])
+            used, places[:, axis] = np.unique(np.searchsorted(known, points[:, axis]), return_inverse=True)
+            levels.append(known[used])
+        instance = cls(space, tuple(levels), *_merge(places, demand.weights))
+        missing = np.flatnonzero(np.isinf(instance.own))
+        if missing.size:
+            raise _uncovered(points[(places == instance.places[missing[0]]).all(1)][0])
+        return instance
+
+    def coarser(self, kept: Sequence[Places]) -> Instance:
+        """Rounded up further, to the levels at the ascending indices `kept`, which hold the last of each dimension."""
+        levels = tuple(each[indices] for each, indices in zip(self.levels, kept, strict=True))
+        places = np.stack([np.searchsorted(each, self.places[:, axis]) for axis, each in enumerate(kept)], axis=1)
+        return Instance(self.space, levels, *_merge(places, self.weights))
+
+    def only(self, chosen: NDArray[np.bool_]) -> Instance:
+        """The same levels with some of the clients."""
+        return Instance(self.space, self.levels, self.places[chosen], self.weights[chosen])
+
+    @cached_property
+    def own(self) -> Costs:
+        """float64 [n]: the least cost at which any allowed or required bucket serves the client."""
+        costs = self.cheapest(self.places)[1]
+        floors, required = self.floors(self.space.required), self.space.cost(self.space.required)
+        for floor, cost in zip(floors, required, strict=True):
+            costs = np.where((self.places <= floor).all(1), np.minimum(costs, cost), costs)
+        return costs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Levels of each dimension."""
+        return tuple(len(each) for each in self.levels)
+
+    def points(self, places: Places) -> Points:
+        """The values at level indices."""
+        return np.stack([each[places[:, axis]] for axis, each in enumerate(self.levels)], axis=1)
+
+    def cheapest(self, places: Places) -> tuple[Points, Costs]:
+        """`Space.cheapest` of the points at level indices."""
+        return self.space.cheapest(self.points(places))
+
+    def floors(self, buckets: Points) -> Places:
+        """The highest levels that buckets reach: one covers exactly the clients whose places are at most its floor."""
+        return np.stack(
+            [np.searchsorted(each, buckets[:, axis], "right") - 1 for axis, each in enumerate(self.levels)], axis=1
+        )
+
+
+def _merge(places: Places, weights: Costs) -> tuple[Places, Costs]:
+    order = np.lexsort(places.T[::-1])
+    places, weights = places[order], weights[order]
+    first = np.ones(len(places), bool)
+    first[1:] = (places[1:] != places[:-1]).any(1)
+    return places[first], np.add.reduceat(weights, np.flatnonzero(first)) if len(weights) else weights
+
+
+def _uncovered(step: Points) -> InputError:
+    return InputError(
+        f"no allowed bucket covers the step {name(step)}; raise the limits or the largest values, or leave the step out"
+    )

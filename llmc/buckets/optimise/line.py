@@ -1,0 +1,109 @@
+"""One dimension, solved exactly: the buckets of least total cost along a line, for every number of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.optimise.demand import Costs
+
+Indices = NDArray[np.int64]
+
+ROUNDS = 24
+"""Vectorised passes over a hull before the few points that are left are settled one by one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """n places in a row, each with the cost of a bucket that serves every step up to there.
+
+    costs      float64 [n], ascending; equal neighbours are allowed
+    weights    float64 [n], at least 0: how often a step rounds up to the place
+    forced     bool [n]: where a bucket is always chosen
+
+    A step is served by the first chosen place at or after its own. The last place must have weight or be forced.
+    """
+
+    costs: Costs
+    weights: Costs
+    forced: NDArray[np.bool_]
+
+    def solve(self, counts: Sequence[int]) -> list[Indices]:
+        """For each of `counts`, the places of at most that many buckets of least total cost, ascending.
+
+        Every count must allow the forced places and the last one. Of equal choices the one with fewest buckets, then
+        with the lowest places, is taken.
+
+        With W the cumulated weights, D_k(i) = min over j ≤ i of D_{k−1}(j) + costs[i] · (W(i) − W(j)) is the least
+        cost of serving the places up to i when i is the last of at most k (j = i: fewer than k suffice). No j > i,
+        with no forced place between i and j, is better: giving up the buckets after i saves at least
+        costs[i] · (W(j) − W(i)) of D_{k−1}(j). So the condition on j may be dropped, and each D_k(i) is a query, at
+        slope costs[i], of the lower convex hull of the points (W(j), D_{k−1}(j)), as in the convex-hull trick: O(n) a
+        layer, one hull for each stretch between forced places.
+        """
+        size = len(self.costs)
+        layers = min(max(counts), size)
+        total = np.concatenate([[0.0], np.cumsum(self.weights)])
+        bounds = [0, *(np.flatnonzero(self.forced) + 1), size]
+        stretches = [(low, high) for low, high in pairwise(bounds) if low < high]
+        best = np.full(size + 1, np.inf)
+        best[0] = 0.0
+        sources = np.zeros((layers, size + 1), np.int32)
+        finals = [float(best[size])]
+        for layer in range(layers):
+            following = np.full(size + 1, np.inf)
+            following[0] = 0.0
+            for low, high in stretches:
+                if np.isinf(best[low]):
+                    break
+                origins = low + np.flatnonzero(np.isfinite(best[low : high + 1]))
+                hull = origins[_lower_hull(total[origins], best[origins])]
+                ends = np.arange(low + 1, high + 1)
+                costs = self.costs[low:high]
+                tangent = np.searchsorted(np.diff(best[hull]) / np.diff(total[hull]), costs)
+                source = hull[np.minimum(tangent, np.searchsorted(hull, ends, "right") - 1)]
+                following[ends] = best[source] + costs * (total[ends] - total[source])
+                sources[layer, ends] = source
+            best = following
+            finals.append(float(best[size]))
+        return [_trace(sources, int(np.argmin(finals[: count + 1]))) for count in counts]
+
+
+def _trace(sources: NDArray[np.int32], layers: int) -> Indices:
+    """The places that end the layers, from the last one back; a layer that ends where it begins adds none."""
+    end, places = sources.shape[1] - 1, []
+    for layer in range(layers - 1, -1, -1):
+        source = int(sources[layer, end])
+        if source < end:
+            places.append(end - 1)
+        end = source
+    return np.asarray(places[::-1], np.int64)
+
+
+def _lower_hull(x: Costs, y: Costs) -> Indices:
+    """Indices of the vertices of the lower convex hull of points in ascending order, the first and the last included.
+
+    A point on or above the line between two others is no vertex, so that all points above their neighbours' lines can
+    go at once, again and again. What `ROUNDS` of that leave is walked through in order.
+    """
+    hull = np.flatnonzero(np.concatenate([[True], np.diff(x) > 0]))
+    for _ in range(ROUNDS):
+        dx, dy = np.diff(x[hull]), np.diff(y[hull])
+        above = dy[:-1] * dx[1:] >= dy[1:] * dx[:-1]
+        if not above.any():
+            return hull
+        hull = np.concatenate([hull[:1], hull[1:-1][~above], hull[-1:]])
+    kept: list[int] = []
+    xs, ys = x.tolist(), y.tolist()
+    for c in hull.tolist():
+        while len(kept) > 1:
+            a, b = kept[-2:]
+            if (ys[b] - ys[a]) * (xs[c] - xs[b]) < (ys[c] - ys[b]) * (xs[b] - xs[a]):
+                break
+            kept.pop()
+        kept.append(c)
+    return np.asarray(kept, np.int64)

@@ -1,0 +1,100 @@
+"""What each bucket of a grid would save, for all of them at once."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.optimise.demand import Costs, sums
+from llmc.buckets.optimise.instance import Places
+from llmc.buckets.optimise.space import product
+
+Indices = NDArray[np.int64]
+
+HEADROOM = 1.5
+"""How far above the values last seen a client's stretches are kept."""
+
+
+class Lines:
+    """A grid of facilities, and clients on it; the facilities along the longest dimension make a line.
+
+    costs      float64, one axis a dimension, infinite where there is no facility
+    places     int64 [n, d], the grid indices of the clients; a facility covers a client when none of its indices is
+               smaller
+    weights    float64 [n], above 0
+
+    On a line, the facilities that cover a client and cost less than some value are one stretch: it starts at the
+    client's index and ends where the costs, which ascend, reach the value. So sums over clients are differences of
+    running sums: O(lines · clients + facilities) for all facilities, not O(clients · facilities). Stretches that are
+    empty at `HEADROOM` times the values last seen are left out.
+
+    Where costs descend along a line (a list's buckets that share a cell), they are lowered until they ascend, so that
+    savings are overstated, never understated.
+    """
+
+    def __init__(self, costs: Costs, places: Places, weights: Costs) -> None:
+        self.shape = costs.shape
+        self._axis = int(np.argmax(self.shape))
+        self._outer = tuple(np.delete(self.shape, self._axis))
+        self._weights = weights
+        rows = np.moveaxis(costs, self._axis, -1).reshape(-1, self.shape[self._axis])
+        self._real = np.isfinite(rows)
+        self._rows = np.flip(np.minimum.accumulate(np.flip(rows, 1), 1), 1)
+        self._known = np.unique(costs[np.isfinite(costs)])
+        ranks, every = np.searchsorted(self._known, self._rows), np.arange(len(self._known) + 1)
+        self._cheaper = np.stack([np.searchsorted(row, every).astype(np.int32) for row in ranks])
+        corners = product([np.arange(size) for size in self._outer])
+        covers = (corners[:, None] >= np.delete(places, self._axis, axis=1)[None]).all(2)
+        line, client = np.nonzero(covers)
+        self._pairs = np.stack([line, client, places[client, self._axis]])
+        self._least = self._rows[line, self._pairs[2]]
+        self.focus(np.zeros(len(weights)))
+
+    def focus(self, values: Costs) -> None:
+        """Keep what values about as large as these need; `gains` keeps more where it gets larger ones."""
+        self._limits = HEADROOM * values
+        self._line, self._client, self._start = self._pairs[:, self._least < self._limits[self._pairs[1]]]
+        self._offset = self._line * (self._rows.shape[1] + 1)
+
+    def gains(self, values: Costs) -> Costs:
+        """What the total cost falls by when a facility is added to a choice that serves the clients at `values`.
+
+        float64, for each facility in the order of the flat grid: Σ weight · max(0, value − its cost) over the clients
+        that it covers.
+        """
+        if (values > self._limits).any():
+            self.focus(np.maximum(values, self._limits / HEADROOM))
+        ends = self._offset + np.maximum(self._start, self._ends(values))
+        gains = self._sums(ends, (self._weights * values)[self._client])
+        gains -= np.where(self._real, self._rows, 0.0) * self._sums(ends, self._weights[self._client])
+        gains = np.where(self._real, np.maximum(gains, 0.0), 0.0)
+        return np.moveaxis(gains.reshape(*self._outer, -1), -1, self._axis).ravel()
+
+    def cheaper_than(self, values: Costs, most: int) -> tuple[Indices, Indices]:
+        """Pairs of a flat facility and a client that it covers at less than the client's value.
+
+        Of more than `most` pairs, those at the start of each stretch.
+        """
+        self.focus(values)
+        sizes = np.maximum(self._ends(values) - self._start, 0)
+        if sizes.sum() > most:
+            sizes = np.minimum(sizes, most // len(sizes))
+        stretch = np.repeat(np.arange(len(sizes)), sizes)
+        place = self._start[stretch] + np.arange(len(stretch)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        line = self._line[stretch]
+        real = self._real[line, place]
+        facilities = np.moveaxis(np.arange(self._real.size).reshape(self.shape), self._axis, -1)
+        return facilities.reshape(self._real.shape)[line[real], place[real]], self._client[stretch[real]]
+
+    def _ends(self, values: Costs) -> Indices:
+        """For each stretch, the place on its line from which on costs are at least the client's value."""
+        below = np.searchsorted(self._known, values)
+        ends: Indices = self._cheaper[self._line, below[self._client]].astype(np.int64)
+        return ends
+
+    def _sums(self, ends: Indices, amounts: Costs) -> Costs:
+        """Sums over the stretches that hold each facility, one row a line."""
+        lines, width = self._rows.shape
+        size = lines * (width + 1)
+        begun, ended = (sums(events, amounts, size) for events in (self._offset + self._start, ends))
+        return np.cumsum((begun - ended).reshape(lines, width + 1)[:, :width], axis=1)

@@ -1,0 +1,147 @@
+"""A choice of buckets on an instance: which of them serves each client, and at what cost."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.optimise.demand import Costs, Points, sums
+from llmc.buckets.optimise.instance import Instance, Places
+
+MAX_ROWS = 1 << 21
+"""Buckets of the lines that are kept for the next look, 32 bytes each in two dimensions."""
+
+
+class Serving:
+    """Chosen buckets, the required ones first, and the cheapest and second cheapest that cover each client.
+
+    buckets    int64 [k, d]
+    first      int64 [n], the index of the cheapest bucket that covers the client; k where none does
+    """
+
+    def __init__(self, instance: Instance, buckets: Points) -> None:
+        space = instance.space
+        self.instance = instance
+        self.fixed = len(space.required)
+        new = ~(buckets[:, None] == space.required[None]).all(2).any(1)
+        self.buckets = np.concatenate([space.required, buckets[new]])
+        self._costs = space.cost(self.buckets)
+        self._floors = instance.floors(self.buckets)
+        self._columns = [np.ascontiguousarray(column) for column in instance.places.T]
+        # a client that nothing covers counts more than all that the choice of buckets can save
+        dearest = max(instance.own.max(initial=0.0), self._costs.max(initial=0.0))
+        self._penalties = 2.0 * dearest * instance.weights.sum() / instance.weights
+        self._rows: dict[tuple[int, ...], tuple[Points, Costs]] = {}
+        self._everyone = np.arange(len(instance.places))
+        self.first = np.empty(len(instance.places), np.int64)
+        self._second = self.first.copy()
+        self._serve(self._everyone)
+
+    def __len__(self) -> int:
+        return len(self.buckets)
+
+    @property
+    def costs(self) -> Costs:
+        """float64 [n]: what each client is served at; where nothing covers it, more than can be saved elsewhere."""
+        return self._costs_of(self.first)
+
+    @property
+    def total(self) -> float:
+        """Σ weight · cost over the clients."""
+        return self.sum(self.costs)
+
+    def sum(self, costs: Costs) -> float:
+        """Σ weight · cost for other costs of the clients; not by BLAS, whose sums depend on its threads."""
+        return float((costs * self.instance.weights).sum())
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether every client is served."""
+        return bool((self.first < len(self)).all())
+
+    def floor(self, index: int) -> Places:
+        """The highest levels that a bucket reaches."""
+        floor: Places = self._floors[index]
+        return floor
+
+    def cost(self, index: int) -> float:
+        """What a bucket costs."""
+        return float(self._costs[index])
+
+    def costs_without(self, index: int) -> Costs:
+        """`costs` if the bucket were not chosen."""
+        return self._costs_of(np.where(self.first == index, self._second, self.first))
+
+    def losses(self) -> Costs:
+        """float64 [k]: what the total grows by when a bucket is dropped; infinite for required ones."""
+        growth = self.instance.weights * (self._costs_of(self._second) - self.costs)
+        losses = sums(self.first, growth, len(self) + 1)[:-1]
+        losses[: self.fixed] = np.inf
+        return losses
+
+    def add(self, bucket: Points) -> None:
+        """Choose one bucket more."""
+        self.first[self.first == len(self)] += 1
+        self._second[self._second == len(self)] += 1
+        self.buckets = np.concatenate([self.buckets, bucket[None]])
+        self._costs = np.append(self._costs, self.instance.space.cost(bucket[None]))
+        self._floors = np.concatenate([self._floors, self.instance.floors(bucket[None])])
+        self._offer(len(self) - 1, self._everyone)
+
+    def replace(self, index: int, bucket: Points) -> None:
+        """Choose another bucket in the place of one."""
+        held = (self.first == index) | (self._second == index)
+        self.buckets[index] = bucket
+        self._costs[index] = self.instance.space.cost(bucket[None])[0]
+        self._floors[index] = self.instance.floors(bucket[None])[0]
+        self._serve(np.flatnonzero(held))
+        self._offer(index, np.flatnonzero(~held))
+
+    def drop(self, index: int) -> None:
+        """Choose one bucket less."""
+        held = np.flatnonzero((self.first == index) | (self._second == index))
+        self.buckets = np.delete(self.buckets, index, 0)
+        self._costs, self._floors = np.delete(self._costs, index), np.delete(self._floors, index, 0)
+        self.first[self.first > index] -= 1
+        self._second[self._second > index] -= 1
+        self._serve(held)
+
+    def line(self, place: Places, axis: int) -> tuple[Points, Costs]:
+        """`Instance.cheapest` of the places that differ from one along one dimension only."""
+        key = (axis, *np.delete(place, axis).tolist())
+        if key not in self._rows:
+            if sum(len(costs) for _, costs in self._rows.values()) > MAX_ROWS:
+                self._rows.clear()
+            places = np.repeat(place[None], self.instance.shape[axis], axis=0)
+            places[:, axis] = np.arange(len(places))
+            self._rows[key] = self.instance.cheapest(places)
+        return self._rows[key]
+
+    def _costs_of(self, indices: NDArray[np.int64]) -> Costs:
+        return np.where(indices < len(self), np.append(self._costs, 0.0)[indices], self._penalties)
+
+    def _covered(self, index: int, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        covered = self._columns[0][clients] <= self._floors[index, 0]
+        for column, floor in zip(self._columns[1:], self._floors[index, 1:], strict=True):
+            covered &= column[clients] <= floor
+        members: NDArray[np.int64] = clients[covered]
+        return members
+
+    def _serve(self, clients: NDArray[np.int64]) -> None:
+        """Find both buckets of these clients anew: the cheapest ones come last and displace the others."""
+        self.first[clients] = self._second[clients] = len(self)
+        for index in np.argsort(-self._costs, kind="stable").tolist():
+            covered = self._covered(index, clients)
+            self._second[covered] = self.first[covered]
+            self.first[covered] = index
+
+    def _offer(self, index: int, clients: NDArray[np.int64]) -> None:
+        """Let clients that do not have the bucket take it where it costs less than what they have."""
+        covered = self._covered(index, clients)
+        costs = np.append(self._costs, np.inf)
+        cheapest = costs[index] < costs[self.first[covered]]
+        wins = covered[cheapest]
+        self._second[wins] = self.first[wins]
+        self.first[wins] = index
+        rest = covered[~cheapest]
+        self._second[rest[costs[index] < costs[self._second[rest]]]] = index

@@ -1,0 +1,194 @@
+"""Which buckets may be chosen, and what each costs: a product of values within limits, or a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from llmc.buckets.optimise.demand import Costs, Points, as_points, name
+from llmc.errors import InputError
+
+CostFunction = Callable[[Points], Costs]
+"""Costs of the buckets in the rows of its argument: above 0, strictly increasing in every dimension."""
+
+MAX_CORNERS = 1 << 22
+"""Corners of a list's grid that are priced beforehand, 4 bytes each; beyond it each corner is searched for."""
+
+ROWS_A_SEARCH = 256
+"""Corners that are searched for together, which bounds the memory of it."""
+
+
+class Space(Protocol):
+    """The allowed buckets. Points have as many columns as `values` has entries."""
+
+    @property
+    def values(self) -> tuple[Points, ...]:
+        """Ascending values of each dimension; every allowed bucket is made of them."""
+        ...
+
+    @property
+    def required(self) -> Points:
+        """Buckets that are always chosen, int64 [r, d], ascending; they need not be allowed ones."""
+        ...
+
+    def cost(self, points: Points) -> Costs:
+        """What buckets cost. Raises InputError for a cost that is not a finite number above 0."""
+        ...
+
+    def cheapest(self, points: Points) -> tuple[Points, Costs]:
+        """The allowed bucket of least cost that covers each point, and its cost; infinite where none does.
+
+        The first result is arbitrary where the second is infinite.
+        """
+        ...
+
+    def least_costs(self, lows: Sequence[Points]) -> Costs:
+        """Bounds on the cost of the allowed buckets within the cells of a grid, infinite where there are none.
+
+        `lows` holds the ascending lower ends of the cells in each dimension; a cell ends before the next begins, the
+        last one never. The result has one axis for each dimension.
+        """
+        ...
+
+
+class _Base:
+    def __init__(self, values: tuple[Points, ...], cost: CostFunction, required: Iterable[Sequence[int]]) -> None:
+        self._values = values
+        self._cost = cost
+        rows = list(required)
+        table = as_points(rows, "required") if rows else np.empty((0, len(values)), np.int64)
+        if table.shape[1] != len(values):
+            raise InputError(f"required: buckets have {table.shape[1]} dimensions, the space has {len(values)}")
+        self._required: Points = np.unique(table, axis=0)
+
+    @property
+    def values(self) -> tuple[Points, ...]:
+        """Ascending values of each dimension."""
+        return self._values
+
+    @property
+    def required(self) -> Points:
+        """Buckets that are always chosen."""
+        return self._required
+
+    def cost(self, points: Points) -> Costs:
+        """What buckets cost."""
+        costs = np.asarray(self._cost(points), np.float64)
+        if costs.shape != (len(points),):
+            raise InputError(f"the cost of {len(points)} buckets has shape {costs.shape}; return one cost for each")
+        wrong = np.flatnonzero(~(np.isfinite(costs) & (costs > 0)))
+        if wrong.size:
+            row = int(wrong[0])
+            raise InputError(f"bucket {name(points[row])} costs {costs[row]}; a cost must be a finite number above 0")
+        return costs
+
+
+class ProductSpace(_Base):
+    """Every combination of the dimensions' values, or those that `allowed` admits.
+
+    `allowed` tells for each row of its argument whether it may be a bucket. It is a limit: with a bucket it must admit
+    every smaller one. Raises InputError for values that are not strictly ascending integers from 0, or are none.
+    """
+
+    def __init__(
+        self,
+        values: Sequence[ArrayLike],
+        cost: CostFunction,
+        allowed: Callable[[Points], NDArray[np.bool_]] | None = None,
+        required: Iterable[Sequence[int]] = (),
+    ) -> None:
+        if not 1 <= len(values) <= 3:
+            raise InputError(f"a space has 1 to 3 dimensions, not {len(values)}")
+        super().__init__(tuple(_ascending(each, axis) for axis, each in enumerate(values)), cost, required)
+        self._allowed = allowed
+
+    def cheapest(self, points: Points) -> tuple[Points, Costs]:
+        """The points rounded up to the values, since every larger bucket costs more."""
+        places = [np.searchsorted(each, points[:, axis]) for axis, each in enumerate(self.values)]
+        within = np.all([place < len(each) for place, each in zip(places, self.values, strict=True)], axis=0)
+        clipped = (each[np.minimum(place, len(each) - 1)] for place, each in zip(places, self.values, strict=True))
+        buckets = np.stack(list(clipped), axis=1)
+        if self._allowed is not None:
+            within &= self._allowed(buckets)
+        return buckets, np.where(within, self.cost(buckets), np.inf)
+
+    def least_costs(self, lows: Sequence[Points]) -> Costs:
+        """Those of the lowest bucket of each cell: with any bucket of the cell it is allowed."""
+        costs = self.cheapest(product(lows))[1].reshape(tuple(len(low) for low in lows))
+        for axis, (low, each) in enumerate(zip(lows, self.values, strict=True)):
+            ends = np.append(low[1:], each[-1] + 1)
+            lowest = np.append(each, each[-1] + 1)[np.searchsorted(each, low)]
+            np.moveaxis(costs, axis, 0)[lowest >= ends] = np.inf
+        return costs
+
+
+class ListedSpace(_Base):
+    """Only the buckets of a list, for example those of a rule's plan. Raises InputError when the list is empty."""
+
+    def __init__(self, buckets: ArrayLike, cost: CostFunction, required: Iterable[Sequence[int]] = ()) -> None:
+        table = np.unique(as_points(buckets, "buckets"), axis=0)
+        if not len(table):
+            raise InputError("buckets: the list to choose from is empty; give at least one bucket")
+        super().__init__(tuple(np.unique(column) for column in table.T), cost, required)
+        costs = self.cost(table)
+        order = np.argsort(costs, kind="stable")
+        self._buckets, self._costs = table[order], costs[order]
+        corners = np.prod([len(each) + 1 for each in self.values], dtype=np.float64)
+        self._ranks = self._all_corners() if corners <= MAX_CORNERS else None
+
+    def cheapest(self, points: Points) -> tuple[Points, Costs]:
+        """By a table of every corner of the list's grid, or by search where that table would be too large."""
+        if self._ranks is None:
+            ranks = self._search(points)
+        else:
+            ranks = self._ranks[tuple(np.searchsorted(each, points[:, a]) for a, each in enumerate(self.values))]
+        found = np.minimum(ranks, len(self._costs) - 1)
+        return self._buckets[found], np.where(ranks < len(self._costs), self._costs[found], np.inf)
+
+    def least_costs(self, lows: Sequence[Points]) -> Costs:
+        """The least cost of the list's buckets in each cell."""
+        costs = np.full(tuple(len(low) for low in lows), np.inf)
+        cells = [np.searchsorted(low, self._buckets[:, axis], "right") - 1 for axis, low in enumerate(lows)]
+        inside = np.min(cells, axis=0) >= 0
+        np.minimum.at(costs, tuple(cell[inside] for cell in cells), self._costs[inside])
+        return costs
+
+    def _all_corners(self) -> NDArray[np.int32]:
+        """For each corner, the rank by cost of its cheapest cover; the number of buckets where nothing covers.
+
+        One corner more in each dimension stands for the points above every value.
+        """
+        ranks = np.full(tuple(len(each) + 1 for each in self.values), len(self._costs), np.int32)
+        places = tuple(np.searchsorted(each, self._buckets[:, axis]) for axis, each in enumerate(self.values))
+        ranks[places] = np.arange(len(self._costs), dtype=np.int32)
+        for axis in range(ranks.ndim):
+            ranks = np.flip(np.minimum.accumulate(np.flip(ranks, axis), axis), axis)
+        return ranks
+
+    def _search(self, points: Points) -> NDArray[np.int32]:
+        ranks = np.empty(len(points), np.int32)
+        for start in range(0, len(points), ROWS_A_SEARCH):
+            rows = points[start : start + ROWS_A_SEARCH]
+            covers: NDArray[np.bool_] = np.all(self._buckets[None] >= rows[:, None], axis=2)
+            ranks[start : start + ROWS_A_SEARCH] = np.where(covers.any(axis=1), covers.argmax(axis=1), len(self._costs))
+        return ranks
+
+
+def product(values: Sequence[Points]) -> Points:
+    """Every combination of the values, int64 [m, d], in ascending order; of no values, one row without columns."""
+    if not values:
+        return np.empty((1, 0), np.int64)
+    return np.stack(np.meshgrid(*values, indexing="ij"), axis=-1).reshape(-1, len(values))
+
+
+def _ascending(values: ArrayLike, axis: int) -> Points:
+    table = np.asarray(values)
+    if table.ndim != 1 or not table.size:
+        raise InputError(f"values of dimension {axis}: give at least one number, in one row")
+    column = as_points(table[:, None], f"values of dimension {axis}")[:, 0]
+    if (np.diff(column) <= 0).any():
+        raise InputError(f"values of dimension {axis} must be strictly ascending")
+    return column

@@ -1,0 +1,69 @@
+"""What strategies propose, before a choice is made: buckets by rule, or a grid to choose from freely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.buckets.coverage import gaps
+from llmc.buckets.grid import Axes
+from llmc.buckets.limits import Limits
+from llmc.buckets.provenance import Note
+from llmc.buckets.ranges import Ranges
+from llmc.errors import InputError
+
+
+@dataclass
+class Proposal:
+    """The strategies' answer: for each phase either `buckets`, which cover it, or `free`, values to choose from.
+
+    `notes` say what the rules' filters did, `completions` what coverage added.
+    """
+
+    names: dict[Phase, str]
+    ranges: Ranges
+    buckets: dict[Phase, list[Bucket]] = field(default_factory=dict)
+    free: dict[Phase, Axes] = field(default_factory=dict)
+    notes: dict[Phase, list[Note]] = field(default_factory=dict)
+    completions: list[Note] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The strategy's name; both, where the phases differ."""
+        names = [self.names[phase] for phase in PHASES]
+        return names[0] if names[0] == names[1] else f"prompt {names[0]}, decode {names[1]}"
+
+
+def require_some(phase: Phase, buckets: list[Bucket], notes: list[Note]) -> None:
+    """Raise InputError, with what was dropped, when no bucket is left."""
+    if not buckets:
+        reasons = "; ".join(f"{note.count}: {note.text}" for note in notes if note.kind == "dropped")
+        raise InputError(
+            f"no {phase} bucket is left, so the plan covers nothing (dropped {reasons or 'none'}); "
+            f"change the {phase} ranges or the limits"
+        )
+
+
+def complete(limits: Limits, phase: Phase, buckets: list[Bucket], notes: list[Note]) -> list[Bucket]:
+    """`buckets` and at most one more, which closes every gap (see `coverage` for why one is enough) and adds a note."""
+    missing = gaps(limits, buckets, phase)
+    if not missing:
+        return buckets
+    if phase == "prompt":
+        query = max(bucket.query for bucket in buckets)
+        added = Bucket("prompt", 1, query, in_blocks(limits, limits.longest_prompt - query))
+        low, high = missing[0].lengths
+        why = f"{added}, prompts of {low} to {high} tokens run through it in chunks"
+    else:
+        enough = [bucket.context for bucket in buckets if bucket.context >= limits.longest_past]
+        context = min(enough, default=in_blocks(limits, limits.longest_past))
+        added = Bucket("decode", limits.max_num_seqs, 1, context)
+        why = f"{added}, for {'; '.join(map(str, missing))}"
+    notes.append(Note("added", why, phase, 1))
+    return [*buckets, added]
+
+
+def in_blocks(limits: Limits, tokens: int) -> int:
+    """`tokens` rounded up to whole blocks, at most max_model_len."""
+    return min(-(-tokens // limits.block_size) * limits.block_size, limits.max_model_len)

@@ -1,0 +1,108 @@
+"""Choosing at most K buckets of one phase for what traffic asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.candidates import Candidates
+from llmc.buckets.cost import STEP_WEIGHT, TOKEN_WEIGHT, cost
+from llmc.buckets.objective import Objective, Points
+from llmc.buckets.optimise.choice import choose
+from llmc.buckets.traffic.demand import Observed
+from llmc.errors import InputError
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Buckets for one phase, and what they are expected to cost on the traffic they were chosen for.
+
+    `cost` is in the objective's unit and `bound` below the cost of every choice of as many buckets from the same
+    candidates, for steps of the same batches; equal in one dimension. `waste` is (padded − real) / real in tokens,
+    None when the traffic has no token in this phase; `ragged` is the part of it that buckets of just each step's size
+    would leave, since sequences of unequal length share steps. `steps` is how many steps the traffic takes.
+    """
+
+    buckets: tuple[Bucket, ...]
+    cost: float
+    bound: float
+    waste: float | None
+    ragged: float
+    steps: float
+
+    @property
+    def added(self) -> float:
+        """What the buckets add to the waste that no bucket avoids."""
+        return 0.0 if self.waste is None else self.waste - self.ragged
+
+    @property
+    def gap(self) -> float:
+        """How far above the lower bound the cost is, as a fraction of the bound."""
+        return self.cost / self.bound - 1 if self.bound > 0 else 0.0
+
+
+class PhaseProblem:
+    """The choice for one phase; `choose` may be asked for any number of graphs, and remembers its answers."""
+
+    def __init__(self, candidates: Candidates, observed: Observed, objective: Objective) -> None:
+        required = candidates.covers_all()
+        if required is None:
+            raise InputError(
+                f"no single {candidates.phase} bucket among the candidates covers every admissible request; "
+                f"widen the {candidates.phase} ranges"
+            )
+        self.candidates = candidates
+        self.required = required
+        self._observed = observed
+        self._objective = objective
+        self._chosen: dict[int, Chosen] = {}
+
+    @property
+    def most(self) -> int:
+        """Graphs beyond which nothing more can be gained."""
+        return self.candidates.count
+
+    def choose(self, graphs: int) -> Chosen:
+        """The best plan of this phase with at most `graphs` buckets, at least 1.
+
+        Prompts may share steps up to some batch; the best such limit is found by trying them, a step counted as
+        STEP_WEIGHT. Raises InputError when no bucket is allowed.
+        """
+        if graphs < 1:
+            raise InputError(f"{graphs} {self.candidates.phase} graphs cover nothing; at least 1 is needed")
+        if graphs not in self._chosen:
+            found = [self._with_widest(widest, graphs) for widest in sorted(self._observed.demands)]
+            best = min((pair for pair in found if pair is not None), key=lambda pair: pair[0])
+            self._chosen[graphs] = best[1]
+        return self._chosen[graphs]
+
+    def _with_widest(self, widest: int, graphs: int) -> tuple[float, Chosen] | None:
+        """(cost with the price of every step, choice) when steps share up to `widest` rows; None when K is too few."""
+        phase = self.candidates.phase
+        candidates = self.candidates.up_to_batch(widest)
+        demand = self._observed.demands[widest]
+        try:
+            choice = choose(candidates.space(self._objective, self.required), demand, graphs)
+        except InputError:
+            return None
+        buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
+        steps = float(demand.weights.sum())
+        padded = _padded_tokens(demand.points, demand.weights, buckets)
+        price = steps * STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" and self._objective.unit == "tokens" else 0.0
+        real = self._observed.real
+        waste = padded / real - 1 if real else None
+        ragged = self._observed.exact[widest] / real - 1 if real else 0.0
+        return choice.cost + price, Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps)
+
+
+def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[Bucket, ...]) -> float:
+    """Tokens that the steps take when each runs in the bucket that lookup would choose."""
+    padded = np.full(len(points), np.nan)
+    for bucket in sorted(buckets, key=lambda b: (cost(b), b), reverse=True):
+        size = np.array([bucket.batch, bucket.query, bucket.context])
+        covered = (points <= size).all(axis=1)
+        padded[covered] = bucket.batch * (bucket.query if bucket.phase == "prompt" else bucket.context)
+    return float((padded * weights).sum())

@@ -1,0 +1,141 @@
+"""Exponential: values in geometric steps from min to max, rounded up to the step.
+
+Rule and defaults from the Gaudi bucketing guide, restated. About log2(max) graphs a dimension, at the price of up to
+half of the work being padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from math import ceil, exp, gcd, log
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.strategies.base import Dimension, Range
+from llmc.buckets.strategies.vendor import default, longest_query, prefill_sequences, prompt_context_blocks
+from llmc.errors import InputError
+from llmc.settings import BOUNDS
+
+_NEAR = 1e-9
+# A float guess this close to a whole number, relatively, is settled exactly; its error is far below that.
+
+
+def values(min: int, step: int, max: int, limit: int) -> list[int]:  # noqa: A002 - the public spelling of the rule
+    """Ascending, distinct values of the exponential rule; for example (128, 128, 1024, 4) → 128 256 512 1024.
+
+    A min of 0 or 1 is a value of its own, and the rule goes on with min = step. Value i, from 0 to limit − 1, is
+    min · (max / min)^(i / (limit − 1)) rounded up to a multiple of step, exactly: no float decides. The last value is
+    always max, since a multiple above it becomes max. A limit of 1 gives [max] alone. Raises InputError for numbers
+    that `Range` refuses.
+    """
+    bounds = Range(min, step, max, source="exponential", limit=limit)
+    if limit == 1 or bounds.max == 0:
+        return [bounds.max]
+    start = step if min in {0, 1} else min
+    multiples = _multiples(start, step, bounds.max, limit - 1)
+    found = {multiple * step for multiple in multiples if multiple * step < bounds.max}
+    return sorted(found | ({min, bounds.max} if min in {0, 1} else {bounds.max}))
+
+
+def _multiples(start: int, step: int, end: int, last: int) -> set[int]:
+    """`_geometric` of every index from 0 to last, which is monotone: spans between equal ends are left out."""
+    known = {index: _geometric(start, step, end, index, last) for index in (0, last)}
+    spans = [(0, last)]
+    while spans:
+        low, high = spans.pop()
+        if high - low > 1 and known[low] != known[high]:
+            middle = (low + high) // 2
+            known[middle] = _geometric(start, step, end, middle, last)
+            spans += [(low, middle), (middle, high)]
+    return set(known.values())
+
+
+def _geometric(start: int, step: int, end: int, index: int, last: int) -> int:
+    """The least k with k · step ≥ start · (end / start)^(index / last)."""
+    guess = exp(log(start) - log(step) + index / last * (log(end) - log(start)))
+    nearest = round(guess)
+    if nearest == 0 or abs(guess - nearest) > _NEAR * nearest:
+        return ceil(guess) or 1
+    common = gcd(index, last)
+    reached = _reaches(nearest * step, start, end, index // common, last // common)
+    return nearest if reached else nearest + 1
+
+
+def _reaches(value: int, start: int, end: int, power: int, root: int) -> bool:
+    """Whether value ≥ start · (end / start)^(power / root), the exponent in lowest terms; exact.
+
+    That is value^root ≥ end^power · start^(root − power). Both sides can be equal only where end / start is 1 or the
+    root-th power of another fraction, so that end or start has more than root bits. Everywhere else logarithms decide,
+    at a precision that grows until they do.
+    """
+    if start == end:
+        return value >= start
+    if root < max(start, end).bit_length():
+        return bool(value**root >= end**power * start ** (root - power))
+    precision = 50
+    while True:
+        with localcontext() as context:
+            context.prec = precision
+            terms = root * Decimal(value).ln(), power * Decimal(end).ln(), (root - power) * Decimal(start).ln()
+            difference = terms[0] - terms[1] - terms[2]
+            if abs(difference) > sum(terms) * Decimal(10) ** (3 - precision):
+                return difference > 0
+        precision *= 2
+
+
+class Exponential:
+    """The exponential strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
+
+    parameters: ClassVar[tuple[str, ...]] = (*BOUNDS, "limit")
+
+    def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
+        """The guide's ranges, in tokens per sequence, with these differences.
+
+        - prompt query stops at the longest query a step can hold (max_num_batched_tokens) or a prompt can have;
+        - prompt context is 0 alone where every prompt fits in one query;
+        - decode context counts tokens of one sequence, block_size up to max_model_len, because a decode bucket here
+          gives every sequence the same context; the guide counts the blocks of the whole batch together, in steps of
+          max_num_seqs blocks, which is one block a sequence.
+        """
+        block, query = limits.block_size, longest_query(limits)
+        ranges: dict[Dimension, Range] = {
+            "prompt_batch": default("prompt_batch", 1, 2, prefill_sequences(limits)),
+            "prompt_query": default("prompt_query", min(block, query), block, query),
+            "prompt_context": default("prompt_context", 0, block, prompt_context_blocks(limits) * block),
+            "decode_batch": default("decode_batch", 1, 2, limits.max_num_seqs),
+            "decode_context": default("decode_context", block, block, limits.max_model_len),
+        }
+        return {dimension: self.complete(dimension, bounds, limits) for dimension, bounds in ranges.items()}
+
+    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
+        """`bounds` with `default_limit` where it has no limit."""
+        if bounds.limit is not None:
+            return bounds
+        return replace(bounds, limit=default_limit(dimension, bounds.max, limits.block_size))
+
+    def values(self, dimension: Dimension, bounds: Range) -> list[int]:
+        """`values` of the range; the same rule for every dimension. Raises InputError for a range without limit."""
+        if bounds.limit is None:
+            raise InputError(f"{bounds}: the exponential rule needs a limit, the number of values; give one")
+        return values(bounds.min, bounds.step, bounds.max, bounds.limit)
+
+
+def default_limit(dimension: Dimension, most: int, block_size: int) -> int:
+    """The guide's number of values for a dimension up to `most` (sequences or tokens); at least 1.
+
+    ceil(log2 n) + 1, n being the sequences of a batch or the KV cache blocks of a context, and ceil(log2 n) for the n
+    tokens of a query. A prompt context of one block has 2 values, 0 and the block; of none, 1.
+    """
+    if dimension == "prompt_query":
+        return max(1, _log2_up(most))
+    if dimension.endswith("_batch"):
+        return _log2_up(most) + 1
+    blocks = -(-most // block_size)
+    return 2 if dimension == "prompt_context" and blocks == 1 else _log2_up(blocks) + 1
+
+
+def _log2_up(number: int) -> int:
+    """ceil(log2 number), exactly; 0 for 0 and 1."""
+    return max(0, number - 1).bit_length()

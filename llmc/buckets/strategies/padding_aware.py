@@ -1,0 +1,99 @@
+"""Padding-aware: linear steps, of which those are left out that the padding they save is not worth.
+
+Rule and defaults from the Gaudi bucketing guide, restated. Two bounds say what a request may be padded by, absolutely
+(pad_max) and as a share of the bucket (pad_percent).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.strategies.base import Dimension, Range
+from llmc.buckets.strategies.vendor import default, longest_query, prefill_sequences, prompt_context_blocks
+from llmc.errors import InputError
+from llmc.settings import PARAMETERS
+
+DEFAULT_PAD_PERCENT = 25
+
+
+def values(
+    min: int,  # noqa: A002 - the public spelling of the rule
+    step: int,
+    max: int,  # noqa: A002 - the public spelling of the rule
+    pad_max: int,
+    pad_percent: int,
+) -> list[int]:
+    """Ascending, distinct values of the padding-aware rule, from min to max, both included.
+
+    Ramp-up: min doubles (0 goes to 1) until it is above step. Then a cursor goes on in steps; a value it passes is
+    kept if, without it, a request one above the last kept value would be padded by more than pad_max, or by more than
+    pad_percent of the bucket it then runs in, and also if it is a multiple of pad_max. A pad_max of 0 means max. For
+    example (0, 8, 64, 64, 50) → 0 1 2 4 8 16 32 64. pad_percent 0 keeps every step, 50 is close to doubling.
+
+    So a request above the ramp-up is padded by less than step, or else by no more than either bound. Raises InputError
+    for numbers that `Range` refuses.
+    """
+    bounds = Range(min, step, max, "padding-aware", pad_max=pad_max, pad_percent=pad_percent)
+    allowed = pad_max or bounds.max
+    found = [bounds.min]
+    cursor = bounds.min
+    while cursor <= bounds.max:
+        last = found[-1]
+        if cursor <= step:
+            cursor = 2 * last or 1
+            if cursor <= bounds.max:
+                found.append(cursor)
+            continue
+        following = cursor + step
+        padding = following - last - 1
+        needed = 100 * padding > pad_percent * following or padding > allowed or cursor % allowed == 0
+        if cursor != last and needed:
+            found.append(cursor)
+        cursor = following
+    if found[-1] != bounds.max:
+        found.append(bounds.max)
+    return found
+
+
+class PaddingAware:
+    """The padding-aware strategy; see `values` for the rule and `llmc.buckets.strategies.base` for the contract."""
+
+    parameters: ClassVar[tuple[str, ...]] = tuple(name for name in PARAMETERS if name != "limit")
+
+    def defaults(self, limits: Limits) -> Mapping[Dimension, Range]:
+        """The guide's ranges, in tokens per sequence, with these differences.
+
+        - prompt query stops at the longest query a step can hold (max_num_batched_tokens) or a prompt can have;
+        - prompt context is 0 alone where every prompt fits in one query;
+        - decode context counts tokens of one sequence, block_size up to max_model_len, because a decode bucket here
+          gives every sequence the same context; the guide counts the blocks of the whole batch together.
+        """
+        block, query = limits.block_size, longest_query(limits)
+        ranges: dict[Dimension, Range] = {
+            "prompt_batch": default("prompt_batch", 1, 1, prefill_sequences(limits)),
+            "prompt_query": default("prompt_query", min(block, query), block, query),
+            "prompt_context": default("prompt_context", 0, 2 * block, prompt_context_blocks(limits) * block),
+            "decode_batch": default("decode_batch", 1, 2, limits.max_num_seqs),
+            "decode_context": default("decode_context", block, block, limits.max_model_len),
+        }
+        return {dimension: self.complete(dimension, bounds, limits) for dimension, bounds in ranges.items()}
+
+    def complete(self, dimension: Dimension, bounds: Range, limits: Limits) -> Range:
+        """`bounds` with a pad_max of a quarter of max, rounded up, and a pad_percent of 25 where it has none."""
+        return replace(
+            bounds,
+            pad_max=-(-bounds.max // 4) if bounds.pad_max is None else bounds.pad_max,
+            pad_percent=DEFAULT_PAD_PERCENT if bounds.pad_percent is None else bounds.pad_percent,
+        )
+
+    def values(self, dimension: Dimension, bounds: Range) -> list[int]:
+        """`values` of the range; the same rule for every dimension.
+
+        Raises InputError for a range without pad_max or pad_percent.
+        """
+        if bounds.pad_max is None or bounds.pad_percent is None:
+            raise InputError(f"{bounds}: the padding-aware rule needs pad_max and pad_percent; give both")
+        return values(bounds.min, bounds.step, bounds.max, bounds.pad_max, bounds.pad_percent)

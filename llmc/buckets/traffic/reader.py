@@ -1,0 +1,176 @@
+"""Trace files: which formats are read, and what is made of them.
+
+CSV with a header line, or JSON lines (one object a line), in UTF-8, plain or gzip. `columns.py` has the spellings that
+are understood; other columns are ignored. Known to be read:
+
+- the Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens
+- BurstGPT: Timestamp (seconds), Request tokens, Response tokens; failed requests have 0 response tokens
+- Mooncake: "timestamp" (milliseconds), "input_length", "output_length". Its "hash_ids", which name the blocks of 512
+  tokens of a prompt that may be found in the cache, are ignored: each prompt counts as new
+- what a server recorded, llmc's own format, which `record_line` writes:
+
+    recording = { record newline }
+    record    = {"time": seconds, "prompt_tokens": n, "output_tokens": n [, "cached_tokens": n]}
+
+Times are numbers of seconds (Mooncake: milliseconds) or ISO 8601 date-times; a trace may have none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.lines import Progress, TraceFile
+from llmc.buckets.traffic.rows import CsvRows, JsonRows, Rows, shown
+from llmc.buckets.traffic.timestamps import Clock, clock_from
+from llmc.errors import InputError
+
+CSV_SUFFIXES = (".csv",)
+JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+
+
+@dataclass(frozen=True)
+class TraceSummary:
+    """What one pass over a trace tells; tokens are sums over its requests.
+
+    `duration` is the seconds from the first request to the last, `rate` the mean arrival rate in requests a second,
+    (requests − 1) / duration. Both are None for a trace without times, and `rate` also when all arrive at once.
+    """
+
+    requests: int
+    skipped_empty: int
+    out_of_order: int
+    duration: float | None
+    rate: float | None
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    longest_prompt: int
+    longest_output: int
+    longest_total: int
+
+
+class Trace:
+    """The requests of a trace file, streamed: each iteration reads the file again, in memory that its size is not in.
+
+    The extension tells CSV from JSON lines, and where it says neither, the first character: `{` is JSON. The first
+    request is at second 0; one that is earlier than the request before gets that one's time. Requests without a
+    prompt or without output (failed ones) are left out. A prompt that was wholly in the cache still has its last
+    token computed.
+
+    path            where the file is
+    size            bytes of the file as stored
+    has_times       whether the trace tells arrivals; without, all times are 0
+    skipped_empty   requests left out so far by the iteration begun last
+    out_of_order    requests whose time was raised so far by the iteration begun last
+
+    Raises InputError, naming the file and where known line and column, when made: for a file that cannot be read or
+    has no columns for the prompt and output tokens; when iterated: for a line that is damaged or lacks a value, a
+    length that is no whole number from 0 to 2^31 − 1, more cached than prompt tokens, and a trace without a request.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+        self._file = TraceFile(path)
+        self._progress = progress
+        self.path = self._file.path
+        self._name = str(self.path)
+        self._json = self._holds_json()
+        self.size = self._file.size
+        self.has_times = self._rows(None).time_column is not None
+        self.skipped_empty = 0
+        self.out_of_order = 0
+
+    def __iter__(self) -> Iterator[TrafficRequest]:
+        """The requests in file order."""
+        self.skipped_empty = self.out_of_order = 0
+        rows = self._rows(self._progress)
+        clock: Clock | None = None
+        time = 0.0
+        found = False
+        for stamp, prompt, output, cached in rows:
+            if prompt == 0 or output == 0:
+                self.skipped_empty += 1
+                continue
+            if cached > prompt:
+                self._fail(rows, f"{cached} cached tokens of a prompt of {prompt}; correct or remove the line")
+            if rows.time_column is not None:
+                try:
+                    if clock is None:
+                        clock = clock_from(stamp, rows.time_unit)
+                    now = clock(stamp)
+                except ValueError as error:
+                    self._fail(rows, f"{shown(stamp)} {error}; correct or remove the line", rows.time_column)
+                if now < time:
+                    self.out_of_order += 1
+                else:
+                    time = now
+            found = True
+            yield TrafficRequest(time, prompt, output, cached if cached < prompt else prompt - 1)
+        if not found:
+            raise InputError(
+                f"{self._name}: the trace has no request with a prompt and output ({self.skipped_empty} without); "
+                "give one with at least one"
+            )
+
+    def digest(self) -> str:
+        """SHA-256 of the file as stored, in hexadecimal. Raises InputError when it cannot be read."""
+        return self._file.digest()
+
+    def summary(self) -> TraceSummary:
+        """Counts and sums, from one pass over the file. Raises InputError as iterating does."""
+        requests = prompts = outputs = cached = 0
+        longest_prompt = longest_output = longest_total = 0
+        request = TrafficRequest(0.0, 1, 1)
+        for request in self:
+            requests += 1
+            prompts += request.prompt
+            outputs += request.output
+            cached += request.cached
+            longest_prompt = max(longest_prompt, request.prompt)
+            longest_output = max(longest_output, request.output)
+            longest_total = max(longest_total, request.prompt + request.output)
+        duration = request.time if self.has_times else None
+        return TraceSummary(
+            requests=requests,
+            skipped_empty=self.skipped_empty,
+            out_of_order=self.out_of_order,
+            duration=duration,
+            rate=(requests - 1) / duration if duration else None,
+            prompt_tokens=prompts,
+            output_tokens=outputs,
+            cached_tokens=cached,
+            longest_prompt=longest_prompt,
+            longest_output=longest_output,
+            longest_total=longest_total,
+        )
+
+    def _holds_json(self) -> bool:
+        suffixes = [suffix.lower() for suffix in self.path.suffixes]
+        if suffixes and suffixes[-1] == ".gz":
+            suffixes.pop()
+        suffix = suffixes[-1] if suffixes else ""
+        if suffix in JSON_SUFFIXES or suffix in CSV_SUFFIXES:
+            return suffix in JSON_SUFFIXES
+        return next((line.lstrip()[0] for line in self._file.lines() if line.strip()), "") in ("{", "[")
+
+    def _rows(self, progress: Progress | None) -> Rows:
+        return (JsonRows if self._json else CsvRows)(self._name, self._file.lines(progress))
+
+    def _fail(self, rows: Rows, reason: str, column: str | None = None) -> NoReturn:
+        place = f"line {rows.line}" if column is None else f"line {rows.line}, column {column!r}"
+        raise InputError(f"{self._name}: {place}: {reason}") from None
+
+
+def record_line(request: TrafficRequest) -> str:
+    """One line of a recording, its newline included: appended to a file of such lines, it is a trace that reads back.
+
+    `request.time` may count from any moment: a trace's times start at its first request.
+    """
+    record = {"time": request.time, "prompt_tokens": request.prompt, "output_tokens": request.output}
+    if request.cached:
+        record["cached_tokens"] = request.cached
+    return json.dumps(record) + "\n"

@@ -1,0 +1,132 @@
+"""Continuous batching, simulated: which prompts a server admits together, and how full its decode steps are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+
+PIECE = 64
+"""Decode steps of one batch that are taken to last as long as the first of them, to ask for times less often."""
+
+
+def schedule(
+    requests: Iterable[TrafficRequest],
+    limits: Limits,
+    *,
+    step_time: StepTime,
+    arrival_rate: float | None = None,
+    mean_rate: float | None = None,
+    prompt_batch: int | None = None,
+) -> Iterator[PromptGroup | DecodeRun]:
+    """The steps that a server takes for `requests`, in order; they are read as the steps are asked for.
+
+    First come, first served, in max_num_seqs slots. Whenever a slot is free and a request has arrived, the waiting
+    ones are admitted together as one PromptGroup, before any further decode step (prefill has priority, as in vLLM
+    on Gaudi): as many as there are free slots, at most `prompt_batch` of them, and while their new tokens (prompt
+    less cached) add up to at most max_num_batched_tokens; the first is admitted in any case, since a long prompt
+    runs in chunks. Otherwise all running sequences take one decode step together. Prefill yields the first token
+    of an output, so a request of p prompt and o output tokens takes o − 1 decode steps, with p, p + 1, … tokens in
+    the cache. With nothing to run, time passes to the next arrival.
+
+    Consecutive decode steps of the same sequences are one DecodeRun; it ends when the first of them finishes, or
+    at the first step boundary at which an arrival can be admitted.
+
+    `requests` must keep to the limits, as those from `Admission` do, and arrive in order. `arrival_rate`, in
+    requests a second, moves them:
+    - None: they arrive at their own times; without times (all 0) the server is saturated from the start.
+    - finite, with `mean_rate`, the trace's own mean rate (`TraceSummary.rate`): times are stretched to that rate,
+      and bursts stay bursts.
+    - finite, with mean_rate None (no times): they arrive evenly spaced.
+    - infinite: all have arrived at time 0.
+
+    Raises InputError when called, for a rate that is not above 0, an infinite mean_rate or a prompt_batch below 1;
+    and while iterated, for a step time that is not above 0 and finite. Takes about O(log max_num_seqs) a request.
+    """
+    for name, rate in (("arrival_rate", arrival_rate), ("mean_rate", mean_rate)):
+        if rate is not None and not rate > 0:
+            raise InputError(f"{name} {rate} must be above 0 requests per second")
+    if mean_rate == math.inf:
+        raise InputError("mean_rate must be finite; leave it out for a trace whose requests all arrive at once")
+    if prompt_batch is not None and prompt_batch < 1:
+        raise InputError(f"prompt_batch {prompt_batch} must be at least 1")
+    group = limits.max_num_seqs if prompt_batch is None else prompt_batch
+    return _steps(_arrivals(requests, arrival_rate, mean_rate), limits, step_time, group)
+
+
+def _arrivals(
+    requests: Iterable[TrafficRequest], arrival_rate: float | None, mean_rate: float | None
+) -> Iterator[tuple[float, TrafficRequest]]:
+    if arrival_rate is None:
+        return ((request.time, request) for request in requests)
+    if mean_rate is None or arrival_rate == math.inf:
+        return ((place / arrival_rate, request) for place, request in enumerate(requests))
+    return ((request.time * mean_rate / arrival_rate, request) for request in requests)
+
+
+def _steps(
+    arrivals: Iterator[tuple[float, TrafficRequest]], limits: Limits, step_time: StepTime, prompt_batch: int
+) -> Iterator[PromptGroup | DecodeRun]:
+    """The simulation. Sequences are never touched step by step: all grow by one token each decode step, so one with
+    p tokens at decode step d has, at any step s, its base p − d plus s tokens, and ends at a step known at the start.
+    """
+    clock = 0.0
+    step = 0
+    batch = 0
+    bases = 0
+    finishing: list[tuple[int, int]] = []
+    longest: list[tuple[int, int]] = []
+    following = next(arrivals, None)
+    while batch or following is not None:
+        if not batch and following is not None:
+            clock = max(clock, following[0])
+        if following is not None and following[0] <= clock and batch < limits.max_num_seqs:
+            lengths: list[int] = []
+            cached: list[int] = []
+            room = limits.max_num_batched_tokens
+            most = min(limits.max_num_seqs - batch, prompt_batch)
+            while following is not None and following[0] <= clock and len(lengths) < most:
+                _, prompt, output, held = following[1]
+                room -= prompt - held
+                if lengths and room < 0:
+                    break
+                lengths.append(prompt)
+                cached.append(held)
+                if output > 1:
+                    batch += 1
+                    bases += prompt - step
+                    heappush(finishing, (step + output - 1, prompt - step))
+                    heappush(longest, (step - prompt, step + output - 1))
+                following = next(arrivals, None)
+            group = PromptGroup(tuple(lengths), tuple(cached))
+            clock += _positive(step_time.prompt(group.lengths, group.cached))
+            yield group
+            continue
+        while longest[0][1] <= step:
+            heappop(longest)
+        start, end, top = step, finishing[0][0], step - longest[0][0]
+        until = None if following is None or batch == limits.max_num_seqs else following[0]
+        if following is None:
+            step = end
+        while step < end and (until is None or clock < until):
+            seconds = _positive(step_time.decode(batch, top + step - start, bases + batch * step))
+            taken = min(PIECE, end - step)
+            if until is not None and clock + taken * seconds >= until:
+                taken = min(taken, max(1, math.ceil((until - clock) / seconds)))
+            clock += taken * seconds
+            step += taken
+        yield DecodeRun(batch, top, bases + batch * start, step - start)
+        while finishing and finishing[0][0] == step:
+            bases -= heappop(finishing)[1]
+            batch -= 1
+
+
+def _positive(seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise InputError(f"a step time of {seconds} seconds; every step must take more than 0, and end")
+    return seconds

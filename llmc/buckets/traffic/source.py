@@ -1,0 +1,145 @@
+"""Recorded traffic as planning and evaluation use it: a trace, replayed under a server's limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+
+from llmc.buckets.bench_file import Bench
+from llmc.buckets.bucket import Phase
+from llmc.buckets.limits import Limits
+from llmc.buckets.objective import Objective, Seconds, Tokens
+from llmc.buckets.provenance import Fact
+from llmc.buckets.traffic.admission import Admission
+from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
+from llmc.buckets.traffic.reader import Trace
+from llmc.buckets.traffic.schedule import schedule
+from llmc.buckets.traffic.step_time import AssumedStepTime, StepTime
+
+GRAIN = 64
+"""Tokens that lengths are rounded up to when a bench file is asked how long a step takes, to ask it less often."""
+
+
+class Traffic:
+    """The requests of the trace file `path`, arriving as recorded or at `arrival_rate` requests per second.
+
+    A server's steps are simulated (`schedule`), timed by `bench` or, without one, by `AssumedStepTime`. Requests above
+    the limits are left out, or with `clip` cut to them. `progress` is called with (bytes read, bytes in all). Raises
+    InputError when made, for a file that is no trace, and while events are read, for a line that is none.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        arrival_rate: float | None = None,
+        *,
+        clip: bool = False,
+        bench: Bench | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.arrival_rate = arrival_rate
+        self.bench = bench
+        self.decode_requests = 0
+        self._clip = clip
+        self._trace = Trace(path, progress=None if progress is None else lambda done: progress(done, self._trace.size))
+        self._admission: Admission | None = None
+
+    @cached_property
+    def objective(self) -> Objective:
+        """Seconds of the bench file, or tokens."""
+        return Tokens() if self.bench is None else Seconds(self.bench.rising())
+
+    @cached_property
+    def _mean_rate(self) -> float | None:
+        """The trace's own arrival rate; costs a pass over the file, so only asked for when arrivals are to move."""
+        return self._trace.summary().rate if self._trace.has_times else None
+
+    @cached_property
+    def _step_time(self) -> StepTime:
+        return AssumedStepTime() if self.bench is None else BenchStepTime(self.bench.rising())
+
+    def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
+        """The steps of a server under `limits`, at most `prompt_batch` prompts admitted at a time."""
+        self._admission = Admission(limits, clip=self._clip)
+        self.decode_requests = 0
+        return schedule(
+            self._counted(self._admission(self._trace)),
+            limits,
+            step_time=self._step_time,
+            arrival_rate=self.arrival_rate,
+            mean_rate=None if self.arrival_rate is None else self._mean_rate,
+            prompt_batch=prompt_batch,
+        )
+
+    def _counted(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
+        for request in requests:
+            if request.output > 1:
+                self.decode_requests += 1
+            yield request
+
+    def counts(self) -> dict[str, int]:
+        """Requests admitted, above each limit and clipped, and lines that were no whole request."""
+        found = {"skipped_empty": self._trace.skipped_empty, "out_of_order": self._trace.out_of_order}
+        if self._admission is None:
+            return found
+        known = self._admission
+        return {
+            "admitted": known.admitted,
+            "above_prompt": known.above_prompt,
+            "above_total": known.above_total,
+            "clipped": known.clipped,
+            **found,
+        }
+
+    def facts(self) -> dict[str, Fact]:
+        """What was read and how it was replayed, for a plan's provenance."""
+        facts: dict[str, Fact] = {"traffic_sha256": self._trace.digest(), "requests": self.counts().get("admitted", 0)}
+        left_out = 0 if self._admission is None else self._admission.left_out
+        if left_out:
+            facts["requests_left_out"] = left_out
+        if self._clip:
+            facts["requests_clipped"] = self.counts().get("clipped", 0)
+        if self.arrival_rate is not None:
+            facts["arrival_rate"] = "inf" if self.arrival_rate == float("inf") else self.arrival_rate
+        facts["cost"] = self.objective.unit
+        if self.bench is not None:
+            facts["bench_sha256"] = self.bench.digest()
+        return facts
+
+    def notes(self) -> list[str]:
+        """What did not fit: requests above the limits, and lines that were left out."""
+        counts = self.counts()
+        found = []
+        if self._admission is not None and (self._admission.left_out or counts["clipped"]):
+            found.append(self._admission.note())
+        if counts["skipped_empty"]:
+            found.append(f"{counts['skipped_empty']} requests without a prompt or without output were left out")
+        if counts["out_of_order"]:
+            found.append(
+                f"{counts['out_of_order']} requests were earlier than the one before, and count as at its time"
+            )
+        return found
+
+
+class BenchStepTime:
+    """Step times of a bench file; lengths are rounded up to GRAIN tokens."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._known: dict[tuple[Phase, int, int, int], float] = {}
+
+    def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
+        """Seconds of a step of these prompts, padded to the longest."""
+        new = max(length - past for length, past in zip(lengths, cached, strict=True))
+        return self._seconds("prompt", len(lengths), -(-new // GRAIN) * GRAIN, -(-max(cached) // GRAIN) * GRAIN)
+
+    def decode(self, batch: int, longest: int, total: int) -> float:
+        """Seconds of a decode step; `total` is not needed."""
+        return self._seconds("decode", batch, 1, -(-longest // GRAIN) * GRAIN)
+
+    def _seconds(self, phase: Phase, batch: int, query: int, context: int) -> float:
+        key = (phase, batch, query, context)
+        if key not in self._known:
+            self._known[key] = float(self._bench.seconds(*key))
+        return self._known[key]

@@ -1,0 +1,71 @@
+"""How long the steps of a simulated server take.
+
+Only the simulation in `schedule.py` uses this, and only to learn how full the batches get at a given arrival rate.
+The times are no prediction for any device, and plans are never chosen by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from llmc.errors import InputError
+
+PARAMETERS = 8e9
+"""Weights of the assumed model, 8B parameters, in bf16: 2 bytes each."""
+
+MEMORY_BYTES_PER_SECOND = 2e12
+"""Memory bandwidth of the assumed accelerator."""
+
+EFFECTIVE_FLOPS = 2e14
+"""Arithmetic it sustains in prefill, in operations a second."""
+
+CACHE_BYTES_PER_TOKEN = 2 * 32 * 8 * 128 * 2
+"""KV cache of a token, 128 KiB: key and value, 32 layers, 8 KV heads of 128 values, 2 bytes each."""
+
+
+class StepTime(Protocol):
+    """Seconds that one step takes, above 0; equal arguments give equal times."""
+
+    def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
+        """Prefill of a group: prompt i has lengths[i] tokens, the first cached[i] of them in the cache already."""
+        ...
+
+    def decode(self, batch: int, longest: int, total: int) -> float:
+        """One decode step of `batch` sequences with `total` cached tokens together, and `longest` at most."""
+        ...
+
+
+@dataclass(frozen=True)
+class AssumedStepTime:
+    """An 8B-parameter bf16 model on one accelerator, as a roofline; see the constants above.
+
+    weights_seconds        reading all weights once, 16 GB / 2 TB/s = 8 ms: the least that any step takes
+    cached_token_seconds   reading one token of the cache in a decode step, 128 KiB / 2 TB/s = 0.066 µs
+    new_token_seconds      computing one prompt token, 2 operations a weight / 200 TFLOP/s = 0.08 ms; attention is
+                           not counted
+
+    Raises InputError for a time that is not finite or negative, or for weights_seconds 0.
+    """
+
+    weights_seconds: float = 2 * PARAMETERS / MEMORY_BYTES_PER_SECOND
+    cached_token_seconds: float = CACHE_BYTES_PER_TOKEN / MEMORY_BYTES_PER_SECOND
+    new_token_seconds: float = 2 * PARAMETERS / EFFECTIVE_FLOPS
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not math.isfinite(value) or value < 0:
+                raise InputError(f"{field.name} {value} must be a time in seconds, finite and not negative")
+        if self.weights_seconds == 0:
+            raise InputError("weights_seconds must be above 0, since it is the least that a step takes")
+
+    def prompt(self, lengths: Sequence[int], cached: Sequence[int]) -> float:
+        """Computing the new tokens, and at least reading the weights."""
+        return max(self.weights_seconds, (sum(lengths) - sum(cached)) * self.new_token_seconds)
+
+    def decode(self, batch: int, longest: int, total: int) -> float:
+        """Reading the weights and the cache of all sequences."""
+        return self.weights_seconds + total * self.cached_token_seconds

@@ -1,0 +1,77 @@
+"""Arrival times as traces write them, in seconds from the first one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime
+
+_DATE_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d)(?::(\d\d(?:\.\d+)?))? ?(Z|[+-]\d\d:?\d\d)?",
+    re.ASCII,
+)
+_SECONDS = re.compile(r"[0-5]\d(?:\.\d+)?\Z", re.ASCII).match
+_MINUTE_LENGTH = len("2023-11-16 18:15:")
+
+MAX_TIME = 1e300
+"""Times are below it either way, so that the time between two of them is finite."""
+
+Clock = Callable[[object], float]
+"""Seconds from the first time to the one given. Raises ValueError, with the reason, for what is no such time."""
+
+
+def clock_from(first: object, unit: float = 1.0) -> Clock:
+    """A clock that starts at `first` and understands later times of the same kind.
+
+    A kind is an ISO 8601 date-time ("T" or a blank between date and time, any number of decimals, UTC unless it ends
+    in an offset), or a number of `unit` seconds. Raises ValueError, with the reason, when `first` is neither.
+    """
+    if isinstance(first, str) and _DATE_TIME.fullmatch(first.strip()):
+        return _DateClock(first).since
+    origin = _number(first)
+    return lambda value: (_number(value) - origin) * unit
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+        if abs(number) < MAX_TIME:
+            return number
+    raise ValueError("is not a number like the seconds 12.5, nor a date-time like 2023-11-16 18:15:46.68")
+
+
+class _DateClock:
+    """Splits a date-time at its minute: whole minutes are parsed once each, and no decimals are lost to the date."""
+
+    def __init__(self, first: str) -> None:
+        self._prefix = ""
+        self._minute = 0
+        self._origin = self._parse(first)
+
+    def since(self, value: object) -> float:
+        """Seconds from the first date-time to `value`."""
+        if isinstance(value, str) and value[:_MINUTE_LENGTH] == self._prefix and _SECONDS(value, _MINUTE_LENGTH):
+            minute, seconds = self._minute, float(value[_MINUTE_LENGTH:])
+        else:
+            minute, seconds = self._parse(value)
+        return (minute - self._origin[0]) + (seconds - self._origin[1])
+
+    def _parse(self, value: object) -> tuple[int, float]:
+        text = value.strip() if isinstance(value, str) else ""
+        match = _DATE_TIME.fullmatch(text)
+        if match is None:
+            raise ValueError("is not a date-time like 2023-11-16 18:15:46.68, as the first one is")
+        minute, seconds, offset = match.groups()
+        if seconds is not None and not _SECONDS(seconds):
+            raise ValueError("has no such second; seconds go from 00 to 59")
+        try:
+            start = int(datetime.fromisoformat(f"{minute}:00{offset or '+00:00'}").timestamp())
+        except ValueError as error:
+            raise ValueError(f"is not a date-time: {error}") from None
+        if offset is None:
+            self._prefix, self._minute = f"{minute}:", start
+        return start, float(seconds or 0)

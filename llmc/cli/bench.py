@@ -1,0 +1,67 @@
+"""`llmc bench`: how long each bucket of a bundle takes here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.buckets.bench_file import Bench
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("bench")(bench)
+
+
+def bench(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle folder.", show_default=False)],
+    *,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.0, help="Time to spend on each bucket.")
+    ] = 0.3,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the measurements here, for llmc plan --bench."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
+) -> None:
+    """Time every bucket of a bundle on this host, full of live rows: what padding to it costs.
+
+    llmc plan --bench and llmc plan evaluate --bench then count seconds in place of tokens.
+
+    \b
+    Example:
+      llmc bench bundle -o bench.json
+      llmc plan ./model --traffic requests.csv --bench bench.json --max-graphs 16
+    """
+    from llmc.cli.output import StepProgress
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.measure import measure
+
+    opened = Bundle.open(bundle)
+    with StepProgress("measure", hidden=as_json and not sys.stderr.isatty()) as progress:
+        found = measure(
+            opened, seconds=seconds, threads=threads,
+            report=lambda bucket, took, done, total: progress(f"{bucket}: {took * 1e3:.2f} ms", done, total),
+        )  # fmt: skip
+    if output is not None:
+        found.save(output)
+        typer.echo(f"wrote {output}", err=True)
+    typer.echo(found.to_json() if as_json else _text(found), nl=False)
+
+
+def _text(found: Bench) -> str:
+    from llmc.buckets.text_table import table
+
+    rows = [("phase", "batch", "query", "context", "ms", "samples")]
+    for one in found.measurements:
+        b = one.bucket
+        rows.append((b.phase, str(b.batch), str(b.query), str(b.context), f"{one.seconds * 1e3:.2f}", str(one.samples)))
+    return "\n".join([*table(rows, right=range(1, 6)), found.describe()]) + "\n"

@@ -1,0 +1,66 @@
+"""Seconds that each bucket of a bundle takes on this host: what plans are then made and judged by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmc.buckets.bench_file import Bench, Measurement
+from llmc.buckets.bucket import Bucket
+from llmc.runtime.step import pad
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.base import Executor
+
+Progress = Callable[[Bucket, float, int, int], None]
+
+LEAST_SAMPLES = 3
+MOST_SAMPLES = 20
+SLOW = 1.0
+"""Seconds of a step above which one sample is enough: noise is small beside it."""
+
+
+def measure(
+    bundle: Bundle, *, seconds: float = 0.3, threads: int | None = None, report: Progress | None = None
+) -> Bench:
+    """Replay every bucket of the bundle's plan, full of live rows, and take the median of its times.
+
+    A bucket is run once unmeasured, then for about `seconds`, at least LEAST_SAMPLES (one, where a step takes over SLOW
+    seconds) and at most MOST_SAMPLES times, each time from freshly padded token ids, as the engine does. `report` is
+    called after each with the bucket, its seconds, and how many of how many are done. Raises ArtifactError or
+    DeviceError when this host cannot run the bundle.
+    """
+    executor = bundle.executor(threads=threads)
+    try:
+        buckets = bundle.plan.buckets
+        vocabulary = int(bundle.manifest.model["vocab_size"])
+        found = []
+        for done, bucket in enumerate(buckets, 1):
+            times = _times(executor, bucket, vocabulary, seconds)
+            found.append(Measurement(bucket, median(times), samples=len(times)))
+            if report is not None:
+                report(bucket, found[-1].seconds, done, len(buckets))
+    finally:
+        executor.close()
+    more = {"threads": executor.threads, "toolchain": dict(bundle.manifest.toolchain), "isa": list(bundle.manifest.isa)}
+    return Bench(bundle.manifest.device, tuple(found), str(bundle.path), more)
+
+
+def _times(executor: Executor, bucket: Bucket, vocabulary: int, budget: float) -> Sequence[float]:
+    tokens = np.random.default_rng(bucket.tokens).integers(1, vocabulary, (bucket.batch, bucket.query)).tolist()
+    slots = range(bucket.batch)
+    past = [min(bucket.context, executor.capacity - bucket.query)] * bucket.batch
+    times: list[float] = []
+    least = LEAST_SAMPLES
+    while len(times) <= least or (sum(times) < budget and len(times) <= MOST_SAMPLES):
+        began = time.perf_counter()
+        executor.run(pad(bucket, slots, tokens, past))
+        times.append(time.perf_counter() - began)
+        if times[-1] > SLOW:
+            least = 1
+    return times[1:]
