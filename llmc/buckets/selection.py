@@ -75,8 +75,12 @@ class PhaseProblem:
             raise InputError(f"{graphs} {self.candidates.phase} graphs cover nothing; at least 1 is needed")
         if graphs not in self._chosen:
             found = [self._with_widest(widest, graphs) for widest in sorted(self._observed.demands)]
-            best = min((pair for pair in found if pair is not None), key=lambda pair: pair[0])
-            self._chosen[graphs] = best[1]
+            feasible = [pair for pair in found if pair is not None]
+            if not feasible:
+                raise InputError(
+                    f"{graphs} {self.candidates.phase} graphs are too few for the steps of this traffic; allow more"
+                )
+            self._chosen[graphs] = min(feasible, key=lambda pair: pair[0])[1]
         return self._chosen[graphs]
 
     def _with_widest(self, widest: int, graphs: int) -> tuple[float, Chosen] | None:
@@ -92,7 +96,7 @@ class PhaseProblem:
         steps = float(demand.weights.sum())
         padded = _padded_tokens(demand.points, demand.weights, buckets)
         price = steps * STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" and self._objective.unit == "tokens" else 0.0
-        real = self._observed.real
+        real = self._observed.real[widest]
         waste = padded / real - 1 if real else None
         ragged = self._observed.exact[widest] / real - 1 if real else 0.0
         return choice.cost + price, Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps)

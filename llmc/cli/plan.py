@@ -82,10 +82,13 @@ def plan(
         _refuse(SHOW, flags, {"--config": config, "--device": device, "--frontier": frontier or None}, set())
         made = _load_one(arguments[1:])
         points: list[FrontierPoint] = []
+        model = None
     elif len(arguments) > 1:
         raise InputError(f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}")
     else:
         model = arguments[0] if arguments else None
+        if device is not None and model is None and config is None:
+            raise InputError("--device estimates what a model costs there: give MODEL or --config FILE")
         made = plan_from_flags(flags, model, config, device=device)
         points = _frontier(flags, model, config, made) if frontier else []
     if output is not None:
@@ -95,7 +98,7 @@ def plan(
         _plot(plot, [(output or "plan", made)], flags, points)
     _print(made, points, as_json=as_json)
     if not as_json and arguments[:1] != [SHOW]:
-        _print_footprint(made, arguments[0] if arguments else config, device, flags)
+        _print_footprint(made, model if model is not None else config, device, flags)
 
 
 def _refuse(verb: str, flags: PlanningFlags, others: Mapping[str, object], allowed: set[str]) -> None:
@@ -174,8 +177,6 @@ def _print(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
 
 def _print_footprint(made: Plan, model: str | None, device: str | None, flags: PlanningFlags) -> None:
     if model is None:
-        if device is not None:
-            raise InputError("--device estimates what a model costs there: give MODEL or --config FILE")
         return
     from llmc.compiler.footprint import Footprint
     from llmc.settings import Settings

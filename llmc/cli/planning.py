@@ -159,6 +159,10 @@ def planning_arguments(flags: PlanningFlags, model: str | None, config: str | No
     """The flags as `llmc.compiler.planning.plan_for` takes them. Raises InputError for text that does not parse."""
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")
+    if flags.traffic is None:
+        for name, given in (("--arrival-rate", flags.arrival_rate is not None), ("--clip", flags.clip)):
+            if given:
+                raise InputError(f"{name} says how --traffic is replayed: give --traffic FILE")
     return {
         "model": model if model is not None else config,
         "strategy": flags.strategy,

@@ -67,5 +67,6 @@ class ModelSize:
 
     @property
     def working_set(self) -> int:
-        """Values of one new token that live at once when memory is used again: the widest layer's, and the logits."""
-        return 3 * self.intermediate + 4 * self.hidden + self.vocabulary
+        """Values of one new token that live at once when memory is used again, in the widest layer; logits are made for
+        the last token of a sequence only."""
+        return 3 * self.intermediate + 4 * self.hidden

@@ -68,7 +68,7 @@ class _Solver:
         levels = with_corners(instance, coarse_levels(instance, SEARCH_CELLS), MAX_CELLS)
         self._search = Search(_coverable(instance.coarser(levels)))
         self._sliding, cells = instance, 4 * MAX_CLIENTS
-        while len(self._sliding.places) > MAX_CLIENTS:
+        while len(self._sliding.places) > MAX_CLIENTS and cells > 1:
             self._sliding = _coverable(instance.coarser(coarse_levels(instance, cells)))
             cells //= 2
         self._duals: list[Dual] = []
@@ -102,6 +102,8 @@ class _Solver:
         cover(serving, graphs)
         if not serving.covers_all:
             serving = Serving(self._instance, self._cover)
+            spend(serving, graphs)
+            slide(serving, SLIDES)
         shrink(serving)
         spend(serving, graphs)
         return serving

@@ -33,7 +33,7 @@ class Observed:
 
     demands: Mapping[int, Demand]
     exact: Mapping[int, float]
-    real: float
+    real: Mapping[int, float]
 
 
 class _PromptCount:
@@ -103,8 +103,10 @@ def observe(
     demands = {c.grouping.widest: _demand(prompt.up_to_batch(c.grouping.widest), c.counts.items()) for c in counts}
     widest = int(decode.values[0][-1])
     return {
-        "prompt": Observed(demands, {c.grouping.widest: c.exact for c in counts}, real["prompt"]),
-        "decode": Observed({widest: _demand(decode, rows)}, {widest: decode_exact}, real["decode"]),
+        "prompt": Observed(
+            demands, {c.grouping.widest: c.exact for c in counts}, dict.fromkeys(demands, real["prompt"])
+        ),
+        "decode": Observed({widest: _demand(decode, rows)}, {widest: decode_exact}, {widest: real["decode"]}),
     }
 
 
@@ -120,19 +122,29 @@ def _demand(candidates: Candidates, steps: Iterable[tuple[Step, int]]) -> Demand
 def uniform(candidates: Candidates) -> Observed:
     """Every step that the candidates admit once: what is planned for when nothing is known about traffic.
 
-    A point of the grid weighs as many (batch, query, context) as round up to it: the product of the gaps below its
-    values.
+    A point of the grid weighs as many (batch, query, context) as round up to it. For each cap on the batch of prompt
+    steps, wider ones count as several of it and one of the rest.
     """
-    gaps = [np.diff(values, prepend=-1 if column == 2 else 0) for column, values in enumerate(candidates.values)]
-    centres = [values - (gap - 1) / 2 for values, gap in zip(candidates.values, gaps, strict=True)]
-    points = _product(candidates.values).astype(np.int64)
-    keep = candidates.allowed(points)
-    counts = _product(gaps).prod(axis=1)[keep].astype(np.float64)
-    batch, query, context = _product(centres)[keep].T
-    tokens = batch * (query if candidates.phase == "prompt" else context)
     widest = int(candidates.values[0][-1])
-    total = float((counts * tokens).sum())
-    return Observed({widest: Demand(points[keep], counts)}, {widest: total}, total)
+    allowed_caps = [cap for cap in caps(widest) if cap >= int(candidates.values[0][0])]
+    lengths = [np.diff(values, prepend=-1 if column else 0) for column, values in enumerate(candidates.values[1:])]
+    demands, real = {}, {}
+    for cap in [widest] if candidates.phase == "decode" else allowed_caps:
+        grid = candidates.up_to_batch(cap)
+        sizes = np.arange(1, widest + 1)
+        rows = np.bincount(np.concatenate([np.repeat(cap, (sizes // cap).sum()), sizes % cap]), minlength=cap + 1)
+        places = np.searchsorted(grid.values[0], np.arange(1, cap + 1))
+        steps = np.bincount(places, rows[1:], len(grid.values[0]))
+        sequences = np.bincount(places, rows[1:] * np.arange(1, cap + 1), len(grid.values[0]))
+        points = _product(grid.values).astype(np.int64)
+        keep = grid.allowed(points)
+        demands[cap] = Demand(points[keep], _product([steps, *lengths]).prod(axis=1)[keep])
+        # sequences of each batch, times the tokens of each length summed over the lengths that round up to it
+        column = 0 if candidates.phase == "prompt" else 1
+        centres = [values - (gap - 1) / 2 for values, gap in zip(grid.values[1:], lengths, strict=True)]
+        tokens = _product([sequences, *lengths]).prod(axis=1) * _product([steps, *centres])[:, column + 1]
+        real[cap] = float(tokens[keep].sum())
+    return Observed(demands, real, real)
 
 
 def _product(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:

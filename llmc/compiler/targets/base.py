@@ -148,6 +148,10 @@ class Target(ABC):
         """Bytes of one value in the KV cache."""
         return 2 if options.dtype in ("bf16", "f16") else 4
 
+    def step_tokens(self, largest: int) -> int:
+        """New tokens of the largest step that an executable for every shape runs; `largest` is the largest bucket's."""
+        return largest
+
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """Memory in bytes of one open executable whose step has `tokens` new tokens, weights and cache not counted."""
         return 4 * model.working_set * tokens

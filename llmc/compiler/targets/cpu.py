@@ -17,7 +17,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.errors import CompileError
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -67,6 +67,10 @@ class CpuTarget(Target):
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
         batch = 1 if bucket.phase == "prompt" and bucket.context else bucket.batch
         return batch, bucket.query, bucket.context
+
+    def step_tokens(self, largest: int) -> int:
+        """Where any shape runs, long prompts run in chunks."""
+        return min(largest, PROMPT_CHUNK)
 
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """ONNX Runtime's graph objects, measured (benchmarks/RESULTS.md), and the arena of the largest step."""

@@ -25,7 +25,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.ort_session import open_session
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -41,7 +41,7 @@ class OnnxRuntimeExecutor(Executor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
-    prompt_chunk: ClassVar[int | None] = 128  # activations stay in the cores' caches: 5% faster than 512 at once
+    prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

@@ -1,0 +1,190 @@
+"""Planning from recorded traffic and evaluating plans, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmc.buckets.plan import Plan
+from tests.cli.helpers import Llmc
+
+SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
+LENGTH = ("--max-model-len", 8192, "--max-num-seqs", 1)
+SHORT = "time,prompt_tokens,output_tokens\n" + "".join(f"{i},{3 + i % 9},5\n" for i in range(50))
+
+
+def test_a_plan_from_traffic_says_what_to_expect(llmc: Llmc) -> None:
+    ran = llmc("plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 12, "-o", "plan.json")
+    assert ran.code == 0
+    assert "strategy traffic (flag --traffic)" in ran.out
+    assert "buckets: 12 prompt, 12 decode" in ran.out
+    assert "chosen for 1,500 recorded requests, cost in tokens" in ran.out
+    assert "; the best choice there is" in ran.out
+    assert llmc("plan", "show", "plan.json").out == ran.out
+
+
+def test_evaluation_agrees_with_what_was_expected(llmc: Llmc) -> None:
+    llmc("plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 12, "-o", "plan.json")
+    found = llmc("plan", "evaluate", "plan.json", "--traffic", SAMPLE, "--json").json
+    facts = Plan.load("plan.json").provenance.facts
+    assert found["prompt"]["waste"] == pytest.approx(facts["prompt_waste"], abs=1e-6)
+    assert found["decode"]["waste"] == pytest.approx(facts["decode_waste"], abs=1e-6)
+    assert found["prompt"]["requests"] == 1500
+    assert found["prompt"]["uncovered"] == found["decode"]["uncovered"] == 0
+    assert len(found["prompt"]["buckets"]) == 12
+    assert found["traffic"]["admitted"] == 1500
+    text = llmc("plan", "evaluate", "plan.json", "--traffic", SAMPLE).out
+    assert f"waste {facts['prompt_waste']:.1%}" in text
+
+
+def test_several_plans_are_compared_in_one_table(llmc: Llmc) -> None:
+    llmc("plan", *LENGTH, "--strategy", "exponential", "-o", "exp.json")
+    llmc("plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 12, "-o", "ours.json")
+    table = llmc("plan", "evaluate", "exp.json", "ours.json", "--traffic", SAMPLE).out
+    assert [line.split()[0] for line in table.splitlines()[1:5]] == ["exp.json", "exp.json", "ours.json", "ours.json"]
+    both = llmc("plan", "evaluate", "exp.json", "ours.json", "--traffic", SAMPLE, "--json").json["plans"]
+    assert [one["plan"] for one in both] == ["exp.json", "ours.json"]
+    assert both[1]["prompt"]["waste"] < 0.6 * both[0]["prompt"]["waste"]
+
+
+def test_arrivals_decide_how_full_batches_get(llmc: Llmc) -> None:
+    llmc("plan", "--max-model-len", 8192, "--max-num-seqs", 8, "-o", "plan.json")
+
+    def steps(rate: str) -> int:
+        ran = llmc("plan", "evaluate", "plan.json", "--traffic", SAMPLE, "--arrival-rate", rate, "--json")
+        return int(ran.json["decode"]["steps"])
+
+    assert steps("inf") < steps("0.5") < steps("0.05")
+
+
+def test_the_frontier_is_a_table_and_json(llmc: Llmc) -> None:
+    table = llmc("plan", *LENGTH, "--traffic", SAMPLE, "--frontier").out
+    assert "graphs  prompt waste  prompt gap  decode waste  decode gap" in table
+    ran = llmc("plan", *LENGTH, "--traffic", SAMPLE, "--frontier", "--json")
+    wastes = [point["prompt"]["waste"] for point in ran.json["frontier"]]
+    assert wastes == sorted(wastes, reverse=True)
+    assert Plan.from_json(json.dumps(ran.json["plan"])).provenance.strategy == "traffic"
+
+
+def test_contexts_may_be_counted_in_blocks(llmc: Llmc) -> None:
+    ran = llmc(
+        "plan",
+        "--max-model-len",
+        512,
+        "--block-size",
+        16,
+        "--decode-seq",
+        "4,8,32",
+        "--context-unit",
+        "blocks",
+        "--json",
+    )
+    assert {context for _, _, context in ran.json["decode"]} == {64, 128, 256, 384, 512}
+
+
+def test_buckets_from_a_file(llmc: Llmc, here: Path) -> None:
+    (here / "buckets.txt").write_text("(1, [128, 511], 0)\n([1, 8], 1, 512)\n")
+    made = llmc("plan", "--max-model-len", 512, "--from-file", "buckets.txt", "--json").json
+    assert made["prompt"] == [[1, 128, 0], [1, 511, 0]]
+    assert made["decode"] == [[1, 1, 512], [8, 1, 512]]
+    assert made["provenance"]["strategy"] == "file"
+
+
+def test_the_environments_file_counts_blocks(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "buckets.txt").write_text("(1, 511, 0)\n(8, 1, 32)\n")
+    monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", "buckets.txt")
+    made = llmc("plan", "--max-model-len", 512, "--json").json
+    assert made["decode"] == [[8, 1, 512]]
+    assert made["provenance"]["origins"]["strategy"] == "environment VLLM_BUCKETING_FROM_FILE"
+
+
+def test_rules_take_their_own_numbers(llmc: Llmc) -> None:
+    ran = llmc("plan", "--max-model-len", 2048, "--strategy", "exponential", "--prompt-seq", "128,128,2048,4", "--json")
+    assert sorted({query for _, query, _ in ran.json["prompt"]}) == [128, 384, 896, 2048]
+    ran = llmc(
+        "plan", "--max-model-len", 128, "--strategy", "padding-aware", "--prompt-seq", "16,16,128,32,25", "--json"
+    )
+    assert sorted({query for _, query, _ in ran.json["prompt"]}) == [16, 32, 48, 64, 80, 96, 128]
+
+
+def test_compile_plans_from_traffic_too(llmc: Llmc, toy: Path, here: Path) -> None:
+    (here / "t.csv").write_text(
+        "time,prompt_tokens,output_tokens\n" + "".join(f"{i},{3 + i % 9},5\n" for i in range(50))
+    )
+    ran = llmc(
+        "compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 2, "--traffic", "t.csv",
+        "--max-graphs", 3, "-o", "bundle", "--json",
+    )  # fmt: skip
+    assert ran.json["built"] <= 6
+    assert "3-11" not in ran.out
+
+
+def test_a_bundle_is_measured_and_planned_by(llmc: Llmc, bundle: Path, toy: Path, here: Path) -> None:
+    ran = llmc("bench", bundle, "--seconds", 0, "-o", "bench.json", "--json")
+    assert ran.json["device"] == "fake"
+    (here / "t.csv").write_text(
+        "time,prompt_tokens,output_tokens\n" + "".join(f"{i},{3 + i % 9},5\n" for i in range(50))
+    )
+    made = llmc(
+        "plan", toy, "--max-model-len", 32, "--max-num-seqs", 4, "--traffic", "t.csv", "--bench", "bench.json",
+        "--max-graphs", 4, "-o", "plan.json",
+    )  # fmt: skip
+    assert "cost in seconds" in made.out
+    found = llmc("plan", "evaluate", "plan.json", "--traffic", "t.csv", "--bench", "bench.json", "--json").json
+    assert found["prompt"]["seconds"] > 0
+    table = llmc("bench", bundle, "--seconds", 0)
+    assert table.code == 0
+    assert table.out.splitlines()[0].split() == ["phase", "batch", "query", "context", "ms", "samples"]
+
+
+def test_estimates_follow_the_device(llmc: Llmc, toy: Path, here: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config = {"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 256, **sizes}
+    (here / "config.json").write_text(json.dumps(config))
+    on_hpu = llmc("plan", "--config", "config.json", "--device", "hpu").out
+    assert "estimated for device hpu:" in on_hpu
+    assert "fixed on this device: batch, query, context" in on_hpu
+    assert "none, one executable runs every shape" in llmc("plan", "--config", "config.json").out
+    dry = llmc("compile", toy, "--device", "fake", "--max-model-len", 32, "--dry-run", "--json").json
+    assert [one["name"] for one in dry["estimates"]] == ["executables", "compile time"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "evaluate", "--traffic", "t"], "llmc plan evaluate takes PLAN files"),
+        (
+            ["plan", "evaluate", "p", "--max-graphs", "2"],
+            "replays traffic on plans as they are; leave out",
+        ),
+        (["plan", "evaluate", "plan.json"], "name the recorded requests with --traffic FILE"),
+        (["plan", "show", "plan.json", "--traffic", "t"], "leave out --traffic"),
+        (["plan", *LENGTH, "--traffic", "absent.csv"], "absent.csv"),
+        (["plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 0], "--max-graphs 0 covers nothing"),
+        (["plan", *LENGTH, "--traffic", SAMPLE, "--max-waste", "1%", "--max-graphs", 4], "the least is"),
+        (["plan", *LENGTH, "--traffic", SAMPLE, "--max-compile-time", "1h"], "needs a model"),
+        (["plan", *LENGTH, "--strategy", "traffic"], "name them with --traffic FILE"),
+        (
+            ["plan", *LENGTH, "--arrival-rate", "5"],
+            "says how --traffic is replayed: give --traffic FILE",
+        ),
+        (["plan", *LENGTH, "--device", "hpu"], "give MODEL or --config FILE"),
+        (["plan", *LENGTH, "--context-unit", "pages"], "unknown context unit 'pages'; known: blocks, tokens"),
+        (["plan", *LENGTH, "--from-file", "f", "--prompt-batch", "1,1,1"], "leave out --prompt-batch"),
+        (["plan", *LENGTH, "--from-file", "f", "--strategy", "linear"], "were both given"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_line(llmc: Llmc, here: Path, arguments: list[object], message: str) -> None:
+    llmc("plan", "--max-model-len", 64, "-o", "plan.json")
+    assert message in llmc(*arguments).failed(2)
+
+
+def test_a_plan_of_another_schema_is_refused(llmc: Llmc, here: Path) -> None:
+    llmc("plan", "--max-model-len", 64, "-o", "plan.json")
+    text = (here / "plan.json").read_text().replace('"schema": 1', '"schema": 7')
+    (here / "plan.json").write_text(text)
+    assert "field 'schema' is 7, this version of llmc reads 1; plan anew" in llmc(
+        "plan", "evaluate", "plan.json", "--traffic", SAMPLE
+    ).failed(2)

@@ -1,0 +1,109 @@
+"""Estimates: each has a source, measurements win, and the published numbers come out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from llmc.buckets.bench_file import Bench, Measurement
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.buckets.planner import make_plan
+from llmc.compiler.footprint import Footprint
+from llmc.compiler.model_size import ModelSize
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import open_target
+from llmc.errors import CheckpointError
+from llmc.settings import Settings
+from tests.toy import Toy
+
+LLAMA_8B = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+GUIDE = [Bucket("decode", batch, 1, context) for batch in (1, 2, 4) for context in range(128, 2049, 128)]
+
+
+def footprint(device="hpu", limits=None, bench=None, **options):
+    size = ModelSize.of(LLAMA_8B, "config.json")
+    return Footprint(
+        size, open_target(device), CompileOptions(device, **options), limits or Limits(2048, 4), bench=bench
+    )
+
+
+def test_an_8b_model_has_8b_parameters_and_128_kib_of_cache_a_token():
+    size = ModelSize.of(LLAMA_8B, "config.json")
+    assert size.parameters == pytest.approx(8.03e9, rel=0.001)
+    assert size.cache_values * 2 == 128 << 10
+
+
+def test_graph_memory_is_what_the_gaudi_guide_logged():
+    """48 decode graphs: 161.9 MiB. 15 prompt graphs: 14.03 GiB."""
+    prompt = [(1, query) for query in range(128, 1025, 128)] + [(2, query) for query in range(128, 641, 128)]
+    prompt += [(4, 128), (4, 256)]
+    buckets = [Bucket("prompt", batch, query, 0) for batch, query in prompt]
+    assert footprint().graph_bytes(GUIDE) == pytest.approx(161.9 * 2**20, rel=0.02)
+    assert footprint().graph_bytes(buckets) == pytest.approx(14.03 * 2**30, rel=0.02)
+
+
+def test_126_graphs_take_half_an_hour_on_a_gaudi():
+    buckets = [Bucket("prompt", 1, query, 0) for query in range(1, 127)]
+    assert footprint().compile_seconds(buckets) == pytest.approx(29 * 60, rel=0.05)
+
+
+def test_executables_follow_the_devices_static_dimensions():
+    assert footprint().executables(GUIDE) == 48
+    assert footprint("cpu").executables(GUIDE) == 1
+    assert footprint("cpu", specialise=True).executables(GUIDE) == 48
+
+
+def test_every_estimate_names_its_source():
+    found = {estimate.name: estimate for estimate in footprint(dtype="bf16").estimates(GUIDE)}
+    assert list(found) == ["executables", "compile time", "weights", "KV cache", "graph memory"]
+    assert all(estimate.source for estimate in found.values())
+    assert found["weights"].value == pytest.approx(16.06e9, rel=0.001)
+    assert found["KV cache"].value == 4 * 2048 * (128 << 10)
+    text = footprint().text(GUIDE)
+    assert "48 buckets; fixed on this device: batch, query, context" in text
+    assert "vllm-gaudi#1160" in text
+
+
+def test_a_bench_file_wins_over_formulas():
+    measured = Bench("hpu", (Measurement(GUIDE[0], 0.01, compile_seconds=2.0, memory_bytes=1000),))
+    found = footprint(bench=measured)
+    assert found.graph_bytes([GUIDE[0]]) == 1000
+    assert found.compile_seconds(GUIDE) - found.compile_seconds(GUIDE[:1]) == pytest.approx(47 * 2.0)
+    sources = {estimate.name: estimate.source for estimate in found.estimates(GUIDE)}
+    assert "measured in the bench file" in sources["compile time"]
+    assert sources["graph memory"].startswith("1 of 48 measured in the bench file, else ")
+
+
+def test_the_stores_own_builds_win_over_published_times(tmp_path):
+    toy = Toy.make(tmp_path)
+    toy.compile()
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    found = Footprint.open(
+        str(tmp_path / "config.json"), Limits(32), "fake", Settings(cache_override=str(toy.store.root))
+    )
+    sources = {estimate.name: estimate.source for estimate in found.estimates(toy.plan.buckets)}
+    assert "median of this store's last builds" in sources["compile time"]
+
+
+def test_a_config_without_sizes_is_named():
+    with pytest.raises(CheckpointError, match="config.json: intermediate_size is None, not a size"):
+        ModelSize.of({key: value for key, value in LLAMA_8B.items() if key != "intermediate_size"}, "config.json")
+
+
+def test_a_memory_budget_counts_this_footprint(tmp_path):
+    from llmc.compiler.planning import plan_for
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_8B | {"max_position_embeddings": 4096}))
+    budget = 8 * 2**30
+    plan = plan_for(str(path), strategy="linear", max_num_seqs=2, device="hpu", max_graph_memory=budget)
+    found = footprint(limits=plan.limits).graph_bytes(plan.buckets)
+    assert found <= budget
+    whole = make_plan(plan.limits, "linear")
+    assert len(plan.buckets) < len(whole.buckets)
+    assert footprint(limits=plan.limits).graph_bytes(whole.buckets) > budget

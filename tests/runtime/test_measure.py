@@ -1,0 +1,39 @@
+"""Measuring buckets: every bucket of the plan, through the executor that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.buckets.bench_file import Bench
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.measure import LEAST_SAMPLES, measure
+from tests.toy import Toy
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    toy = Toy.make(tmp_path_factory.mktemp("toy"))
+    toy.compile()
+    return toy
+
+
+def test_every_bucket_is_measured_and_reported(toy: Toy) -> None:
+    seen = []
+    found = measure(Bundle.open(toy.bundle), seconds=0.0, report=lambda bucket, took, *place: seen.append(place))
+    assert [one.bucket for one in found.measurements] == list(toy.plan.buckets)
+    assert all(one.seconds > 0 and one.samples == LEAST_SAMPLES for one in found.measurements)
+    assert seen == [(i, len(toy.plan.buckets)) for i in range(1, len(toy.plan.buckets) + 1)]
+    assert found.device == "fake"
+
+
+def test_a_measured_bundle_reads_back(toy: Toy, tmp_path: Path) -> None:
+    found = measure(Bundle.open(toy.bundle), seconds=0.0)
+    found.save(tmp_path / "bench.json")
+    assert Bench.load(tmp_path / "bench.json").to_json() == found.to_json()
+
+
+def test_more_time_takes_more_samples(toy: Toy) -> None:
+    found = measure(Bundle.open(toy.bundle), seconds=0.05)
+    assert all((one.samples or 0) > LEAST_SAMPLES for one in found.measurements)
