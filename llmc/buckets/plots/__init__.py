@@ -1,0 +1,52 @@
+"""Plans as pictures: maps of their buckets, where the padding is, and how few graphs would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.buckets.files import write_bytes
+from llmc.errors import DeviceError, InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.frontier import FrontierPoint
+    from llmc.buckets.plan import Plan
+    from llmc.buckets.traffic.source import Traffic
+
+SUFFIXES = (".png", ".html")
+
+
+def draw(
+    path: Path, plans: Sequence[tuple[str, Plan]], traffic: Traffic | None, frontier: Sequence[FrontierPoint]
+) -> None:
+    """Write plots of `plans`, at least one (name, plan), to `path`: a .png picture or a self-contained .html page.
+
+    With `traffic`, which each plan replays, they show its waste and compare the plans; without, only which bucket
+    serves what. `frontier` may be empty. The page also has tables of what the plots show. Equal arguments give equal
+    bytes; the file is written whole or not at all.
+
+    Raises InputError for another suffix, for no plan, for traffic that cannot be read, and when the file cannot be
+    written; DeviceError when matplotlib is not installed.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
+    if not plans:
+        raise InputError("there is no plan to draw; give at least one")
+    try:
+        import matplotlib  # noqa: F401 - only whether it is there; the modules below import what they need
+    except ImportError:
+        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
+    from llmc.buckets.plots import data, html, page
+
+    views = data.gather(plans, traffic)
+    title = page.title(views)
+    found = page.plots(views, frontier)
+    if suffix == ".png":
+        content = page.png(title, found)
+    else:
+        drawings = [(plot.heading, page.svg(plot, f"p{place}-")) for place, plot in enumerate(found, 1)]
+        content = html.page(title, drawings, views, frontier).encode()
+    write_bytes(path, content, "plots")
