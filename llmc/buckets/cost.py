@@ -21,6 +21,10 @@ TOKEN_WEIGHT = 4096
 STEP_WEIGHT = 1024 * TOKEN_WEIGHT
 """Cost of starting one more prompt step: reading the weights and launching, worth about 1024 tokens of computing."""
 
+DECODE_STEP_WEIGHT = 1 << 17
+"""Cost of one more decode step, in cached tokens read: the weights of an 8B model in bf16 (16 GB) against its 128 KiB
+of cache a token."""
+
 
 def cost(bucket: Bucket) -> int:
     """Padded work of one run, strictly increasing in each of batch, query and context, which lookup relies on.

@@ -1,17 +1,21 @@
-"""How a group of prompts runs through the prompt buckets: split, chunked and padded."""
+"""How requests that no single bucket covers run: prompts split, chunked and padded, decode batches split."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from llmc.buckets.bucket import Bucket
-from llmc.buckets.cost import STEP_WEIGHT, cost
+from llmc.buckets.bucket import Bucket, Phase
+from llmc.buckets.cost import DECODE_STEP_WEIGHT, STEP_WEIGHT, cost
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
+
+MissPolicy = Literal["chunk", "split", "refuse"]
+"""What to do with a group that no single bucket covers: cut prompts into chunks and the group into steps, only the
+latter, or raise InputError. Never to run it unpadded."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,17 @@ class _Chunk:
         return self.stop - self.start
 
 
-def prefill_path(plan: Plan, lengths: Sequence[int], past: Sequence[int] | None = None) -> list[PrefillStep]:
+@dataclass(frozen=True)
+class DecodeStep:
+    """One run of a decode bucket; `rows` are indices into the group, ascending."""
+
+    bucket: Bucket
+    rows: tuple[int, ...]
+
+
+def prefill_path(
+    plan: Plan, lengths: Sequence[int], past: Sequence[int] | None = None, on_miss: MissPolicy = "chunk"
+) -> list[PrefillStep]:
     """The steps, in order, that prefill a group of prompts.
 
     `lengths[i]` is all of prompt i in tokens, and `past[i]` how many of its first tokens the cache holds
@@ -52,16 +66,53 @@ def prefill_path(plan: Plan, lengths: Sequence[int], past: Sequence[int] | None 
     steps of their own (`cost` plus STEP_WEIGHT a step). Equal arguments give equal steps.
 
     Raises InputError, naming the limit, when the group is not admissible: no row or more rows than
-    max_num_seqs, a length outside 1 to `longest_prompt`, a past outside 0 to length − 1; or when `plan` does
-    not cover it.
+    max_num_seqs, a length outside 1 to `longest_prompt`, a past outside 0 to length − 1; when `plan` does not cover
+    it; or when `on_miss` forbids what it would take.
     """
     held = [0] * len(lengths) if past is None else list(past)
     _require_admissible(plan, lengths, held)
     chains = [_chain(plan, row, length, held[row]) for row, length in enumerate(lengths)]
+    for chain in chains:
+        if len(chain) > 1 and on_miss != "chunk":
+            raise InputError(
+                f"prompt {chain[0].row} of {lengths[chain[0].row]} tokens needs {len(chain)} chunks, which miss policy "
+                f"{on_miss!r} forbids; plan a longer bucket or allow chunks"
+            )
+    if on_miss == "refuse":
+        return [_whole(plan, [chain[0] for chain in chains])]
     steps: list[PrefillStep] = []
     for turn in range(max(len(chain) for chain in chains)):
         steps.extend(_share(plan, [chain[turn] for chain in chains if turn < len(chain)]))
     return steps
+
+
+def decode_path(plan: Plan, past: Sequence[int], on_miss: MissPolicy = "split") -> list[DecodeStep]:
+    """The steps, in order, that give each sequence of a decode batch one token; `past[i]` tokens of it are cached.
+
+    One step where a bucket covers all; else the batch is split among neighbours in length, at the least cost (`cost`
+    plus DECODE_STEP_WEIGHT a step). A proven plan covers every admissible batch, so that only plans with gaps split.
+    Raises InputError when the batch is not admissible, when a sequence alone has no bucket, or when `on_miss` is
+    "refuse" and a split would be needed.
+    """
+    limits = plan.limits
+    if not 1 <= len(past) <= limits.max_num_seqs:
+        raise InputError(f"a decode batch of {len(past)}; max_num_seqs allows 1 to {limits.max_num_seqs}")
+    for row, cached in enumerate(past):
+        if not 0 <= cached <= limits.longest_past:
+            raise InputError(
+                f"sequence {row} has {cached} cached tokens; max_model_len allows 0 to {limits.longest_past}"
+            )
+    whole = plan.lookup("decode", len(past), 1, max(past))
+    if whole is not None:
+        return [DecodeStep(whole, tuple(range(len(past))))]
+    if on_miss == "refuse":
+        raise InputError(
+            f"no decode bucket covers batch {len(past)} with {max(past)} cached tokens, and miss policy 'refuse' "
+            "forbids to split it; plan a larger bucket"
+        )
+    chunks = sorted((_Chunk(row, cached, cached + 1) for row, cached in enumerate(past)), key=lambda chunk: chunk.start)
+    groups = _cheapest_groups(plan, "decode", chunks, DECODE_STEP_WEIGHT)
+    return sorted((DecodeStep(bucket, _rows(group)) for bucket, group in groups), key=lambda step: step.rows)
 
 
 def _require_admissible(plan: Plan, lengths: Sequence[int], past: Sequence[int]) -> None:
@@ -101,28 +152,58 @@ def _chain(plan: Plan, row: int, length: int, past: int) -> list[_Chunk]:
     return chunks
 
 
+def _whole(plan: Plan, chunks: list[_Chunk]) -> PrefillStep:
+    """One step for all chunks. Raises InputError where no bucket covers them."""
+    new, context = max(chunk.new for chunk in chunks), max(chunk.start for chunk in chunks)
+    bucket = plan.lookup("prompt", len(chunks), new, context)
+    if bucket is None:
+        raise InputError(
+            f"no prompt bucket covers batch {len(chunks)} with {new} new and {context} cached tokens, and miss policy "
+            "'refuse' forbids to split it; plan a larger bucket"
+        )
+    return PrefillStep(bucket, _rows(chunks), tuple((chunk.start, chunk.stop) for chunk in chunks))
+
+
+def _rows(chunks: list[_Chunk]) -> tuple[int, ...]:
+    return tuple(sorted(chunk.row for chunk in chunks))
+
+
 def _share(plan: Plan, chunks: list[_Chunk]) -> list[PrefillStep]:
     """Steps of least total cost for chunks that may run together, among groups of neighbours in size."""
     chunks = sorted(chunks, key=lambda chunk: (chunk.new, chunk.start, chunk.row))
-    widest = plan.prompt[-1].batch
+    steps = []
+    for bucket, part in _cheapest_groups(plan, "prompt", chunks, STEP_WEIGHT):
+        group = sorted(part, key=lambda chunk: chunk.row)
+        steps.append(PrefillStep(bucket, _rows(group), tuple((chunk.start, chunk.stop) for chunk in group)))
+    return sorted(steps, key=lambda step: step.rows)
+
+
+def _cheapest_groups(
+    plan: Plan, phase: Phase, chunks: list[_Chunk], step_weight: int
+) -> list[tuple[Bucket, list[_Chunk]]]:
+    """`chunks`, in their order, cut into groups with a bucket each, of least total cost with `step_weight` a group."""
+    widest = (plan.prompt if phase == "prompt" else plan.decode)[-1].batch
     # best[n]: the least cost of the first n chunks, where the last step of it begins, and that step's bucket
-    best: list[tuple[int, int, Bucket | None]] = [(0, 0, None)]
+    best: list[tuple[int, int, Bucket | None] | None] = [(0, 0, None)]
     for end in range(1, len(chunks) + 1):
         choices: list[tuple[int, int, Bucket | None]] = []
         context = 0
         for begin in range(end - 1, max(-1, end - 1 - widest), -1):
             context = max(context, chunks[begin].start)
-            bucket = plan.lookup("prompt", end - begin, chunks[end - 1].new, context)
-            if bucket is not None:
-                choices.append((best[begin][0] + cost(bucket) + STEP_WEIGHT, begin, bucket))
-        best.append(min(choices, key=lambda choice: choice[:2]))
-    steps: list[PrefillStep] = []
+            before = best[begin]
+            bucket = plan.lookup(phase, end - begin, chunks[end - 1].new, context)
+            if bucket is not None and before is not None:
+                choices.append((before[0] + cost(bucket) + step_weight, begin, bucket))
+        best.append(min(choices, key=lambda choice: choice[:2], default=None))
+    groups: list[tuple[Bucket, list[_Chunk]]] = []
     end = len(chunks)
     while end:
-        _, begin, bucket = best[end]
-        if bucket is not None:
-            group = sorted(chunks[begin:end], key=lambda chunk: chunk.row)
-            rows = tuple(chunk.row for chunk in group)
-            steps.append(PrefillStep(bucket, rows, tuple((chunk.start, chunk.stop) for chunk in group)))
+        _, begin, bucket = best[end] or (0, 0, None)
+        if bucket is None:
+            chunk = chunks[end - 1]
+            raise InputError(
+                f"no {phase} bucket covers sequence {chunk.row} with {chunk.start} cached tokens; plan anew"
+            )
+        groups.append((bucket, chunks[begin:end]))
         end = begin
-    return sorted(steps, key=lambda step: step.rows)
+    return groups
