@@ -14,6 +14,9 @@ Variables
     VLLM_DECODE_SEQ_BUCKET_{NUMBER}            … of decode contexts, in tokens; older than both
         {NUMBER} is MIN, STEP or MAX; LIMIT, how many values (exp); PAD_MAX, the most padding, and PAD_PERCENT, its
         most in percent of the bucket (pad). LIMIT and PAD_PERCENT count neither blocks nor tokens.
+    MAX_MODEL_LEN, MAX_NUM_SEQS                the limits of these names, as vendors' serving images spell them
+    MAX_SEQ_LEN_TO_CAPTURE                     tokens up to which lengths get buckets of their own; longer requests run
+                                               through the few that coverage needs
     VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
                                    doubling; 0: never
     VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
@@ -44,6 +47,13 @@ _EXPONENTIAL_SPELLINGS = {"true": "exponential", "1": "exponential", "false": "l
 BOUNDS = ("min", "step", "max")
 PARAMETERS = (*BOUNDS, "limit", "pad_max", "pad_percent")
 """The numbers of one bucket range, as named in VLLM_*_BUCKET_{MIN|…}; the last three belong to one rule each."""
+
+LIMIT_VARIABLES = {
+    "max_model_len": "MAX_MODEL_LEN",
+    "max_num_seqs": "MAX_NUM_SEQS",
+    "max_seq_len_to_capture": "MAX_SEQ_LEN_TO_CAPTURE",
+}
+"""A server's argument → the variable that serving images set it by. BLOCK_SIZE is left to the core utilities."""
 
 _PHASES = ("prompt", "decode")
 _COUNTED_IN_BLOCKS = (*BOUNDS, "pad_max")
@@ -81,6 +91,7 @@ class Settings:
     `strategy` comes from `strategy_variable`, and both are None where no variable names one for both phases;
     `phase_strategies` maps "prompt" or "decode" to a strategy for it alone. `bucket_numbers` maps (dimension,
     parameter), for example ("prompt_batch", "max"), to the number set for it. `tpu_padding_gap` is None for no gap.
+    `limit_numbers` maps a name of `LIMIT_VARIABLES` to the number set for it.
     `warnings` are sentences for the user about variables that are overruled, without effect or not understood.
     """
 
@@ -92,6 +103,7 @@ class Settings:
     bucket_file: str | None = None
     bucket_numbers: Mapping[tuple[str, str], BucketNumber] = field(default_factory=dict)
     tpu_padding_gap: BucketNumber | None = None
+    limit_numbers: Mapping[str, BucketNumber] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -115,6 +127,7 @@ class Settings:
             bucket_file=environ.get("VLLM_BUCKETING_FROM_FILE") or None,
             bucket_numbers=numbers,
             tpu_padding_gap=_tpu_padding_gap(environ),
+            limit_numbers=_limit_numbers(environ),
             warnings=tuple(warnings),
         )
 
@@ -188,6 +201,17 @@ def _without_effect(environ: Mapping[str, str]) -> list[str]:
         found.append("VLLM_ENABLE_BUCKETING has no effect: every graph of a plan is a bucket, there is no other kind")
     if environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"}:
         found.append("VLLM_SKIP_WARMUP has no effect on a plan: it lists every graph, warmed up or not")
+    return found
+
+
+def _limit_numbers(environ: Mapping[str, str]) -> dict[str, BucketNumber]:
+    found = {}
+    for name, variable in LIMIT_VARIABLES.items():
+        value = _integer(environ, variable)
+        if value is not None:
+            if value < 1:
+                raise InputError(f"{variable}={value} must be at least 1; unset it for the default")
+            found[name] = BucketNumber(value, variable)
     return found
 
 

@@ -8,7 +8,6 @@ from typing import Protocol
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.budget import DEFAULT_MAX_GRAPHS, Budget, GraphCosts, spend
 from llmc.buckets.candidates import Candidates
-from llmc.buckets.grid import candidates
 from llmc.buckets.limits import Limits
 from llmc.buckets.objective import Objective, Tokens
 from llmc.buckets.plan import Plan
@@ -69,9 +68,7 @@ def choose(
 def open_problems(limits: Limits, proposal: Proposal, traffic: TrafficSource | None) -> dict[Phase, PhaseProblem]:
     """The choice that each phase leaves, with the demand of `traffic` (None: every admissible request once)."""
     known: dict[Phase, Candidates] = {
-        phase: candidates(limits, proposal.free[phase])
-        if phase in proposal.free
-        else Candidates.of(phase, limits, proposal.buckets[phase])
+        phase: proposal.free[phase] if phase in proposal.free else Candidates.of(phase, limits, proposal.buckets[phase])
         for phase in PHASES
     }
     if traffic is None:

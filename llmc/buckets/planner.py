@@ -14,7 +14,7 @@ from llmc.buckets.frontier import COUNTS, FrontierPoint, points
 from llmc.buckets.grid import Axes, axes, grid
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.proposal import Proposal, complete, require_some
+from llmc.buckets.proposal import Proposal, complete, free_candidates, require_some
 from llmc.buckets.provenance import Note, Provenance
 from llmc.buckets.strategies import DEFAULT_STRATEGY, FILE, TRAFFIC, create
 from llmc.buckets.strategies.base import DIMENSIONS, Dimension, Range, Strategy
@@ -38,6 +38,7 @@ class PlanInputs:
     """What a plan is made from, besides its budget. `flags` are ranges given, contexts in tokens per sequence.
 
     A range, file or strategy given here wins over `settings`, and that over the strategy's defaults.
+    `max_seq_len_to_capture` is the length in tokens up to which lengths get buckets of their own by default.
     """
 
     limits: Limits
@@ -46,6 +47,7 @@ class PlanInputs:
     settings: Settings = field(default_factory=Settings)
     bucket_file: BucketFile | None = None
     traffic: TrafficSource | None = None
+    max_seq_len_to_capture: int | None = None
 
 
 def make_plan(
@@ -141,7 +143,7 @@ def _strategies(
 def _from_rules(inputs: PlanInputs, chosen: Mapping[Phase, tuple[str, str]]) -> Proposal:
     limits = inputs.limits
     rules: dict[Phase, tuple[str, Strategy]] = {phase: (name, create(name)) for phase, (name, _) in chosen.items()}
-    found = ranges.resolve(limits, inputs.flags, rules, inputs.settings)
+    found = ranges.resolve(limits, inputs.flags, rules, inputs.settings, inputs.max_seq_len_to_capture)
     proposal = Proposal({phase: name for phase, (name, _) in chosen.items()}, found)
     origins = {origin for _, origin in chosen.values()}
     if len(origins) == 1:
@@ -151,7 +153,7 @@ def _from_rules(inputs: PlanInputs, chosen: Mapping[Phase, tuple[str, str]]) -> 
     for phase, (name, rule) in rules.items():
         values: Axes = axes(limits, phase, rule, found.values)
         if name == TRAFFIC:
-            proposal.free[phase] = values
+            proposal.free[phase] = free_candidates(limits, phase, values, proposal.completions)
         else:
             buckets, proposal.notes[phase] = grid(limits, values)
             require_some(phase, buckets, proposal.notes[phase])

@@ -15,6 +15,11 @@ GAP = ("powers-of-two-tpu", "prompt_query", "step")
 """The strategy, dimension and number that VLLM_TPU_BUCKET_PADDING_GAP is."""
 
 
+CAPTURED = "max_seq_len_to_capture"
+LENGTHS = ("prompt_query", "decode_context")
+"""The dimensions whose default max `CAPTURED` lowers."""
+
+
 @dataclass
 class Ranges:
     """The range of every dimension, the origin of each number ("prompt_batch.max" → "flag" …), and warnings."""
@@ -34,12 +39,14 @@ def resolve(
     flags: Mapping[Dimension, Range | None],
     rules: Mapping[Phase, tuple[str, Strategy]],
     settings: Settings,
+    captured: int | None = None,
 ) -> Ranges:
     """The ranges that `rules` (phase → name and strategy) work on.
 
     A flag gives min, step and max of its dimension, and may give the rule's other numbers; the environment gives
     single numbers, those in blocks converted to tokens here. A default min gives way to a lower max. What neither
-    gives is the rule's default, worked out from the other numbers where the rule says so. A variable that a flag
+    gives is the rule's default, worked out from the other numbers where the rule says so; `captured`, or the variable
+    for it, is a default max of the lengths in tokens. A variable that a flag
     overrules, or that the rule has no use for, leaves a warning. Raises InputError, naming where the numbers come
     from, for a range that is none, that starts at 0 sequences or 0 new tokens, or that has a number its rule does not
     know.
@@ -52,7 +59,7 @@ def resolve(
             bounds, given = flag, dict.fromkeys(flag.numbers(), "flag")
             _warn_overruled(found, dimension, settings, flag)
         else:
-            bounds, given = _from_environment(found, dimension, limits, name, rule, settings)
+            bounds, given = _from_environment(found, dimension, limits, name, rule, settings, captured)
         unknown = [number for number in given if number not in rule.parameters and number not in BOUNDS]
         if unknown:
             raise InputError(f"{bounds}: the {name} strategy has no {' and no '.join(unknown)}; leave it out")
@@ -77,7 +84,13 @@ def _warn_overruled(found: Ranges, dimension: Dimension, settings: Settings, fla
 
 
 def _from_environment(
-    found: Ranges, dimension: Dimension, limits: Limits, name: str, rule: Strategy, settings: Settings
+    found: Ranges,
+    dimension: Dimension,
+    limits: Limits,
+    name: str,
+    rule: Strategy,
+    settings: Settings,
+    captured: int | None,
 ) -> tuple[Range, dict[str, str]]:
     default = rule.defaults(limits)[dimension]
     numbers: dict[str, int] = {bound: getattr(default, bound) for bound in BOUNDS}
@@ -93,10 +106,18 @@ def _from_environment(
             continue
         numbers[parameter] = number.in_tokens(limits.block_size)
         variables[parameter] = number.variable
-    if not variables:
+    origins = {parameter: f"environment {variable}" for parameter, variable in variables.items()}
+    if dimension in LENGTHS and "max" not in variables:
+        variable = settings.limit_numbers.get(CAPTURED)
+        most = captured if captured is not None else variable.value if variable else None
+        if most is not None and most < numbers["max"]:
+            numbers["max"] = most
+            origins["max"] = "flag" if captured is not None or variable is None else f"environment {variable.variable}"
+    if not origins:
         return default, {}
     if "min" not in variables and numbers["max"] >= 0:
         numbers["min"] = min(numbers["min"], numbers["max"])
-    source = f"{dimension.replace('_', ' ')} (from {', '.join(variables.values())})"
-    bounds = Range(source=source, **numbers)
-    return bounds, {parameter: f"environment {variable}" for parameter, variable in variables.items()}
+    source = dimension.replace("_", " ")
+    if variables:
+        source += f" (from {', '.join(variables.values())})"
+    return Range(source=source, **numbers), origins

@@ -112,7 +112,10 @@ def compile_command(
         return
     from llmc.cli.output import CompileProgress
 
-    with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress, journal.running():
+    def expected() -> float:
+        return float(estimate_compile(model, made, options, store)["estimated_seconds"])
+
+    with CompileProgress(as_json and not sys.stderr.isatty(), expected) as progress, journal.running():
         result = compile_bundle(model, output, made, options, store, progress)
     _print_result(result, as_json)
 

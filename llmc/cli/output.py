@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,10 @@ _STAGES = {
 class CompileProgress:
     """Reports a compile's events; use as a context manager and pass it as the reporter."""
 
-    def __init__(self, hidden: bool) -> None:
+    def __init__(self, hidden: bool, expected: Callable[[], float] | None = None) -> None:
+        """`expected` says how many seconds the compile will take; it is asked on a terminal only."""
         self._quiet = hidden or quiet
+        self._expected = expected
         self._live = sys.stderr.isatty() and not self._quiet
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
@@ -37,6 +40,9 @@ class CompileProgress:
     def __enter__(self) -> CompileProgress:
         if self._live:
             self._progress = _bars()
+            expected = self._expected() if self._expected else 0.0
+            if expected >= 2:
+                self._progress.add_task("in all", total=None, expected=expected)
             self._progress.start()
         return self
 
@@ -114,11 +120,22 @@ class StepProgress:
 
 def _bars() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn(),
-    )  # fmt: skip
+    class Remaining(TimeRemainingColumn):
+        """What is left of the seconds that a task was expected to take; for others, by the speed so far."""
+
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            expected = task.fields.get("expected")
+            if expected is None:
+                return super().render(task)
+            left = round(max(0.0, expected - (task.elapsed or 0.0)))
+            return Text(f"about {left // 60}:{left % 60:02d}", style="progress.remaining")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("ETA"), Remaining())
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 

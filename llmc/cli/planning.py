@@ -56,6 +56,10 @@ class PlanningFlags:
     block_size: Annotated[
         int | None, _option("--block-size", "N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.")
     ] = None
+    max_seq_len_to_capture: Annotated[
+        int | None,
+        _option("--max-seq-len-to-capture", "N", "Lengths above N get only the buckets that coverage needs."),
+    ] = None
     prompt_batch: Annotated[str | None, _option("--prompt-batch", _RANGE, "Prompts of one prompt step.")] = None
     prompt_seq: Annotated[str | None, _option("--prompt-seq", _RANGE, "New tokens of each prompt in a step.")] = None
     prompt_context: Annotated[
@@ -171,6 +175,7 @@ def planning_arguments(flags: PlanningFlags, model: str | None, config: str | No
         "max_num_seqs": flags.max_num_seqs,
         "max_num_batched_tokens": flags.max_num_batched_tokens,
         "block_size": flags.block_size,
+        "max_seq_len_to_capture": flags.max_seq_len_to_capture,
         "prompt_batch": _range("--prompt-batch", flags.prompt_batch),
         "prompt_seq": _range("--prompt-seq", flags.prompt_seq),
         "prompt_context": _range("--prompt-context", flags.prompt_context),

@@ -16,7 +16,7 @@ from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_f
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.checkpoint import read_config
 from llmc.errors import InputError, UnknownNameError
-from llmc.settings import Settings
+from llmc.settings import LIMIT_VARIABLES, Settings
 
 RangeLike = Range | Sequence[int] | None
 TrafficLike = str | os.PathLike[str] | TrafficSource | None
@@ -29,6 +29,8 @@ class PlanArguments:
     model                    a checkpoint, a hub name or a config.json; or None, with max_model_len given
     strategy                 a name of `llmc.buckets.strategies.names()`
     max_model_len …          the limits, see `llmc.buckets.limits.Limits`
+    max_seq_len_to_capture   tokens up to which lengths get buckets of their own; longer requests run through the few
+                             buckets that coverage needs. Default: max_model_len
     prompt_batch …           ranges (min, step, max), with a rule's own numbers behind them; contexts in `context_unit`
     context_unit             "tokens" (default) or "blocks" of block_size tokens
     from_file                a file of bucket specs, see strategies/from_file.py
@@ -47,6 +49,7 @@ class PlanArguments:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
+    max_seq_len_to_capture: int | None = None
     prompt_batch: RangeLike = None
     prompt_seq: RangeLike = None
     prompt_context: RangeLike = None
@@ -65,12 +68,21 @@ class PlanArguments:
 
     def limits(self) -> tuple[Limits, dict[str, str]]:
         """The limits, and the origin of each. Raises InputError and CheckpointError as `plan_for`."""
-        length, origin = _model_length(self.max_model_len, self.model)
-        names = ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
+        names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        origins = dict.fromkeys(given, "flag")
+        for name, number in self._settings.limit_numbers.items():
+            if name in names and name not in given:
+                given[name], origins[name] = number.value, f"environment {number.variable}"
+        named = "--max-model-len" if self.max_model_len is not None else LIMIT_VARIABLES["max_model_len"]
+        length, origin = _model_length(given.pop("max_model_len", None), self.model, named)
         limits = Limits(length, **given)
-        origins = {name: "flag" if name in given else "default" for name in limits.to_dict()}
-        return limits, origins | {"max_model_len": origin}
+        default = dict.fromkeys(limits.to_dict(), "default")
+        return limits, {**default, "max_model_len": origin, **origins}
+
+    @property
+    def _settings(self) -> Settings:
+        return self.settings if self.settings is not None else Settings.from_environment()
 
     def inputs(self, limits: Limits) -> PlanInputs:
         """What the planner works from."""
@@ -86,9 +98,10 @@ class PlanArguments:
                 "decode_batch": _range("decode_batch", self.decode_batch),
                 "decode_context": _range("decode_seq", self.decode_seq, scale),
             },
-            self.settings if self.settings is not None else Settings.from_environment(),
+            self._settings,
             None if self.from_file is None else BucketFile(self.from_file, unit),
             _traffic(self.traffic, self.bench),
+            self.max_seq_len_to_capture,
         )
 
 
@@ -140,8 +153,8 @@ def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> Traf
     return Traffic(traffic, bench=None if bench is None else Bench.load(bench))
 
 
-def _model_length(flag: int | None, source: str | None) -> tuple[int, str]:
-    """max_model_len and its origin, from the flag or the config, held against what the config allows."""
+def _model_length(flag: int | None, source: str | None, named: str) -> tuple[int, str]:
+    """max_model_len and its origin, given (as `named`) or from the config, held against what the config allows."""
     if source is None:
         if flag is None:
             raise InputError("nothing to plan for: give MODEL, --config FILE or --max-model-len N")
@@ -156,7 +169,7 @@ def _model_length(flag: int | None, source: str | None) -> tuple[int, str]:
         return positions, "model config"
     longest = int(positions * _rope_factor(config))
     if flag > longest:
-        raise InputError(f"--max-model-len {flag} is above the {longest} positions of {source}; lower it")
+        raise InputError(f"{named} {flag} is above the {longest} positions of {source}; lower it")
     return flag, "flag"
 
 

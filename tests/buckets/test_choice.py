@@ -283,3 +283,43 @@ def test_the_gap_of_the_tpu_rule_comes_from_its_variable():
     assert {bucket.query for bucket in plan.prompt} >= {16, 32, 64, 128, 256, 512, 768, 1024}
     other = make_plan(Limits(2048, 1), settings=settings)
     assert "VLLM_TPU_BUCKET_PADDING_GAP has no effect" in other.provenance.notes[0].text
+
+
+def test_ranges_that_do_not_reach_the_limits_are_completed():
+    plan = make_plan(
+        Limits(8192, 4),
+        traffic=Traffic(SAMPLE),
+        prompt_query=Range(1, 1, 1024),
+        decode_batch=Range(1, 1, 2),
+        decode_context=Range(128, 128, 1024),
+        budget=Budget(max_graphs=10),
+    )
+    assert prove(plan) == []
+    assert max(bucket.query for bucket in plan.prompt) == 1024
+    assert Bucket("decode", 4, 1, 8192) in plan.decode
+    texts = [note.text for note in plan.provenance.notes]
+    assert any("the prompt ranges alone do not cover the limits: context 7168" in text for text in texts)
+    assert any("the decode ranges alone do not cover the limits: batch 4 and context 8192" in text for text in texts)
+    found = replay(plan, Traffic(SAMPLE))
+    assert found.prompt.uncovered == found.decode.uncovered == 0
+
+
+def test_ranges_in_which_no_bucket_lies_are_refused():
+    with pytest.raises(InputError, match="no prompt bucket lies within the prompt ranges and the limits"):
+        make_plan(Limits(64, 4, 16), traffic=Traffic(SAMPLE, clip=True), prompt_query=Range(32, 8, 64))
+
+
+@pytest.mark.parametrize("strategy", ["linear", "exponential", "padding-aware", "powers-of-two", "powers-of-two-tpu"])
+def test_lengths_above_the_captured_ones_get_only_what_coverage_needs(strategy):
+    settings = Settings.from_environment({"MAX_SEQ_LEN_TO_CAPTURE": "1024"})
+    plan = make_plan(Limits(4096, 4), strategy, settings=settings)
+    assert prove(plan) == []
+    assert plan.provenance.origins["prompt_query.max"] == "environment MAX_SEQ_LEN_TO_CAPTURE"
+    assert len([bucket for bucket in plan.decode if bucket.context > 1024]) == 1
+    assert max(bucket.query for bucket in plan.prompt) <= 1024
+    assert (
+        plan_from(PlanInputs(Limits(4096, 4), strategy, max_seq_len_to_capture=1024), Budget(), None, {}).buckets
+        == plan.buckets
+    )
+    whole = make_plan(Limits(1024, 4), strategy, settings=settings)
+    assert "environment MAX_SEQ_LEN_TO_CAPTURE" not in whole.provenance.origins.values()

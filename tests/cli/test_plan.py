@@ -96,6 +96,7 @@ def test_every_flag_reaches_the_plan():
         max_num_seqs=4,
         max_num_batched_tokens=512,
         block_size=32,
+        max_seq_len_to_capture=256,
         prompt_batch="1,2,4",
         prompt_seq="32,32,128",
         prompt_context="0,64,192",
@@ -112,7 +113,7 @@ def test_every_flag_reaches_the_plan():
         "decode_context": (32, 64, 256),
     }
     assert set(plan.provenance.origins.values()) == {"flag"}
-    assert len(flags.given()) == 11
+    assert len(flags.given()) == 12
 
 
 def test_the_environment_is_read_when_no_settings_are_given(monkeypatch):
@@ -188,3 +189,18 @@ def test_a_config_without_positions_needs_the_flag(tmp_path):
             "block_size": "default",
         },
     )
+
+
+def test_limits_may_come_from_a_serving_images_variables(config, monkeypatch):
+    monkeypatch.setenv("MAX_MODEL_LEN", "256")
+    monkeypatch.setenv("MAX_NUM_SEQS", "2")
+    plan = plan_from_flags(PlanningFlags(), config=config)
+    assert (plan.limits.max_model_len, plan.limits.max_num_seqs) == (256, 2)
+    assert plan.provenance.origins["max_num_seqs"] == "environment MAX_NUM_SEQS"
+    assert plan_from_flags(PlanningFlags(max_num_seqs=4), config=config).limits.max_num_seqs == 4
+    monkeypatch.setenv("MAX_MODEL_LEN", "513")
+    with pytest.raises(InputError, match="MAX_MODEL_LEN 513 is above the 512 positions of"):
+        plan_from_flags(PlanningFlags(), config=config)
+    monkeypatch.setenv("MAX_MODEL_LEN", "0")
+    with pytest.raises(InputError, match="MAX_MODEL_LEN=0 must be at least 1"):
+        plan_from_flags(PlanningFlags(), config=config)

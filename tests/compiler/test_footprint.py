@@ -91,7 +91,7 @@ def test_the_stores_own_builds_win_over_published_times(tmp_path):
 
 
 def test_a_config_without_sizes_is_named():
-    with pytest.raises(CheckpointError, match="config.json: intermediate_size is None, not a size"):
+    with pytest.raises(CheckpointError, match=r"config\.json: intermediate_size is None, not a size"):
         ModelSize.of({key: value for key, value in LLAMA_8B.items() if key != "intermediate_size"}, "config.json")
 
 

@@ -66,7 +66,10 @@ class Demand:
 
 def as_points(rows: ArrayLike, what: str) -> Points:
     """`rows` as int64 [n, d]. Raises InputError, naming `what`, for anything else than `Demand` accepts."""
-    table = np.asarray(rows)
+    try:
+        table = np.asarray(rows)
+    except ValueError:
+        raise InputError(f"{what}: the points are not rows of the same length") from None
     if table.ndim != 2 or not 1 <= table.shape[1] <= 3:
         raise InputError(f"{what}: points of shape {table.shape} are not rows of 1 to 3 numbers")
     if table.size and not np.issubdtype(table.dtype, np.integer):

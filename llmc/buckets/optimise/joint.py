@@ -28,6 +28,9 @@ MAX_CLIENTS = 1 << 15
 PASSES, SLIDES = 6, 3
 """Most passes over all buckets of the search, and of the sliding after it."""
 
+MOVES = 1536
+"""Buckets looked at in those passes together, beyond which there are fewer passes, but always one."""
+
 RUNGS = ((2048, 100), (4096, 60), (8192, 60))
 """Cells and steps of the ascents to the lower bound, each of which starts from the prices of the one before."""
 
@@ -41,9 +44,10 @@ NEAR = 1.005
 def solve(instance: Instance, counts: Sequence[int]) -> list[Found]:
     """A choice for each of the ascending `counts`; a larger count never costs more.
 
-    The search starts from the required buckets, adds the one that saves most until there are enough, and exchanges
-    single buckets while that helps, on a coarse grid. The buckets then slide and shrink at full resolution. Where the
-    gap to the lower bound stays above GOAL, the buckets of the bound's relaxed solution are a second start.
+    On a coarse grid the search starts from the required buckets and those that coverage needs, adds the one that saves
+    most until there are enough, and exchanges single buckets while that helps. The buckets then slide and shrink at
+    full resolution. Where the gap to the lower bound stays above GOAL, the buckets of the bound's relaxed solution are
+    a second start.
 
     Every count must allow the buckets of `fewest_buckets` besides the required ones.
     """
@@ -71,11 +75,16 @@ class _Solver:
         while len(self._sliding.places) > MAX_CLIENTS and cells > 1:
             self._sliding = _coverable(instance.coarser(coarse_levels(instance, cells)))
             cells //= 2
+        buckets, costs = instance.cheapest(instance.places)
+        self._best: Points = np.unique(buckets[costs == instance.own], axis=0)
         self._duals: list[Dual] = []
         self._cover = fewest_buckets(instance)
         self._start = self._cover
 
     def choose(self, graphs: int) -> Found:
+        if graphs >= len(self._instance.space.required) + len(self._best):
+            cost = float((self._instance.own * self._instance.weights).sum())
+            return Found(np.concatenate([self._best, self._instance.space.required]), cost, cost)
         coarse = self._searched(self._start, graphs)
         self._start = coarse.buckets
         best = self._finished(coarse.buckets, graphs)
@@ -90,23 +99,22 @@ class _Solver:
         serving = Serving(self._search.instance, start)
         trim(serving, graphs)
         self._search.fill(serving, graphs)
-        self._search.improve(serving, PASSES)
+        self._search.improve(serving, _passes(PASSES, graphs))
         return serving
 
     def _finished(self, buckets: Points, graphs: int) -> Serving:
         serving = Serving(self._sliding, buckets)
         cover(serving, graphs)
         shrink(serving)
-        slide(serving, SLIDES)
+        slide(serving, _passes(SLIDES, graphs))
         serving = Serving(self._instance, serving.buckets)
         cover(serving, graphs)
         if not serving.covers_all:
             serving = Serving(self._instance, self._cover)
-            spend(serving, graphs)
-            slide(serving, SLIDES)
+            serving = spend(serving, graphs)
+            slide(serving, _passes(SLIDES, graphs))
         shrink(serving)
-        spend(serving, graphs)
-        return serving
+        return spend(serving, graphs)
 
     def _bound(self, serving: Serving, graphs: int) -> tuple[float, Points]:
         """A lower bound for choices of as many buckets, and those that its relaxation chooses."""
@@ -122,6 +130,10 @@ class _Solver:
             bound, values, hint = self._duals[rung].ascend(values, graphs - serving.fixed, serving.total, steps)
             best = max(best, bound)
         return best, hint
+
+
+def _passes(most: int, graphs: int) -> int:
+    return max(1, min(most, MOVES // graphs))
 
 
 def _coverable(instance: Instance) -> Instance:

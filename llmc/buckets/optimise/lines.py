@@ -40,6 +40,7 @@ class Lines:
         rows = np.moveaxis(costs, self._axis, -1).reshape(-1, self.shape[self._axis])
         self._real = np.isfinite(rows)
         self._rows = np.flip(np.minimum.accumulate(np.flip(rows, 1), 1), 1)
+        self._finite = np.where(self._real, self._rows, 0.0)
         self._known = np.unique(costs[np.isfinite(costs)])
         ranks, every = np.searchsorted(self._known, self._rows), np.arange(len(self._known) + 1)
         self._cheaper = np.stack([np.searchsorted(row, every).astype(np.int32) for row in ranks])
@@ -55,6 +56,7 @@ class Lines:
         self._limits = HEADROOM * values
         self._line, self._client, self._start = self._pairs[:, self._least < self._limits[self._pairs[1]]]
         self._offset = self._line * (self._rows.shape[1] + 1)
+        self._begun = self._events(self._offset + self._start, self._weights[self._client])
 
     def gains(self, values: Costs) -> Costs:
         """What the total cost falls by when a facility is added to a choice that serves the clients at `values`.
@@ -65,9 +67,10 @@ class Lines:
         if (values > self._limits).any():
             self.focus(np.maximum(values, self._limits / HEADROOM))
         ends = self._offset + np.maximum(self._start, self._ends(values))
-        gains = self._sums(ends, (self._weights * values)[self._client])
-        gains -= np.where(self._real, self._rows, 0.0) * self._sums(ends, self._weights[self._client])
-        gains = np.where(self._real, np.maximum(gains, 0.0), 0.0)
+        amounts, weights = (self._weights * values)[self._client], self._weights[self._client]
+        total = self._running(self._events(self._offset + self._start, amounts) - self._events(ends, amounts))
+        weight = self._running(self._begun - self._events(ends, weights))
+        gains = np.where(self._real, np.maximum(total - self._finite * weight, 0.0), 0.0)
         return np.moveaxis(gains.reshape(*self._outer, -1), -1, self._axis).ravel()
 
     def cheaper_than(self, values: Costs, most: int) -> tuple[Indices, Indices]:
@@ -92,9 +95,10 @@ class Lines:
         ends: Indices = self._cheaper[self._line, below[self._client]].astype(np.int64)
         return ends
 
-    def _sums(self, ends: Indices, amounts: Costs) -> Costs:
-        """Sums over the stretches that hold each facility, one row a line."""
-        lines, width = self._rows.shape
-        size = lines * (width + 1)
-        begun, ended = (sums(events, amounts, size) for events in (self._offset + self._start, ends))
-        return np.cumsum((begun - ended).reshape(lines, width + 1)[:, :width], axis=1)
+    def _events(self, at: Indices, amounts: Costs) -> Costs:
+        """Amounts by the place they come at, the lines one after the other, each with one place more at its end."""
+        return sums(at, amounts, self._rows.size + len(self._rows))
+
+    def _running(self, events: Costs) -> Costs:
+        """What has come up to each facility of its line."""
+        return np.cumsum(events.reshape(len(self._rows), -1)[:, :-1], axis=1)

@@ -25,14 +25,14 @@ def cover(serving: Serving, graphs: int) -> None:
     trim(serving, graphs)
 
 
-def spend(serving: Serving, graphs: int) -> None:
-    """Give clients that save most by it a bucket of their own, up to `graphs` buckets."""
+def spend(serving: Serving, graphs: int) -> Serving:
+    """With buckets of their own for the clients that save most by it, up to `graphs` buckets."""
     instance = serving.instance
     buckets, costs = instance.cheapest(instance.places)
     savings = instance.weights * (serving.costs - costs)
     order = np.argsort(-savings, kind="stable")[: max(0, graphs - len(serving))]
-    for bucket in buckets[order[savings[order] > WORTH * serving.total]]:
-        serving.add(bucket)
+    own = buckets[order[savings[order] > WORTH * serving.total]]
+    return Serving(instance, np.concatenate([serving.buckets, own])) if len(own) else serving
 
 
 def slide(serving: Serving, passes: int) -> None:

@@ -9,6 +9,9 @@ import numpy as np
 from llmc.buckets.optimise.demand import Costs, sums
 from llmc.buckets.optimise.instance import Instance, Places
 
+LEAST_SHARE = 1e-9
+"""A dimension's share of the levels is at least this part of the largest share, which keeps their product above 0."""
+
 
 def coarse_levels(instance: Instance, cells: int) -> list[Places]:
     """For each dimension the ascending indices of the levels to keep, their product at most about `cells`.
@@ -19,11 +22,12 @@ def coarse_levels(instance: Instance, cells: int) -> list[Places]:
     fixed product has n ∝ (∫ √f)². A dimension never gets more levels than it has.
     """
     roots = [_cumulated_root(instance, axis) for axis in range(len(instance.levels))]
+    largest = max(float(root[-1]) for root in roots) or 1.0
     counts = [1] * len(roots)
     open_axes = [axis for axis, size in enumerate(instance.shape) if size > 1]
     left = float(cells)
     while open_axes:
-        share = [max(float(roots[axis][-1]) ** 2, 1e-300) for axis in open_axes]
+        share = [max((float(roots[axis][-1]) / largest) ** 2, LEAST_SHARE) for axis in open_axes]
         scale = (left / float(np.prod(share))) ** (1 / len(open_axes))
         full = [axis for axis, part in zip(open_axes, share, strict=True) if part * scale >= instance.shape[axis]]
         for axis in full:

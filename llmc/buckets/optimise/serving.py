@@ -9,7 +9,10 @@ from llmc.buckets.optimise.demand import Costs, Points, sums
 from llmc.buckets.optimise.instance import Instance, Places
 
 MAX_ROWS = 1 << 21
-"""Buckets of the lines that are kept for the next look, 32 bytes each in two dimensions."""
+"""Buckets of the lines whose costs are remembered, about 32 bytes each."""
+
+TOGETHER = 1 << 18
+"""Pairs of a bucket and a client that are compared at once, which bounds the memory of it."""
 
 
 class Serving:
@@ -28,8 +31,8 @@ class Serving:
         self._costs = space.cost(self.buckets)
         self._floors = instance.floors(self.buckets)
         self._columns = [np.ascontiguousarray(column) for column in instance.places.T]
-        # a client that nothing covers counts more than all that the choice of buckets can save
-        dearest = max(instance.own.max(initial=0.0), self._costs.max(initial=0.0))
+        # a client that nothing covers counts more than all clients served at the highest cost there is
+        dearest = max(space.dearest, self._costs[: self.fixed].max(initial=0.0))
         self._penalties = 2.0 * dearest * instance.weights.sum() / instance.weights
         self._rows: dict[tuple[int, ...], tuple[Points, Costs]] = {}
         self._everyone = np.arange(len(instance.places))
@@ -42,7 +45,7 @@ class Serving:
 
     @property
     def costs(self) -> Costs:
-        """float64 [n]: what each client is served at; where nothing covers it, more than can be saved elsewhere."""
+        """float64 [n]: what each client is served at; where nothing covers it, more than all others can be."""
         return self._costs_of(self.first)
 
     @property
@@ -128,12 +131,16 @@ class Serving:
         return members
 
     def _serve(self, clients: NDArray[np.int64]) -> None:
-        """Find both buckets of these clients anew: the cheapest ones come last and displace the others."""
-        self.first[clients] = self._second[clients] = len(self)
-        for index in np.argsort(-self._costs, kind="stable").tolist():
-            covered = self._covered(index, clients)
-            self._second[covered] = self.first[covered]
-            self.first[covered] = index
+        """Find both buckets of these clients anew; of equal costs the bucket chosen earlier is taken."""
+        order = np.argsort(self._costs, kind="stable")
+        ranked = np.append(order, len(self))
+        for part in np.split(clients, range(TOGETHER // len(ranked), len(clients), TOGETHER // len(ranked))):
+            covers = np.ones((len(ranked), len(part)), bool)
+            for column, floors in zip(self._columns, self._floors.T, strict=True):
+                covers[:-1] &= column[part] <= floors[order][:, None]
+            best = covers.argmax(axis=0)
+            covers[np.minimum(best, len(order) - 1), np.arange(len(part))] = False
+            self.first[part], self._second[part] = ranked[best], ranked[covers.argmax(axis=0)]
 
     def _offer(self, index: int, clients: NDArray[np.int64]) -> None:
         """Let clients that do not have the bucket take it where it costs less than what they have."""

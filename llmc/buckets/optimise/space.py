@@ -34,6 +34,11 @@ class Space(Protocol):
         """Buckets that are always chosen, int64 [r, d], ascending; they need not be allowed ones."""
         ...
 
+    @property
+    def dearest(self) -> float:
+        """At least what any allowed bucket costs."""
+        ...
+
     def cost(self, points: Points) -> Costs:
         """What buckets cost. Raises InputError for a cost that is not a finite number above 0."""
         ...
@@ -105,6 +110,11 @@ class ProductSpace(_Base):
         super().__init__(tuple(_ascending(each, axis) for axis, each in enumerate(values)), cost, required)
         self._allowed = allowed
 
+    @property
+    def dearest(self) -> float:
+        """What the largest values together cost, whether that is allowed or not."""
+        return float(self.cost(np.array([[each[-1] for each in self.values]]))[0])
+
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
         """The points rounded up to the values, since every larger bucket costs more."""
         places = [np.searchsorted(each, points[:, axis]) for axis, each in enumerate(self.values)]
@@ -138,6 +148,11 @@ class ListedSpace(_Base):
         self._buckets, self._costs = table[order], costs[order]
         corners = np.prod([len(each) + 1 for each in self.values], dtype=np.float64)
         self._ranks = self._all_corners() if corners <= MAX_CORNERS else None
+
+    @property
+    def dearest(self) -> float:
+        """What the dearest bucket of the list costs."""
+        return float(self._costs[-1])
 
     def cheapest(self, points: Points) -> tuple[Points, Costs]:
         """By a table of every corner of the list's grid, or by search where that table would be too large."""
