@@ -2,9 +2,9 @@
 
     python benchmarks/planning.py FOLDER [-o planning.json]
 
-FOLDER holds AzureLLMInferenceTrace_conv.csv and AzureLLMInferenceTrace_code.csv (Azure Public Dataset, CC BY 4.0). Plans
-are made from the first half of a trace and judged on the second, each strategy against a plan from traffic with the
-same number of graphs.
+FOLDER holds AzureLLMInferenceTrace_conv.csv and AzureLLMInferenceTrace_code.csv (Azure Public Dataset, CC BY 4.0).
+Plans are made from the first half of a trace and judged on the second, each strategy against a plan from traffic with
+the same number of graphs.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def compare(name: str, first: Path, second: Path, seqs: int, rate: float | None)
                 }
             )  # fmt: skip
             print(
-                f"| {name} | {seqs} | {phase} | {rule} | {graphs} | {waste:.1%} | {found:.1%} | {rows[-1]['ratio']:.2f} "
-                f"| {rows[-1]['gap']:.1%} | {seconds:.1f} |",
+                f"| {name} | {seqs} | {phase} | {rule} | {graphs} | {waste:.1%} | {found:.1%} "
+                f"| {rows[-1]['ratio']:.2f} | {rows[-1]['gap']:.1%} | {seconds:.1f} |",
                 flush=True,
             )
     return rows

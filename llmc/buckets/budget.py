@@ -146,9 +146,20 @@ def _largest_that_fits(budget: Budget, problems: Problems, costs: GraphCosts | N
                     gain = best[phase].added - larger.added
                     steps.append((-gain / max(1, graphs), phase, trial))
         if not steps:
-            return best
+            break
         _, phase, best = min(steps, key=lambda step: (step[0], PHASES.index(step[1])))
         at[phase] += 1
+    for phase in phases:
+        rungs = [*ladder[phase], min(most, problems[phase].most) + 1]
+        low, high = rungs[at[phase]], rungs[at[phase] + 1] - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            trial = {**best, phase: problems[phase].choose(middle)}
+            if _excess(budget, trial, costs):
+                high = middle - 1
+            else:
+                low, best = middle, trial
+    return best
 
 
 def _ladder(most: int) -> list[int]:

@@ -174,8 +174,7 @@ def planned(budget: Budget, limits: Limits = LIMITS):
 
 def test_compile_time_is_spent_where_it_saves_most():
     plan = planned(Budget(max_compile_time=200.0))
-    assert len(plan.buckets) <= 20
-    assert len(plan.buckets) >= 15
+    assert 19 <= len(plan.buckets) <= 20
     poorer = planned(Budget(max_compile_time=60.0))
     assert len(poorer.buckets) <= 6
     assert waste(poorer) + waste(poorer, "decode") > waste(plan) + waste(plan, "decode")
