@@ -129,6 +129,8 @@ def _least_graphs(problem: PhaseProblem, budget: Budget, goal: float) -> Chosen:
 def _largest_that_fits(budget: Budget, problems: Problems, costs: GraphCosts | None, most: int) -> dict[Phase, Chosen]:
     """The choice of least waste, both phases together, among numbers of graphs that the budget allows."""
     ladder = {phase: _ladder(min(most, problem.most)) for phase, problem in problems.items()}
+    for phase, problem in problems.items():
+        problem.choose_each(ladder[phase])
     smallest = {phase: problem.choose(1) for phase, problem in problems.items()}
     excess = _excess(budget, smallest, costs)
     if excess:

@@ -36,13 +36,16 @@ class FrontierPoint:
 
 def points(problems: Mapping[Phase, PhaseProblem], counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
     """A point for each number of graphs, up to the first at which neither phase can use more."""
-    found: list[FrontierPoint] = []
-    for graphs in counts:
-        chosen = {phase: problem.choose(min(graphs, problem.most)) for phase, problem in problems.items()}
-        found.append(FrontierPoint(graphs, chosen))
-        if all(problem.most <= graphs for problem in problems.values()):
-            break
-    return found
+    most = max(problem.most for problem in problems.values())
+    kept = [graphs for place, graphs in enumerate(counts) if place == 0 or counts[place - 1] < most]
+    chosen = {
+        phase: problem.choose_each([min(graphs, problem.most) for graphs in kept])
+        for phase, problem in problems.items()
+    }
+    return [
+        FrontierPoint(graphs, {phase: choices[place] for phase, choices in chosen.items()})
+        for place, graphs in enumerate(kept)
+    ]
 
 
 def text(frontier: Sequence[FrontierPoint]) -> str:

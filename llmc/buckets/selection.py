@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.candidates import Candidates
 from llmc.buckets.cost import STEP_WEIGHT, TOKEN_WEIGHT, cost
 from llmc.buckets.objective import Objective, Points
-from llmc.buckets.optimise.choice import choose
+from llmc.buckets.optimise import frontier
 from llmc.buckets.traffic.demand import Observed
 from llmc.errors import InputError
 
@@ -66,40 +67,54 @@ class PhaseProblem:
         return self.candidates.count
 
     def choose(self, graphs: int) -> Chosen:
-        """The best plan of this phase with at most `graphs` buckets, at least 1.
+        """The best plan of this phase with at most `graphs` buckets; as `choose_each`."""
+        return self.choose_each([graphs])[0]
+
+    def choose_each(self, counts: Sequence[int]) -> list[Chosen]:
+        """The best plan of this phase for each number of graphs; more of them never cost more.
 
         Prompts may share steps up to some batch; the best such limit is found by trying them, a step counted as
-        STEP_WEIGHT. Raises InputError when no bucket is allowed.
+        STEP_WEIGHT. Raises InputError for less than 1 graph, and where all are too few for the steps of the traffic.
         """
-        if graphs < 1:
-            raise InputError(f"{graphs} {self.candidates.phase} graphs cover nothing; at least 1 is needed")
-        if graphs not in self._chosen:
-            found = [self._with_widest(widest, graphs) for widest in sorted(self._observed.demands)]
-            feasible = [pair for pair in found if pair is not None]
-            if not feasible:
+        missing = sorted({graphs for graphs in counts if graphs not in self._chosen})
+        if missing and missing[0] < 1:
+            raise InputError(f"{missing[0]} {self.candidates.phase} graphs cover nothing; at least 1 is needed")
+        best: dict[int, tuple[float, Chosen]] = {}
+        for widest in sorted(self._observed.demands) if missing else []:
+            for graphs, found in self._with_widest(widest, missing):
+                if graphs not in best or found[0] < best[graphs][0]:
+                    best[graphs] = found
+        for graphs in missing:
+            if graphs not in best:
                 raise InputError(
                     f"{graphs} {self.candidates.phase} graphs are too few for the steps of this traffic; allow more"
                 )
-            self._chosen[graphs] = min(feasible, key=lambda pair: pair[0])[1]
-        return self._chosen[graphs]
+            self._chosen[graphs] = best[graphs][1]
+        return [self._chosen[graphs] for graphs in counts]
 
-    def _with_widest(self, widest: int, graphs: int) -> tuple[float, Chosen] | None:
-        """(cost with the price of every step, choice) when steps share up to `widest` rows; None when K is too few."""
+    def _with_widest(self, widest: int, counts: list[int]) -> Iterator[tuple[int, tuple[float, Chosen]]]:
+        """(graphs, (cost with the price of every step, choice)) when steps share up to `widest` rows.
+
+        Without those of `counts` that are too few to serve such steps.
+        """
         phase = self.candidates.phase
-        candidates = self.candidates.up_to_batch(widest)
         demand = self._observed.demands[widest]
-        try:
-            choice = choose(candidates.space(self._objective, self.required), demand, graphs)
-        except InputError:
-            return None
-        buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
+        space = self.candidates.up_to_batch(widest).space(self._objective, self.required)
+        choices = None
+        while counts and choices is None:
+            try:
+                choices = frontier(space, demand, counts)
+            except InputError:
+                counts = counts[1:]
         steps = float(demand.weights.sum())
-        padded = _padded_tokens(demand.points, demand.weights, buckets)
         price = steps * STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" and self._objective.unit == "tokens" else 0.0
         real = self._observed.real[widest]
-        waste = padded / real - 1 if real else None
         ragged = self._observed.exact[widest] / real - 1 if real else 0.0
-        return choice.cost + price, Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps)
+        for graphs, choice in zip(counts, choices or [], strict=True):
+            buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
+            padded = _padded_tokens(demand.points, demand.weights, buckets)
+            waste = padded / real - 1 if real else None
+            yield graphs, (choice.cost + price, Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps))
 
 
 def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[Bucket, ...]) -> float:
