@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
 
 DEFAULT_MAX_NUM_SEQS = 8
 DEFAULT_BLOCK_SIZE = 128
@@ -70,6 +74,19 @@ class Limits:
     def longest_past(self) -> int:
         """Most tokens that can be in the cache when a decode step starts: all but the one it computes."""
         return self.max_model_len - 1
+
+    def exceeded_by(self, bucket: Bucket) -> str | None:
+        """In words, the first limit that `bucket` is above ("batch 7 is above max_num_seqs 6"); None within all."""
+        bounds = [
+            ("batch", bucket.batch, "max_num_seqs", self.max_num_seqs),
+            ("query", bucket.query, "max_model_len", self.max_model_len),
+            ("context", bucket.context, "max_model_len", self.max_model_len),
+        ]
+        if bucket.phase == "prompt":
+            bounds.append(("batch*query", bucket.tokens, "max_num_batched_tokens", self.max_num_batched_tokens))
+        return next(
+            (f"{name} {value} is above {limit} {most}" for name, value, limit, most in bounds if value > most), None
+        )
 
     def to_dict(self) -> dict[str, int]:
         """The limits as JSON holds them; max_prompt_len only where it is set."""

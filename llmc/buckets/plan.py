@@ -18,12 +18,11 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.coverage import prove
 from llmc.buckets.fields import Fields, fail
-from llmc.buckets.files import write_text
+from llmc.buckets.files import read_text, write_text
 from llmc.buckets.limits import Limits
 from llmc.buckets.provenance import Provenance
 from llmc.buckets.table import LookupTable
@@ -58,7 +57,9 @@ class Plan:
             if bucket == following:
                 raise InputError(f"the plan has {bucket} twice")
         for bucket in ordered:
-            _require_within(self.limits, bucket)
+            exceeded = self.limits.exceeded_by(bucket)
+            if exceeded:
+                raise InputError(f"{bucket}: {exceeded}")
 
     @cached_property
     def prompt(self) -> tuple[Bucket, ...]:
@@ -149,24 +150,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """The plan in file `path`. Raises InputError as `from_json` does, and when it cannot be read."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the plan {os.fspath(path)}: {error}") from None
-        return cls.from_json(text, os.fspath(path))
-
-
-def _require_within(limits: Limits, bucket: Bucket) -> None:
-    bounds = [
-        ("batch", bucket.batch, "max_num_seqs", limits.max_num_seqs),
-        ("query", bucket.query, "max_model_len", limits.max_model_len),
-        ("context", bucket.context, "max_model_len", limits.max_model_len),
-    ]
-    if bucket.phase == "prompt":
-        bounds.append(("batch*query", bucket.tokens, "max_num_batched_tokens", limits.max_num_batched_tokens))
-    for name, value, limit, most in bounds:
-        if value > most:
-            raise InputError(f"{bucket}: {name} {value} is above {limit} {most}")
+        return cls.from_json(read_text(path, "plan"), os.fspath(path))
 
 
 def _limits(fields: Fields) -> Limits:

@@ -127,7 +127,9 @@ def buckets(text: str, source: str, limits: Limits, unit: Unit) -> tuple[list[Bu
             if (blocks - 1) * limits.block_size >= limits.max_model_len:
                 cut.append(spec)
         bucket = Bucket(spec.phase, spec.batch, spec.query, context)
-        _require_within(limits, bucket, f"{place}: {spec}")
+        exceeded = limits.exceeded_by(bucket)
+        if exceeded:
+            raise InputError(f"{place}: {spec}: {exceeded}; lower it or raise the limit")
         found[bucket] = None
     for phase in PHASES:
         if not any(bucket.phase == phase for bucket in found):
@@ -215,19 +217,6 @@ def _number(node: ast.expr, name: str, least: int, place: _Place) -> int:
     if node.value > MAX_NUMBER:
         place.fail(node.col_offset, f"this {name} is above {MAX_NUMBER}; no server runs it")
     return node.value
-
-
-def _require_within(limits: Limits, bucket: Bucket, what: str) -> None:
-    bounds = [
-        ("batch", bucket.batch, "max_num_seqs", limits.max_num_seqs),
-        ("query", bucket.query, "max_model_len", limits.max_model_len),
-        ("context", bucket.context, "max_model_len", limits.max_model_len),
-    ]
-    if bucket.phase == "prompt":
-        bounds.append(("batch*query", bucket.tokens, "max_num_batched_tokens", limits.max_num_batched_tokens))
-    for name, value, limit, most in bounds:
-        if value > most:
-            raise InputError(f"{what}: {name} {value} is above {limit} {most}; lower it or raise the limit")
 
 
 def _notes(listed: list[FileBucket], found: dict[Bucket, None], cut: list[FileBucket], limits: Limits) -> list[Note]:
