@@ -8,6 +8,7 @@ from typing import Protocol
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.budget import DEFAULT_MAX_GRAPHS, Budget, GraphCosts, spend
 from llmc.buckets.candidates import Candidates
+from llmc.buckets.evaluation import evaluate
 from llmc.buckets.limits import Limits
 from llmc.buckets.objective import Objective, Tokens
 from llmc.buckets.plan import Plan
@@ -45,11 +46,15 @@ def choose(
 ) -> tuple[list[Bucket], list[Note], dict[str, Fact]]:
     """The plan's buckets, notes on what was chosen and left out, and facts for the provenance.
 
-    Without a budget, what a rule proposes is the plan.
+    Without a budget, what a rule proposes is the plan; traffic then only says what it wastes.
     """
     notes = [*(note for phase in PHASES for note in proposal.notes.get(phase, [])), *proposal.completions]
     if not proposal.free and not budget.given():
-        return [bucket for phase in PHASES for bucket in proposal.buckets[phase]], notes, {}
+        whole = [bucket for phase in PHASES for bucket in proposal.buckets[phase]]
+        facts = {} if traffic is None else _judged(Plan(limits, tuple(whole), Provenance("part")), traffic)
+        if traffic is not None:
+            notes += [Note("warning", text) for text in traffic.notes()]
+        return whole, notes, facts
     problems = open_problems(limits, proposal, traffic)
     by_rule: list[Bucket] = []
     if not budget.given():
@@ -58,7 +63,7 @@ def choose(
     chosen = spend(budget, problems, costs, DEFAULT_MAX_GRAPHS)
     if traffic is not None:
         notes += [Note("warning", text) for text in traffic.notes()]
-    facts: dict[str, Fact] = {} if traffic is None else traffic.facts()
+    facts = {} if traffic is None else traffic.facts()
     for phase, choice in chosen.items():
         notes += _notes(phase, proposal, choice, budget, traffic is not None)
         facts |= _facts(phase, choice)
@@ -108,6 +113,18 @@ def _notes(phase: Phase, proposal: Proposal, choice: Chosen, budget: Budget, rec
             text = f"the {len(choice.buckets)} kept waste least on {demand} ({', '.join(budget.given())})"
             notes.append(Note("dropped", text, phase, dropped))
     return notes
+
+
+def _judged(plan: Plan, traffic: TrafficSource) -> dict[str, Fact]:
+    """What a finished plan wastes on the traffic, as facts."""
+    found = evaluate(plan, traffic.events(plan.limits, plan.prompt[-1].batch))
+    facts = traffic.facts()
+    for one in (found.prompt, found.decode):
+        facts[f"{one.phase}_steps"] = one.steps
+        if one.waste is not None and one.ragged_waste is not None:
+            facts[f"{one.phase}_waste"] = round(one.waste, 6)
+            facts[f"{one.phase}_ragged_waste"] = round(one.ragged_waste, 6)
+    return facts
 
 
 def _facts(phase: Phase, choice: Chosen) -> dict[str, Fact]:

@@ -51,8 +51,8 @@ class Tokens:
 class Seconds:
     """Seconds from a bench file, interpolated between what was measured.
 
-    Measurements are noisy; a relative 1e-6 of the tokens is added so that a larger bucket is never the cheaper one
-    for nothing.
+    `bench` must not fall as shapes grow (`Bench.rising`). A relative 1e-12 a token is added, so that of two buckets that
+    take equally long the larger is never chosen for nothing.
     """
 
     unit = "seconds"
@@ -64,4 +64,4 @@ class Seconds:
     def cost(self, phase: Phase, points: Points) -> NDArray[np.float64]:
         """As `Objective.cost`."""
         seconds = self._bench.seconds(phase, points[:, 0], points[:, 1], points[:, 2])
-        return seconds * (1.0 + 1e-9 * self._tokens.cost(phase, points))
+        return seconds * (1.0 + 1e-12 * self._tokens.cost(phase, points))

@@ -75,21 +75,24 @@ def _origin(plan: Plan, dimension: str) -> str:
 
 
 def _expectation(plan: Plan) -> list[str]:
-    """What a plan that was chosen by traffic is expected to waste on it."""
+    """What a plan that was made with traffic is expected to waste on it."""
     facts = plan.provenance.facts
     lines = []
     if "requests" in facts:
+        done = "chosen for" if any(f"{phase}_gap" in facts for phase in PHASES) else "judged on"
         rate = f" at {facts['arrival_rate']} requests/s" if "arrival_rate" in facts else ""
-        lines.append(f"chosen for {facts['requests']:,} recorded requests{rate}, cost in {facts.get('cost', 'tokens')}")
+        lines.append(f"{done} {facts['requests']:,} recorded requests{rate}, cost in {facts.get('cost', 'tokens')}")
     for phase in PHASES:
-        waste, gap = facts.get(f"{phase}_waste"), facts.get(f"{phase}_gap")
-        if isinstance(waste, float | int) and isinstance(gap, float | int):
-            best = "the best choice there is" if gap < 0.0005 else f"cost within {gap:.1%} of the best choice"
-            ragged = facts.get(f"{phase}_ragged_waste")
-            part = (
-                f", {ragged:.1%} of it by unequal lengths in one step" if isinstance(ragged, float) and ragged else ""
-            )
-            lines.append(f"expected {phase} waste {waste:.1%}{part}, over {facts[f'{phase}_steps']:,} steps; {best}")
+        waste, gap, ragged = (facts.get(f"{phase}_{what}") for what in ("waste", "gap", "ragged_waste"))
+        if not isinstance(waste, float | int):
+            continue
+        line = f"expected {phase} waste {waste:.1%}"
+        if isinstance(ragged, float | int) and ragged:
+            line += f", {ragged:.1%} of it by unequal lengths in one step"
+        line += f", over {facts[f'{phase}_steps']:,} steps"
+        if isinstance(gap, float | int):
+            line += "; the best choice there is" if gap < 0.0005 else f"; cost within {gap:.1%} of the best choice"
+        lines.append(line)
     return lines
 
 

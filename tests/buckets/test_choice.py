@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.buckets import report
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.budget import Budget
 from llmc.buckets.coverage import prove
@@ -322,3 +323,11 @@ def test_lengths_above_the_captured_ones_get_only_what_coverage_needs(strategy):
     )
     whole = make_plan(Limits(1024, 4), strategy, settings=settings)
     assert "environment MAX_SEQ_LEN_TO_CAPTURE" not in whole.provenance.origins.values()
+
+
+def test_traffic_beside_a_rule_says_what_the_rule_wastes():
+    plan = make_plan(LIMITS, "exponential", traffic=Traffic(SAMPLE))
+    assert plan.buckets == make_plan(LIMITS, "exponential").buckets
+    assert plan.provenance.facts["prompt_waste"] == pytest.approx(waste(plan), abs=1e-6)
+    assert "judged on 1,500 recorded requests" in report.text(plan)
+    assert "expected prompt waste" in report.text(plan)
