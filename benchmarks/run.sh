@@ -27,3 +27,8 @@ plan=(--max-model-len 2048 --max-prompt-len 1024 --max-num-seqs 4 --prompt-batch
 "$BIN/python" benchmarks/quality.py --bundle "$WORK/bundle" --peer-python "$PEERS/bin/python" --genai "$WORK/genai"
 "$BIN/python" benchmarks/harness.py --bundle "$WORK/bundle" --specialised "$WORK/specialised" --genai "$WORK/genai" \
   --peer-python "$PEERS/bin/python" -o "$WORK/harness.json"
+
+# Azure's request length traces are not part of the project: TRACES names the folder that has them
+if [ -n "${TRACES:-}" ]; then
+  "$BIN/python" benchmarks/planning.py "$TRACES" -o "$WORK/planning.json"
+fi

@@ -51,8 +51,8 @@ class Tokens:
 class Seconds:
     """Seconds from a bench file, interpolated between what was measured.
 
-    `bench` must not fall as shapes grow (`Bench.rising`). A relative 1e-12 a token is added, so that of two buckets that
-    take equally long the larger is never chosen for nothing.
+    `bench` must not fall as shapes grow (`Bench.rising`). A relative 1e-12 a token is added, so that of two buckets
+    that take equally long the larger is never chosen for nothing.
     """
 
     unit = "seconds"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets import strategies
 from llmc.buckets.limits import Limits
-from llmc.buckets.strategies import linear
+from llmc.buckets.strategies import from_file, linear, traffic
 from llmc.buckets.strategies.base import DIMENSIONS, MAX_VALUES, Range
 from llmc.errors import InputError, UnknownNameError
 from tests.buckets.generators import PROPERTY
@@ -112,3 +112,40 @@ def test_linear_defaults_are_the_guides():
     assert defaults["prompt_context"] == Range(0, 128, 0)
     assert defaults["decode_batch"] == Range(1, 32, 100)
     assert defaults["decode_context"] == Range(128, 128, 4096)
+
+
+def test_every_rule_can_be_had_alone():
+    assert from_file.values("(1, [128, 256], 0)\n(4, 1, 512)") == [(1, 128, 0), (1, 256, 0), (4, 1, 512)]
+    assert traffic.values([3, 3, 3, 9, 10], 2) == [3, 10]
+    assert traffic.values([3, 3, 3, 9, 10], 2, 64) == [10, 64]
+    assert traffic.values([5], 7) == [5]
+    assert traffic.places(2, 4, 10) == [2, 4, 8, 10]
+
+
+@PROPERTY
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 4))
+def test_no_other_values_pad_lengths_less(lengths, graphs):
+    found = traffic.values(lengths, graphs)
+    assert found == sorted(set(found))
+    assert len(found) <= graphs
+    assert found[-1] == max(lengths)
+
+    def padded(values):
+        return sum(next(value for value in values if value >= length) for length in lengths)
+
+    others = combinations(sorted(set(lengths)), min(graphs, len(set(lengths))) - 1)
+    assert padded(found) == min(padded(sorted({*other, max(lengths)})) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], 2), "there are no lengths to choose values for"),
+        (([0, 4], 2), "length 0 is not within 1 and 4"),
+        (([9], 2, 8), "length 9 is not within 1 and 8"),
+        (([9], 0), "the number of graphs 0 must be an integer of at least 1"),
+    ],
+)
+def test_lengths_that_cannot_be_planned_for_are_named(arguments, message):
+    with pytest.raises(InputError, match=message):
+        traffic.values(*arguments)

@@ -98,6 +98,11 @@ def parse(text: str, source: str) -> list[FileBucket]:
     return found
 
 
+def values(text: str, source: str = "buckets") -> list[tuple[int, int, int]]:
+    """(batch, query, context) of every bucket in `text`, in its order and unit. Raises InputError as `parse`."""
+    return [(found.batch, found.query, found.context) for found in parse(text, source)]
+
+
 def buckets(text: str, source: str, limits: Limits, unit: Unit) -> tuple[list[Bucket], list[Note]]:
     """The buckets that `text` lists, ascending, and notes on what the conversion of blocks changed.
 

@@ -6,26 +6,48 @@ chooses the best few (`llmc.buckets.selection`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.strategies import linear
 from llmc.buckets.strategies.base import Dimension, Range
+from llmc.errors import InputError
 from llmc.settings import BOUNDS
 
 FINEST = 1 << 14
 """Most query lengths to choose from by default: every length up to 16,384 tokens, multiples above that."""
 
 
-def values(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled as the other rules
+def values(lengths: Iterable[int], graphs: int, max: int | None = None) -> list[int]:  # noqa: A002 - as the rules
+    """At most `graphs` ascending values, the last of them `max` (default: the longest), that pad `lengths` least.
+
+    Each length is padded to the next value; no other choice has a smaller sum of padded lengths. Exact, by dynamic
+    programming. Raises InputError for no lengths, one below 1 or above max, or less than 1 graph.
+    """
+    import numpy as np
+
+    from llmc.buckets.optimise import Demand, ProductSpace, choose
+
+    known = np.array(list(lengths), np.int64)
+    if not len(known):
+        raise InputError("traffic: there are no lengths to choose values for; give at least one")
+    top = int(known.max()) if max is None else max
+    if known.min() < 1 or known.max() > top:
+        wrong = int(known.min()) if known.min() < 1 else int(known.max())
+        raise InputError(f"traffic: length {wrong} is not within 1 and {top}")
+    space = ProductSpace([np.unique(np.append(known, top))], lambda points: points[:, 0].astype(float), None, [(top,)])
+    return [value for (value,) in choose(space, Demand(known[:, None], np.ones(len(known))), graphs).buckets]
+
+
+def places(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - spelled as the rules
     """Where buckets may lie: the values of the linear rule, and max. Raises InputError as `Range` does."""
     found = linear.values(min, step, max)
     return found if found and found[-1] == max else [*found, max]
 
 
 class Traffic:
-    """The traffic strategy; see `values`, and `llmc.buckets.strategies.base` for the contract."""
+    """The traffic strategy; see `places`, and `llmc.buckets.strategies.base` for the contract."""
 
     parameters: ClassVar[tuple[str, ...]] = BOUNDS
 
@@ -52,5 +74,5 @@ class Traffic:
         return bounds
 
     def values(self, dimension: Dimension, bounds: Range) -> list[int]:
-        """`values` of the range; the same for every dimension."""
-        return values(bounds.min, bounds.step, bounds.max)
+        """`places` of the range; the same for every dimension."""
+        return places(bounds.min, bounds.step, bounds.max)
