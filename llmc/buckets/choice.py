@@ -23,6 +23,9 @@ from llmc.buckets.traffic.grouping import FreeGrouping, Grouping, PlanGrouping
 class TrafficSource(Protocol):
     """Recorded requests, and how they are served."""
 
+    cached_requests: int
+    """Requests of which the cache held a part, once `events` has ended."""
+
     @property
     def objective(self) -> Objective:
         """What steps cost."""
@@ -63,6 +66,12 @@ def choose(
     chosen = spend(budget, problems, costs, DEFAULT_MAX_GRAPHS)
     if traffic is not None:
         notes += [Note("warning", text) for text in traffic.notes()]
+        if traffic.cached_requests and "prompt" in problems and not problems["prompt"].candidates.values[2].any():
+            text = (
+                f"{traffic.cached_requests} prompts find a part of themselves in the cache and compute it again, since "
+                "prompt buckets have context 0; give --prompt-context MIN,STEP,MAX to take over there"
+            )
+            notes.append(Note("warning", text, "prompt"))
     facts = {} if traffic is None else traffic.facts()
     for phase, choice in chosen.items():
         notes += _notes(phase, proposal, choice, budget, traffic is not None)
@@ -90,9 +99,7 @@ def open_problems(limits: Limits, proposal: Proposal, traffic: TrafficSource | N
 def _groupings(limits: Limits, proposal: Proposal, prompt: Candidates) -> list[Grouping]:
     widest = int(prompt.values[0][-1])
     if "prompt" in proposal.free:
-        covering = prompt.covers_all()
-        last = covering[2] if covering else 0
-        return [FreeGrouping(prompt, cap, last) for cap in caps(widest)]
+        return [FreeGrouping(prompt, cap) for cap in caps(widest)]
     buckets = proposal.buckets["prompt"]
     decode = Bucket("decode", limits.max_num_seqs, 1, limits.max_model_len)
     least = min(bucket.batch for bucket in buckets)

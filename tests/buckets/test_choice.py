@@ -331,3 +331,22 @@ def test_traffic_beside_a_rule_says_what_the_rule_wastes():
     assert plan.provenance.facts["prompt_waste"] == pytest.approx(waste(plan), abs=1e-6)
     assert "judged on 1,500 recorded requests" in report.text(plan)
     assert "expected prompt waste" in report.text(plan)
+
+
+def test_cached_prefixes_are_taken_over_where_contexts_are_allowed(tmp_path):
+    path = tmp_path / "t.jsonl"
+    lines = [
+        f'{{"time": {i}, "prompt_tokens": {600 + i % 50}, "output_tokens": 4, "cached_tokens": {512 * (i % 2)}}}\n'
+        for i in range(60)
+    ]
+    path.write_text("".join(lines))
+    again = make_plan(Limits(1024, 1), traffic=Traffic(path), budget=Budget(max_graphs=6))
+    (note,) = [note for note in again.provenance.notes if note.kind == "warning"]
+    assert "30 prompts find a part of themselves in the cache and compute it again" in note.text
+    assert waste(again, path=path) > 0.5
+    reused = make_plan(
+        Limits(1024, 1), traffic=Traffic(path), budget=Budget(max_graphs=6), prompt_context=Range(0, 128, 1024)
+    )
+    assert any(bucket.context == 512 for bucket in reused.prompt)
+    assert waste(reused, path=path) < 0.1
+    assert prove(reused) == []

@@ -51,16 +51,16 @@ class FreeGrouping:
     """The steps of least cost when every point of the candidates' grid is a bucket.
 
     A step costs batch · query · (TOKEN_WEIGHT + query + context) + STEP_WEIGHT, sizes rounded up to the grid's.
-    Prompts longer than the largest query run in chunks of it, which stop at `last`: the place from which the bucket
-    that covers everything finishes any prompt.
+    Prompts longer than the largest query run in chunks of it. No chunk starts beyond the largest context, from which
+    the largest query finishes any prompt; a longer cached prefix is computed again from there.
     """
 
-    def __init__(self, candidates: Candidates, widest: int, last: int) -> None:
+    def __init__(self, candidates: Candidates, widest: int) -> None:
         self.widest = widest
         self._most_tokens = candidates.limits.max_num_batched_tokens
         self._candidates = candidates
         self._largest = int(candidates.values[1][-1])
-        self._last = last
+        self._last = int(candidates.values[2][-1])
         self._batches = candidates.round_up(0, np.arange(1, widest + 1))
 
     def steps(self, group: PromptGroup) -> list[Step]:

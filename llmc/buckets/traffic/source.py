@@ -41,6 +41,7 @@ class Traffic:
         self.arrival_rate = arrival_rate
         self.bench = bench
         self.decode_requests = 0
+        self.cached_requests = 0
         self._clip = clip
         self._trace = Trace(path, progress=None if progress is None else lambda done: progress(done, self._trace.size))
         self._admission: Admission | None = None
@@ -62,7 +63,7 @@ class Traffic:
     def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
         """The steps of a server under `limits`, at most `prompt_batch` prompts admitted at a time."""
         self._admission = Admission(limits, clip=self._clip)
-        self.decode_requests = 0
+        self.decode_requests = self.cached_requests = 0
         return schedule(
             self._counted(self._admission(self._trace)),
             limits,
@@ -74,8 +75,8 @@ class Traffic:
 
     def _counted(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         for request in requests:
-            if request.output > 1:
-                self.decode_requests += 1
+            self.decode_requests += request.output > 1
+            self.cached_requests += request.cached > 0
             yield request
 
     def counts(self) -> dict[str, int]:

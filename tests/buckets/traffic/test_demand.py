@@ -36,10 +36,10 @@ def test_caps_double_up_to_the_widest():
 
 def test_short_prompts_share_a_step_and_long_ones_do_not():
     candidates = free(Limits(8192, 4), range(1, 5), range(1, 8192))
-    grouping = FreeGrouping(candidates, 4, 0)
+    grouping = FreeGrouping(candidates, 4)
     assert grouping.steps(group(100, 90, 110)) == [(3, 110, 0)]
     assert sorted(grouping.steps(group(100, 8000))) == [(1, 100, 0), (1, 8000, 0)]
-    assert sorted(FreeGrouping(candidates, 1, 0).steps(group(100, 90))) == [(1, 90, 0), (1, 100, 0)]
+    assert sorted(FreeGrouping(candidates, 1).steps(group(100, 90))) == [(1, 90, 0), (1, 100, 0)]
 
 
 def step_cost(batch: int, query: int, context: int) -> int:
@@ -55,7 +55,7 @@ def test_grouping_costs_least_among_neighbours_in_length(lengths, widest, grain,
     """Against every way to cut the sorted lengths into steps."""
     limits = Limits(4000, 8, most)
     candidates = free(limits, [1, 2, 4, 8], range(grain, 4001, grain))
-    steps = FreeGrouping(candidates, widest, 0).steps(group(*lengths))
+    steps = FreeGrouping(candidates, widest).steps(group(*lengths))
     assert sum(batch for batch, _, _ in steps) == len(lengths)
     assert all(batch <= widest for batch, _, _ in steps)
 
@@ -86,13 +86,16 @@ def test_grouping_costs_least_among_neighbours_in_length(lengths, widest, grain,
     assert total([(batch, query) for batch, query, _ in steps]) == pytest.approx(best)
 
 
-def test_long_prompts_run_in_chunks_that_the_covering_bucket_can_finish():
+def test_long_prompts_run_in_chunks_up_to_the_largest_context():
     limits = Limits(5001, 2, 2048)
-    candidates = free(limits, [1], range(1, 2049), range(0, 5001, 8))
-    last = candidates.covers_all()[2]
-    assert last == 2952
-    assert FreeGrouping(candidates, 1, last).steps(group(5000)) == [(1, 2048, 0), (1, 904, 2048), (1, 2048, 2952)]
-    assert FreeGrouping(candidates, 1, last).steps(group(5000, cached=(4500,))) == [(1, 2048, 2952)]
+    candidates = free(limits, [1], range(1, 2049), range(0, 2953, 8))
+    grouping = FreeGrouping(candidates, 1)
+    assert grouping.steps(group(5000)) == [(1, 2048, 0), (1, 904, 2048), (1, 2048, 2952)]
+    assert grouping.steps(group(5000, cached=(2500,))) == [(1, 452, 2500), (1, 2048, 2952)]
+    assert grouping.steps(group(5000, cached=(4500,))) == [(1, 2048, 2952)]
+    farther = free(limits, [1], range(1, 2049), range(0, 5001, 8))
+    assert FreeGrouping(farther, 1).steps(group(5000)) == [(1, 2048, 0), (1, 2048, 2048), (1, 904, 4096)]
+    assert FreeGrouping(farther, 1).steps(group(5000, cached=(4500,))) == [(1, 500, 4500)]
 
 
 def test_what_a_plan_would_run_is_what_evaluation_counts():
@@ -114,7 +117,7 @@ def test_decode_runs_are_counted_at_the_contexts_they_round_up_to():
     limits = Limits(64, 2, block_size=16)
     decode = free(limits, [1, 2], [1], [16, 32, 64], "decode")
     prompt = free(limits, [1, 2], range(1, 65))
-    found = observe([DecodeRun(2, 15, 20, 4), DecodeRun(1, 33, 33, 5)], prompt, decode, [FreeGrouping(prompt, 1, 0)])
+    found = observe([DecodeRun(2, 15, 20, 4), DecodeRun(1, 33, 33, 5)], prompt, decode, [FreeGrouping(prompt, 1)])
     (known,) = found["decode"].demands.values()
     counted = dict(zip(map(tuple, known.points.tolist()), known.weights.tolist(), strict=True))
     assert counted == {(2, 1, 16): 2, (2, 1, 32): 2, (1, 1, 64): 5}
@@ -127,9 +130,9 @@ def test_too_many_steps_to_tell_apart_are_rounded_up_a_little(monkeypatch):
     prompt = free(limits, [1], range(1, 8192))
     decode = free(limits, [1], [1], [8192], "decode")
     events = [group(length) for length in range(1, 8192, 3)]
-    exact = observe(events, prompt, decode, [FreeGrouping(prompt, 1, 0)])["prompt"].demands[1]
+    exact = observe(events, prompt, decode, [FreeGrouping(prompt, 1)])["prompt"].demands[1]
     monkeypatch.setattr(demand, "MAX_STEPS", 500)
-    coarse = observe(events, prompt, decode, [FreeGrouping(prompt, 1, 0)])["prompt"].demands[1]
+    coarse = observe(events, prompt, decode, [FreeGrouping(prompt, 1)])["prompt"].demands[1]
     assert coarse.weights.sum() == exact.weights.sum() == len(events)
     assert len(coarse.points) < 2000 < len(exact.points)
     assert coarse.points[:, 1].max() <= 8191
