@@ -37,6 +37,7 @@ def measure(
     """
     executor = bundle.executor(threads=threads)
     try:
+        executor.open_all()
         buckets = bundle.plan.buckets
         vocabulary = int(bundle.manifest.model["vocab_size"])
         found = []
@@ -60,11 +61,17 @@ def _times(executor: Executor, bucket: Bucket, vocabulary: int, budget: float) -
     tokens = np.random.default_rng(bucket.tokens).integers(1, vocabulary, (bucket.batch, bucket.query)).tolist()
     slots = range(bucket.batch)
     times: list[float] = []
-    least = LEAST_SAMPLES
-    while len(times) <= least or (sum(times) < budget and len(times) <= MOST_SAMPLES):
+    while not enough(times, budget):
         began = time.perf_counter()
         executor.run(pad(bucket, slots, tokens, [past] * bucket.batch))
         times.append(time.perf_counter() - began)
-        if times[-1] > SLOW:
-            least = 1
     return times[1:]
+
+
+def enough(times: Sequence[float], budget: float) -> bool:
+    """Whether `times`, of which the first does not count, are samples enough for `budget` seconds."""
+    counted = times[1:]
+    if not counted:
+        return False
+    least = 1 if counted[0] > SLOW else LEAST_SAMPLES
+    return len(counted) >= least and (sum(counted) >= budget or len(counted) >= MOST_SAMPLES)

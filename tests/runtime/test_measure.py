@@ -8,7 +8,7 @@ import pytest
 
 from llmc.buckets.bench_file import Bench
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.measure import LEAST_SAMPLES, measure
+from llmc.runtime.measure import LEAST_SAMPLES, MOST_SAMPLES, SLOW, enough, measure
 from tests.toy import Toy
 
 
@@ -37,3 +37,14 @@ def test_a_measured_bundle_reads_back(toy: Toy, tmp_path: Path) -> None:
 def test_more_time_takes_more_samples(toy: Toy) -> None:
     found = measure(Bundle.open(toy.bundle), seconds=0.05)
     assert all((one.samples or 0) > LEAST_SAMPLES for one in found.measurements)
+
+
+def test_the_first_run_does_not_count() -> None:
+    assert not enough([], 0.0)
+    assert not enough([9.0], 0.0)
+    assert not enough([9.0] + [0.001] * (LEAST_SAMPLES - 1), 0.0)
+    assert enough([9.0] + [0.001] * LEAST_SAMPLES, 0.0)
+    assert not enough([9.0] + [0.01] * LEAST_SAMPLES, 0.3)
+    assert enough([9.0] + [0.01] * 30, 0.3)
+    assert enough([9.0] + [0.001] * MOST_SAMPLES, 60.0)
+    assert enough([0.1, SLOW * 2], 0.3)
