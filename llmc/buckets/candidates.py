@@ -29,7 +29,11 @@ class Candidates:
     @classmethod
     def of(cls, phase: Phase, limits: Limits, buckets: Iterable[Bucket]) -> Candidates:
         """Exactly `buckets`, those of the phase."""
-        members = frozenset((b.batch, b.query, b.context) for b in buckets if b.phase == phase)
+        return cls.listed(phase, limits, frozenset((b.batch, b.query, b.context) for b in buckets if b.phase == phase))
+
+    @classmethod
+    def listed(cls, phase: Phase, limits: Limits, members: frozenset[tuple[int, int, int]]) -> Candidates:
+        """Exactly `members`, at least one."""
         columns = zip(*members, strict=True)
         batches, queries, contexts = (np.array(sorted(set(column)), np.int64) for column in columns)
         return cls(phase, limits, (batches, queries, contexts), members)
@@ -59,11 +63,18 @@ class Candidates:
         size = int(np.prod([len(values) for values in self.values]))
         return size if self.members is None else len(self.members)
 
+    def within(self, batch: int, query: int, context: int) -> Candidates:
+        """Those of at most these sizes."""
+        most = (batch, query, context)
+        values = tuple(column[column <= size] for column, size in zip(self.values, most, strict=True))
+        if self.members is not None:
+            kept = frozenset(m for m in self.members if all(size <= top for size, top in zip(m, most, strict=True)))
+            return Candidates.listed(self.phase, self.limits, kept)
+        return Candidates(self.phase, self.limits, (values[0], values[1], values[2]))
+
     def up_to_batch(self, most: int) -> Candidates:
         """Those of at most `most` sequences."""
-        batches = self.values[0][self.values[0] <= most]
-        members = None if self.members is None else frozenset(m for m in self.members if m[0] <= most)
-        return Candidates(self.phase, self.limits, (batches, *self.values[1:]), members)
+        return self.within(most, int(self.values[1][-1]), int(self.values[2][-1]))
 
     def round_up(self, column: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The least value of a dimension that is no smaller; above the largest value, that value + 1."""

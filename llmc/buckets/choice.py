@@ -15,7 +15,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.proposal import Proposal
 from llmc.buckets.provenance import Fact, Note, Provenance
 from llmc.buckets.selection import Chosen, PhaseProblem
-from llmc.buckets.traffic.demand import Observed, caps, observe, uniform
+from llmc.buckets.traffic.demand import Observed, observe, uniform, ways
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.traffic.grouping import FreeGrouping, Grouping, PlanGrouping
 
@@ -85,30 +85,26 @@ def open_problems(limits: Limits, proposal: Proposal, traffic: TrafficSource | N
         phase: proposal.free[phase] if phase in proposal.free else Candidates.of(phase, limits, proposal.buckets[phase])
         for phase in PHASES
     }
+    parts = ways(known["prompt"])
     if traffic is None:
-        observed: dict[Phase, Observed] = {phase: uniform(grid) for phase, grid in known.items()}
+        observed: dict[Phase, list[Observed]] = {
+            "prompt": [uniform(part, int(known["prompt"].values[0][-1])) for part in parts],
+            "decode": [uniform(known["decode"], int(known["decode"].values[0][-1]))],
+        }
         objective: Objective = Tokens()
     else:
-        widest = int(known["prompt"].values[0][-1])
-        events = traffic.events(limits, widest)
-        observed = observe(events, known["prompt"], known["decode"], _groupings(limits, proposal, known["prompt"]))
+        events = traffic.events(limits, int(known["prompt"].values[0][-1]))
+        observed = observe(events, [(part, _grouping(part)) for part in parts], known["decode"])
         objective = traffic.objective
     return {phase: PhaseProblem(known[phase], observed[phase], objective) for phase in PHASES}
 
 
-def _groupings(limits: Limits, proposal: Proposal, prompt: Candidates) -> list[Grouping]:
-    widest = int(prompt.values[0][-1])
-    if "prompt" in proposal.free:
-        return [FreeGrouping(prompt, cap) for cap in caps(widest)]
-    buckets = proposal.buckets["prompt"]
+def _grouping(prompt: Candidates) -> Grouping:
+    if prompt.members is None:
+        return FreeGrouping(prompt)
+    limits = prompt.limits
     decode = Bucket("decode", limits.max_num_seqs, 1, limits.max_model_len)
-    least = min(bucket.batch for bucket in buckets)
-    plans = [
-        Plan(limits, (*(bucket for bucket in buckets if bucket.batch <= cap), decode), Provenance("part"))
-        for cap in caps(widest)
-        if cap >= least
-    ]
-    return [PlanGrouping(plan) for plan in plans]
+    return PlanGrouping(Plan(limits, (*(Bucket("prompt", *m) for m in prompt.members), decode), Provenance("part")))
 
 
 def _notes(phase: Phase, proposal: Proposal, choice: Chosen, budget: Budget, recorded: bool) -> list[Note]:

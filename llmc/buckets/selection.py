@@ -48,7 +48,7 @@ class Chosen:
 class PhaseProblem:
     """The choice for one phase; `choose` may be asked for any number of graphs, and remembers its answers."""
 
-    def __init__(self, candidates: Candidates, observed: Observed, objective: Objective) -> None:
+    def __init__(self, candidates: Candidates, observed: Sequence[Observed], objective: Objective) -> None:
         required = candidates.covers_all()
         if required is None:
             raise InputError(
@@ -73,15 +73,16 @@ class PhaseProblem:
     def choose_each(self, counts: Sequence[int]) -> list[Chosen]:
         """The best plan of this phase for each number of graphs; more of them never cost more.
 
-        Prompts may share steps up to some batch; the best such limit is found by trying them, a step counted as
-        STEP_WEIGHT. Raises InputError for less than 1 graph, and where all are too few for the steps of the traffic.
+        Prompts may be served from several parts of the candidates (`ways`), of which the best is found by trying them,
+        a step counted as STEP_WEIGHT. Raises InputError for less than 1 graph, and where all are too few for the steps
+        of the traffic.
         """
         missing = sorted({graphs for graphs in counts if graphs not in self._chosen})
         if missing and missing[0] < 1:
             raise InputError(f"{missing[0]} {self.candidates.phase} graphs cover nothing; at least 1 is needed")
         best: dict[int, tuple[float, Chosen]] = {}
-        for widest in sorted(self._observed.demands) if missing else []:
-            for graphs, found in self._with_widest(widest, missing):
+        for observed in self._observed if missing else []:
+            for graphs, found in self._served(observed, missing):
                 if graphs not in best or found[0] < best[graphs][0]:
                     best[graphs] = found
         for graphs in missing:
@@ -92,14 +93,10 @@ class PhaseProblem:
             self._chosen[graphs] = best[graphs][1]
         return [self._chosen[graphs] for graphs in counts]
 
-    def _with_widest(self, widest: int, counts: list[int]) -> Iterator[tuple[int, tuple[float, Chosen]]]:
-        """(graphs, (cost with the price of every step, choice)) when steps share up to `widest` rows.
-
-        Without those of `counts` that are too few to serve such steps.
-        """
-        phase = self.candidates.phase
-        demand = self._observed.demands[widest]
-        space = self.candidates.up_to_batch(widest).space(self._objective, self.required)
+    def _served(self, observed: Observed, counts: list[int]) -> Iterator[tuple[int, tuple[float, Chosen]]]:
+        """(graphs, (cost of a real token, steps priced, and choice)), without those of `counts` that are too few."""
+        phase, demand = self.candidates.phase, observed.demand
+        space = observed.candidates.space(self._objective, self.required)
         choices = None
         while counts and choices is None:
             try:
@@ -108,13 +105,14 @@ class PhaseProblem:
                 counts = counts[1:]
         steps = float(demand.weights.sum())
         price = steps * STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" and self._objective.unit == "tokens" else 0.0
-        real = self._observed.real[widest]
-        ragged = self._observed.exact[widest] / real - 1 if real else 0.0
+        real = observed.real
+        ragged = observed.exact / real - 1 if real else 0.0
         for graphs, choice in zip(counts, choices or [], strict=True):
             buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
             padded = _padded_tokens(demand.points, demand.weights, buckets)
             waste = padded / real - 1 if real else None
-            yield graphs, (choice.cost + price, Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps))
+            found = Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps)
+            yield graphs, ((choice.cost + price) / max(1.0, real), found)
 
 
 def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[Bucket, ...]) -> float:

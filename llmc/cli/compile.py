@@ -85,6 +85,7 @@ def compile_command(
     """
     from llmc.artifacts.store import Store
     from llmc.cli.journal import Journal
+    from llmc.cli.output import close_bars
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline import compile_bundle
     from llmc.compiler.pipeline import dry_run as estimate_compile
@@ -104,6 +105,7 @@ def compile_command(
     else:
         open_target(device)
         model, made = _planned(model, plan, flags, device)
+        close_bars()
         output = output or Path(f"{Path(model).stem}-{device}.llmc")
         journal = Journal(model, made, options, output)
     store = Store(cache_dir or settings.cache_dir)

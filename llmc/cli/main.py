@@ -37,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     click_exception: type[Any] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
     try:
         app = _app(typer, arguments)
-        result = app(arguments, prog_name="llmc", standalone_mode=False)
+        try:
+            result = app(arguments, prog_name="llmc", standalone_mode=False)
+        finally:
+            output.close_bars()
     except LlmcError as e:
         _fail(str(e), verbosity)
         return e.exit_code

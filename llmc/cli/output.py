@@ -140,29 +140,45 @@ def _bars() -> Any:
 
 
 class ReadingProgress:
-    """A bar for a file that is read from its start to its end; shown from the first second on, on a terminal only."""
+    """A bar for a file that is read to its end and then worked on; on a terminal only, after a second of reading.
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    `close_bars` takes it away.
+    """
+
+    def __init__(self, reading: str, working: str) -> None:
+        self._reading, self._working = reading, working
         self._began = time.monotonic()
         self._bar: Any = None
 
     def __call__(self, done: int, total: int) -> None:
         """`done` of `total` bytes are read."""
-        if quiet or not sys.stderr.isatty() or time.monotonic() - self._began < 1:
+        if quiet or not sys.stderr.isatty():
             return
         if self._bar is None:
+            if done < total and time.monotonic() - self._began < 1:
+                return
+            close_bars()
             from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
             columns = (
-                TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TextColumn("ETA"),
-                TimeRemainingColumn(),
+                TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+                TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
             )  # fmt: skip
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._label, total=total)
+            self._bar.add_task(self._reading, total=total)
             self._bar.start()
-        self._bar.update(0, completed=done, total=total)
+            _open_bars.append(self._bar)
         if done >= total:
-            self._bar.stop()
-            self._bar = None
+            self._bar.update(0, description=self._working, total=None)
+        else:
+            self._bar.update(0, description=self._reading, total=total, completed=done)
+
+
+_open_bars: list[Any] = []
+
+
+def close_bars() -> None:
+    """Take away the bars of `ReadingProgress`, before something else is printed."""
+    while _open_bars:
+        _open_bars.pop().stop()

@@ -11,6 +11,7 @@ import typer
 
 from llmc.buckets import report
 from llmc.buckets.plan import Plan
+from llmc.cli import output as output_bars
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
 from llmc.errors import CheckpointError, InputError
 
@@ -74,7 +75,7 @@ def plan(
     """
     arguments = words or []
     if arguments[:1] == [EVALUATE]:
-        others = {"--config": config, "--device": device, "--output": output}
+        others = {"--config": config, "--device": device, "--output": output, "--frontier": frontier or None}
         _refuse(EVALUATE, flags, others, EVALUATE_FLAGS)
         _evaluate(arguments[1:], flags, plot, as_json=as_json)
         return
@@ -90,7 +91,8 @@ def plan(
         if device is not None and model is None and config is None:
             raise InputError("--device estimates what a model costs there: give MODEL or --config FILE")
         made = plan_from_flags(flags, model, config, device=device)
-        points = _frontier(flags, model, config, made) if frontier else []
+        points = _frontier(flags, model, config) if frontier else []
+        output_bars.close_bars()
     if output is not None:
         made.save(output)
         typer.echo(f"wrote {output}", err=True)
@@ -124,6 +126,7 @@ def _evaluate(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_j
         )
     plans = [(file, Plan.load(file)) for file in files]
     found = [(name, *_replay(made, flags)) for name, made in plans]
+    output_bars.close_bars()
     if plot is not None:
         _plot(plot, plans, flags, [])
     if as_json:
@@ -141,11 +144,11 @@ def _evaluate(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_j
 def _replay(made: Plan, flags: PlanningFlags) -> tuple[Evaluation, dict[str, int], list[str]]:
     from llmc.buckets.traffic.replay import replay
 
-    traffic = open_traffic(flags)
+    traffic = open_traffic(flags, "judge the plan")
     return replay(made, traffic), traffic.counts(), traffic.notes()
 
 
-def _frontier(flags: PlanningFlags, model: str | None, config: str | None, made: Plan) -> list[FrontierPoint]:
+def _frontier(flags: PlanningFlags, model: str | None, config: str | None) -> list[FrontierPoint]:
     from llmc.compiler.planning import frontier_for
 
     return frontier_for(**planning_arguments(flags, model, config))
@@ -154,7 +157,8 @@ def _frontier(flags: PlanningFlags, model: str | None, config: str | None, made:
 def _plot(path: Path, plans: list[tuple[str, Plan]], flags: PlanningFlags, points: list[FrontierPoint]) -> None:
     from llmc.buckets.plots import draw
 
-    draw(path, plans, open_traffic(flags) if flags.traffic is not None else None, points)
+    draw(path, plans, open_traffic(flags, "draw") if flags.traffic is not None else None, points)
+    output_bars.close_bars()
     typer.echo(f"wrote {path}", err=True)
 
 

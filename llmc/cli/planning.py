@@ -192,8 +192,8 @@ def planning_arguments(flags: PlanningFlags, model: str | None, config: str | No
     }
 
 
-def open_traffic(flags: PlanningFlags) -> Traffic:
-    """The recorded requests that the flags name, with a progress bar where reading takes long."""
+def open_traffic(flags: PlanningFlags, then: str = "choose buckets") -> Traffic:
+    """The recorded requests that the flags name, with a progress bar that says what comes `then`."""
     from llmc.buckets.bench_file import Bench
     from llmc.buckets.traffic.source import Traffic
 
@@ -202,7 +202,7 @@ def open_traffic(flags: PlanningFlags) -> Traffic:
     bench = None if flags.bench is None else Bench.load(flags.bench)
     return Traffic(
         flags.traffic, rate("--arrival-rate", flags.arrival_rate), clip=flags.clip, bench=bench,
-        progress=ReadingProgress(f"read {flags.traffic}"),
+        progress=ReadingProgress(f"replay {flags.traffic}", then),
     )  # fmt: skip
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.budget import Budget
 from llmc.buckets.coverage import Gap, gaps, prove
 from llmc.buckets.limits import Limits
+from llmc.buckets.lookup import prefill_path
 from llmc.buckets.planner import make_plan
+from llmc.buckets.strategies import FILE, TRAFFIC, names
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY, buckets, plan_arguments
 
@@ -78,3 +82,35 @@ def test_every_plan_made_covers_every_admissible_request(arguments):
     for batch in range(1, limits.max_num_seqs + 1):
         for context in (0, 1, limits.longest_past // 2, limits.longest_past):
             assert plan.lookup("decode", batch, 1, context) is not None
+
+
+RULES = [name for name in names() if name not in (FILE, TRAFFIC)]
+
+
+@pytest.mark.parametrize("strategy", RULES)
+@PROPERTY
+@given(plan_arguments(), st.none() | st.integers(1, 12), st.data())
+def test_every_admissible_request_has_a_path_whatever_the_strategy_and_budget(strategy, arguments, graphs, data):
+    try:
+        plan = make_plan(strategy=strategy, budget=Budget(max_graphs=graphs), **arguments)
+    except InputError as error:
+        assert "bucket is left, so the plan covers nothing" in str(error)
+        return
+    limits = plan.limits
+    assert prove(plan) == []
+    if graphs is not None:
+        assert max(len(plan.prompt), len(plan.decode)) <= graphs
+    for _ in range(4):
+        batch = data.draw(st.integers(1, limits.max_num_seqs))
+        lengths = data.draw(st.lists(st.integers(1, limits.longest_prompt), min_size=batch, max_size=batch))
+        past = [data.draw(st.integers(0, length - 1)) for length in lengths]
+        for step in prefill_path(plan, lengths, past):
+            for start, stop in step.spans:
+                assert step.bucket.covers(len(step.rows), stop - start, start)
+        cached = data.draw(st.integers(0, limits.longest_past))
+        bucket = plan.lookup("decode", batch, 1, cached)
+        assert bucket is not None
+        assert bucket.covers(batch, 1, cached)
+        asked = (batch, data.draw(st.integers(1, limits.max_model_len)), cached)
+        found = plan.lookup("prompt", *asked)
+        assert found is None or found.covers(*asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,27 +23,27 @@ MAX_STEPS = 1 << 17
 
 @dataclass(frozen=True)
 class Observed:
-    """The steps of one phase in some traffic.
+    """The steps of one phase in some traffic, when they are served from `candidates`; points are rounded up to them.
 
-    `demands` maps the largest batch that prompts may share a step in to the steps that come of it (decode: one entry);
-    points are rounded up to the candidates. `exact` maps the same to the tokens of these steps in buckets of just
-    their size; `real` is the tokens that had to be computed (prompt) or read (decode), fewer where sequences of unequal
-    length share a step.
+    `real` is the tokens that had to be computed (prompt) or read (decode), `exact` the tokens of the steps in buckets
+    of just their size: more where sequences of unequal length share a step, or cached tokens are computed again.
     """
 
-    demands: Mapping[int, Demand]
-    exact: Mapping[int, float]
-    real: Mapping[int, float]
+    candidates: Candidates
+    demand: Demand
+    exact: float
+    real: float
 
 
 class _PromptCount:
     """Steps by how often they happen, rounded up once there are too many to tell apart."""
 
-    def __init__(self, grouping: Grouping, largest_query: int) -> None:
+    def __init__(self, candidates: Candidates, grouping: Grouping) -> None:
+        self.candidates = candidates
         self.grouping = grouping
         self.counts: Counter[Step] = Counter()
         self.exact = 0
-        self._largest = largest_query
+        self._largest = int(candidates.values[1][-1])
         self._coarse = False
 
     def add(self, step: Step) -> None:
@@ -61,30 +61,36 @@ class _PromptCount:
         return batch, min(-(-query // unit) * unit, self._largest), context
 
 
-def caps(widest: int) -> list[int]:
-    """The largest batches that are tried for sharing prompt steps: 1, 2, 4 … and `widest`."""
-    return [*(1 << i for i in range(widest.bit_length()) if 1 << i < widest), widest]
+def ways(prompt: Candidates) -> list[Candidates]:
+    """The parts of the candidates that prompts are tried to be served from, the narrowest first.
+
+    First those no larger than the bucket that covers everything, which one graph can serve; then all of at most 1, 2, 4
+    … sequences, since sharing steps saves some but takes graphs of more batches.
+    """
+    covering = prompt.covers_all()
+    widest = int(prompt.values[0][-1])
+    caps = [*(1 << i for i in range(widest.bit_length()) if 1 << i < widest), widest]
+    found = [] if covering is None else [prompt.within(*covering)]
+    return found + [prompt.up_to_batch(cap) for cap in caps if cap >= int(prompt.values[0][0])]
 
 
 def observe(
-    events: Iterable[PromptGroup | DecodeRun], prompt: Candidates, decode: Candidates, groupings: Sequence[Grouping]
-) -> dict[Phase, Observed]:
-    """Count the steps of a schedule, prompts once for each of `groupings`, which ascend in their widest step."""
-    counts = [_PromptCount(grouping, int(prompt.values[1][-1])) for grouping in groupings]
+    events: Iterable[PromptGroup | DecodeRun], prompts: Sequence[tuple[Candidates, Grouping]], decode: Candidates
+) -> dict[Phase, list[Observed]]:
+    """Count the steps of a schedule: prompts once for each of `prompts`, what they are served from and how."""
+    counts = [_PromptCount(candidates, grouping) for candidates, grouping in prompts]
     contexts = decode.values[2].tolist()
     decode_counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     real: Counter[Phase] = Counter()
     decode_exact = 0
     for event in events:
         if isinstance(event, PromptGroup):
-            size = len(event.lengths)
             real["prompt"] += sum(event.lengths) - sum(event.cached)
             steps: list[Step] = []
-            before = 0
-            for count in counts:
-                if before < size:
+            for place, count in enumerate(counts):
+                # the same candidates but for the batch: wider steps than the group change nothing
+                if place <= 1 or counts[place - 1].grouping.widest < len(event.lengths):
                     steps = count.grouping.steps(event)
-                    before = count.grouping.widest
                 for step in steps:
                     count.add(step)
         else:
@@ -100,13 +106,12 @@ def observe(
                 longest += here
                 left -= here
     rows = [((batch, 1, contexts[at]), number) for batch, row in decode_counts.items() for at, number in row.items()]
-    demands = {c.grouping.widest: _demand(prompt.up_to_batch(c.grouping.widest), c.counts.items()) for c in counts}
-    widest = int(decode.values[0][-1])
     return {
-        "prompt": Observed(
-            demands, {c.grouping.widest: c.exact for c in counts}, dict.fromkeys(demands, real["prompt"])
-        ),
-        "decode": Observed({widest: _demand(decode, rows)}, {widest: decode_exact}, {widest: real["decode"]}),
+        "prompt": [
+            Observed(count.candidates, _demand(count.candidates, count.counts.items()), count.exact, real["prompt"])
+            for count in counts
+        ],
+        "decode": [Observed(decode, _demand(decode, rows), decode_exact, real["decode"])],
     }
 
 
@@ -119,32 +124,27 @@ def _demand(candidates: Candidates, steps: Iterable[tuple[Step, int]]) -> Demand
     return Demand(rounded, weights)
 
 
-def uniform(candidates: Candidates) -> Observed:
-    """Every step that the candidates admit once: what is planned for when nothing is known about traffic.
+def uniform(grid: Candidates, widest: int) -> Observed:
+    """Every step of up to `widest` sequences once: what is planned for when nothing is known about traffic.
 
-    A point of the grid weighs as many (batch, query, context) as round up to it. For each cap on the batch of prompt
-    steps, wider ones count as several of it and one of the rest.
+    A point of the grid weighs as many (batch, query, context) as round up to it. Batches above the grid's largest count
+    as several of it and one of the rest.
     """
-    widest = int(candidates.values[0][-1])
-    allowed_caps = [cap for cap in caps(widest) if cap >= int(candidates.values[0][0])]
-    lengths = [np.diff(values, prepend=-1 if column else 0) for column, values in enumerate(candidates.values[1:])]
-    demands, real = {}, {}
-    for cap in [widest] if candidates.phase == "decode" else allowed_caps:
-        grid = candidates.up_to_batch(cap)
-        sizes = np.arange(1, widest + 1)
-        rows = np.bincount(np.concatenate([np.repeat(cap, (sizes // cap).sum()), sizes % cap]), minlength=cap + 1)
-        places = np.searchsorted(grid.values[0], np.arange(1, cap + 1))
-        steps = np.bincount(places, rows[1:], len(grid.values[0]))
-        sequences = np.bincount(places, rows[1:] * np.arange(1, cap + 1), len(grid.values[0]))
-        points = _product(grid.values).astype(np.int64)
-        keep = grid.allowed(points)
-        demands[cap] = Demand(points[keep], _product([steps, *lengths]).prod(axis=1)[keep])
-        # sequences of each batch, times the tokens of each length summed over the lengths that round up to it
-        column = 0 if candidates.phase == "prompt" else 1
-        centres = [values - (gap - 1) / 2 for values, gap in zip(grid.values[1:], lengths, strict=True)]
-        tokens = _product([sequences, *lengths]).prod(axis=1) * _product([steps, *centres])[:, column + 1]
-        real[cap] = float(tokens[keep].sum())
-    return Observed(demands, real, real)
+    lengths = [np.diff(values, prepend=-1 if column else 0) for column, values in enumerate(grid.values[1:])]
+    cap = int(grid.values[0][-1])
+    sizes = np.arange(1, widest + 1)
+    rows = np.bincount(np.concatenate([np.repeat(cap, (sizes // cap).sum()), sizes % cap]), minlength=cap + 1)
+    places = np.searchsorted(grid.values[0], np.arange(1, cap + 1))
+    steps = np.bincount(places, rows[1:], len(grid.values[0]))
+    sequences = np.bincount(places, rows[1:] * np.arange(1, cap + 1), len(grid.values[0]))
+    points = _product(grid.values).astype(np.int64)
+    keep = grid.allowed(points)
+    # sequences of each batch, times the tokens of each length summed over the lengths that round up to it
+    column = 1 if grid.phase == "prompt" else 2
+    centres = [values - (gap - 1) / 2 for values, gap in zip(grid.values[1:], lengths, strict=True)]
+    tokens = _product([sequences, *lengths]).prod(axis=1) * _product([steps, *centres])[:, column]
+    real = float(tokens[keep].sum())
+    return Observed(grid, Demand(points[keep], _product([steps, *lengths]).prod(axis=1)[keep]), real, real)
 
 
 def _product(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -55,13 +55,13 @@ class FreeGrouping:
     the largest query finishes any prompt; a longer cached prefix is computed again from there.
     """
 
-    def __init__(self, candidates: Candidates, widest: int) -> None:
-        self.widest = widest
+    def __init__(self, candidates: Candidates) -> None:
+        self.widest = int(candidates.values[0][-1])
         self._most_tokens = candidates.limits.max_num_batched_tokens
         self._candidates = candidates
         self._largest = int(candidates.values[1][-1])
         self._last = int(candidates.values[2][-1])
-        self._batches = candidates.round_up(0, np.arange(1, widest + 1))
+        self._batches = candidates.round_up(0, np.arange(1, self.widest + 1))
 
     def steps(self, group: PromptGroup) -> list[Step]:
         """As `Grouping.steps`."""

@@ -16,7 +16,7 @@ from llmc.buckets.evaluation import evaluate
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.buckets.traffic import demand
-from llmc.buckets.traffic.demand import caps, observe, uniform
+from llmc.buckets.traffic.demand import observe, uniform, ways
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.traffic.grouping import FreeGrouping, PlanGrouping
 from tests.buckets.generators import PROPERTY
@@ -30,16 +30,19 @@ def group(*lengths: int, cached: tuple[int, ...] | None = None) -> PromptGroup:
     return PromptGroup(lengths, cached or (0,) * len(lengths))
 
 
-def test_caps_double_up_to_the_widest():
-    assert [caps(widest) for widest in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+def test_prompts_are_tried_in_ever_wider_steps():
+    candidates = free(Limits(100, 6, block_size=10), range(1, 7), range(1, 100))
+    narrow, *caps = ways(candidates)
+    assert [int(part.values[0][-1]) for part in caps] == [1, 2, 4, 6]
+    assert [len(values) for values in narrow.values] == [1, 99, 1]
 
 
 def test_short_prompts_share_a_step_and_long_ones_do_not():
     candidates = free(Limits(8192, 4), range(1, 5), range(1, 8192))
-    grouping = FreeGrouping(candidates, 4)
+    grouping = FreeGrouping(candidates)
     assert grouping.steps(group(100, 90, 110)) == [(3, 110, 0)]
     assert sorted(grouping.steps(group(100, 8000))) == [(1, 100, 0), (1, 8000, 0)]
-    assert sorted(FreeGrouping(candidates, 1).steps(group(100, 90))) == [(1, 90, 0), (1, 100, 0)]
+    assert sorted(FreeGrouping(candidates.up_to_batch(1)).steps(group(100, 90))) == [(1, 90, 0), (1, 100, 0)]
 
 
 def step_cost(batch: int, query: int, context: int) -> int:
@@ -54,13 +57,14 @@ def step_cost(batch: int, query: int, context: int) -> int:
 def test_grouping_costs_least_among_neighbours_in_length(lengths, widest, grain, most):
     """Against every way to cut the sorted lengths into steps."""
     limits = Limits(4000, 8, most)
-    candidates = free(limits, [1, 2, 4, 8], range(grain, 4001, grain))
-    steps = FreeGrouping(candidates, widest).steps(group(*lengths))
+    batches = [batch for batch in (1, 2, 3, 4, 5, 8) if batch <= widest and batch != 3] or [1]
+    widest = batches[-1]
+    steps = FreeGrouping(free(limits, batches, range(grain, 4001, grain))).steps(group(*lengths))
     assert sum(batch for batch, _, _ in steps) == len(lengths)
     assert all(batch <= widest for batch, _, _ in steps)
 
     def rounded(batch: int, query: int) -> tuple[int, int]:
-        return next(b for b in (1, 2, 4, 8) if b >= batch), -(-query // grain) * grain
+        return next(b for b in batches if b >= batch), -(-query // grain) * grain
 
     def total(parts: list[tuple[int, int]]) -> float:
         cost = 0.0
@@ -89,13 +93,13 @@ def test_grouping_costs_least_among_neighbours_in_length(lengths, widest, grain,
 def test_long_prompts_run_in_chunks_up_to_the_largest_context():
     limits = Limits(5001, 2, 2048)
     candidates = free(limits, [1], range(1, 2049), range(0, 2953, 8))
-    grouping = FreeGrouping(candidates, 1)
+    grouping = FreeGrouping(candidates)
     assert grouping.steps(group(5000)) == [(1, 2048, 0), (1, 904, 2048), (1, 2048, 2952)]
     assert grouping.steps(group(5000, cached=(2500,))) == [(1, 452, 2500), (1, 2048, 2952)]
     assert grouping.steps(group(5000, cached=(4500,))) == [(1, 2048, 2952)]
     farther = free(limits, [1], range(1, 2049), range(0, 5001, 8))
-    assert FreeGrouping(farther, 1).steps(group(5000)) == [(1, 2048, 0), (1, 2048, 2048), (1, 904, 4096)]
-    assert FreeGrouping(farther, 1).steps(group(5000, cached=(4500,))) == [(1, 500, 4500)]
+    assert FreeGrouping(farther).steps(group(5000)) == [(1, 2048, 0), (1, 2048, 2048), (1, 904, 4096)]
+    assert FreeGrouping(farther).steps(group(5000, cached=(4500,))) == [(1, 500, 4500)]
 
 
 def test_what_a_plan_would_run_is_what_evaluation_counts():
@@ -103,26 +107,24 @@ def test_what_a_plan_would_run_is_what_evaluation_counts():
     events = [group(100, 300, 900), DecodeRun(3, 900, 1303, 40), group(5)]
     prompt = Candidates.of("prompt", plan.limits, plan.prompt)
     decode = Candidates.of("decode", plan.limits, plan.decode)
-    found = observe(iter(events), prompt, decode, [PlanGrouping(plan)])
+    found = observe(iter(events), [(prompt, PlanGrouping(plan))], decode)
     judged = evaluate(plan, events)
-    for phase in ("prompt", "decode"):
-        one = judged.prompt if phase == "prompt" else judged.decode
-        ((_, known),) = found[phase].demands.items()
-        assert known.weights.sum() == one.steps
-        assert set(found[phase].real.values()) == {one.real_tokens}
-        assert set(found[phase].exact.values()) == {one.exact_tokens}
+    for one in (judged.prompt, judged.decode):
+        (known,) = found[one.phase]
+        assert known.demand.weights.sum() == one.steps
+        assert known.real == one.real_tokens
+        assert known.exact == one.exact_tokens
 
 
 def test_decode_runs_are_counted_at_the_contexts_they_round_up_to():
     limits = Limits(64, 2, block_size=16)
     decode = free(limits, [1, 2], [1], [16, 32, 64], "decode")
-    prompt = free(limits, [1, 2], range(1, 65))
-    found = observe([DecodeRun(2, 15, 20, 4), DecodeRun(1, 33, 33, 5)], prompt, decode, [FreeGrouping(prompt, 1)])
-    (known,) = found["decode"].demands.values()
+    (found,) = observe([DecodeRun(2, 15, 20, 4), DecodeRun(1, 33, 33, 5)], [], decode)["decode"]
+    known = found.demand
     counted = dict(zip(map(tuple, known.points.tolist()), known.weights.tolist(), strict=True))
     assert counted == {(2, 1, 16): 2, (2, 1, 32): 2, (1, 1, 64): 5}
-    assert found["decode"].real == {2: (20 + 22 + 24 + 26) + (33 + 34 + 35 + 36 + 37)}
-    assert found["decode"].exact == {2: 2 * (15 + 16 + 17 + 18) + (33 + 34 + 35 + 36 + 37)}
+    assert found.real == (20 + 22 + 24 + 26) + (33 + 34 + 35 + 36 + 37)
+    assert found.exact == 2 * (15 + 16 + 17 + 18) + (33 + 34 + 35 + 36 + 37)
 
 
 def test_too_many_steps_to_tell_apart_are_rounded_up_a_little(monkeypatch):
@@ -130,9 +132,9 @@ def test_too_many_steps_to_tell_apart_are_rounded_up_a_little(monkeypatch):
     prompt = free(limits, [1], range(1, 8192))
     decode = free(limits, [1], [1], [8192], "decode")
     events = [group(length) for length in range(1, 8192, 3)]
-    exact = observe(events, prompt, decode, [FreeGrouping(prompt, 1)])["prompt"].demands[1]
+    exact = observe(events, [(prompt, FreeGrouping(prompt))], decode)["prompt"][0].demand
     monkeypatch.setattr(demand, "MAX_STEPS", 500)
-    coarse = observe(events, prompt, decode, [FreeGrouping(prompt, 1)])["prompt"].demands[1]
+    coarse = observe(events, [(prompt, FreeGrouping(prompt))], decode)["prompt"][0].demand
     assert coarse.weights.sum() == exact.weights.sum() == len(events)
     assert len(coarse.points) < 2000 < len(exact.points)
     assert coarse.points[:, 1].max() <= 8191
@@ -145,17 +147,13 @@ def test_uniform_demand_counts_every_step_once(phase):
     limits = Limits(12, 4, block_size=4)
     column = [3, 7, 12]
     known = free(limits, [1, 2, 4], column if phase == "prompt" else [1], [0] if phase == "prompt" else column, phase)
-    found = uniform(known)
     lengths = range(1, 13) if phase == "prompt" else range(13)
     steps = [(batch, length) for batch in range(1, 5) for length in lengths]
-    assert found.demands[4].weights.sum() == len(steps)
-    assert found.real[4] == pytest.approx(sum(batch * length for batch, length in steps))
-    if phase == "prompt":
-        assert sorted(found.demands) == [1, 2, 4]
-        for cap in (1, 2):
-            assert found.real[cap] == pytest.approx(found.real[4])
-            parts = sum(-(-batch // cap) for batch, _ in steps)
-            assert found.demands[cap].weights.sum() == parts
+    for cap in (4,) if phase == "decode" else (1, 2, 4):
+        found = uniform(known.up_to_batch(cap), 4)
+        assert found.real == found.exact == pytest.approx(sum(batch * length for batch, length in steps))
+        assert found.demand.weights.sum() == sum(-(-batch // cap) for batch, _ in steps)
+        assert found.demand.points[:, 0].max() == cap
 
 
 def test_candidates_know_the_bucket_that_covers_everything():
