@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     """Plan the buckets for a checkpoint: a Hugging Face folder, a config.json, a .gguf file or a hub name.
 
-    Keywords: max_model_len, max_num_seqs, max_num_batched_tokens, block_size, max_prompt_len (ints), strategy (a name),
-    and the ranges prompt_batch, prompt_seq, prompt_context, decode_batch, decode_seq as (min, step, max). Raises
-    InputError for values that cannot be used, CheckpointError when the model cannot be read.
+    Keywords are those of `llmc.compiler.planning.PlanArguments`: max_model_len, max_num_seqs, max_num_batched_tokens,
+    block_size, max_prompt_len (ints), strategy (a name), the ranges prompt_batch, prompt_seq, prompt_context,
+    decode_batch, decode_seq as (min, step, max), from_file, traffic and bench (paths), max_graphs, max_waste (a
+    fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for values that cannot
+    be used, CheckpointError when the model cannot be read.
     """
     from llmc.compiler.planning import plan_for
 

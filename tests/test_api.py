@@ -48,6 +48,10 @@ def test_plan_takes_ranges_and_limits(toy: Path) -> None:
     assert {bucket.batch for bucket in plan.decode} == {1, 2, 3, 4}
     assert llmc.plan(max_model_len=32).limits.max_model_len == 32
     assert llmc.plan(toy).limits.max_model_len == 64, "what the model says"
+    trace = Path(__file__).parent / "data" / "azure_conv_sample.csv"
+    chosen = llmc.plan(max_model_len=8192, max_num_seqs=1, traffic=trace, max_graphs=6)
+    assert len(chosen.prompt) == 6
+    assert chosen.provenance.strategy == "traffic"
     with pytest.raises(InputError, match=r"decode_batch '1,2' is not MIN,STEP,MAX"):
         llmc.plan(toy, decode_batch=(1, 2))
     with pytest.raises(CheckpointError, match="nowhere"):

@@ -188,3 +188,16 @@ def test_a_plan_of_another_schema_is_refused(llmc: Llmc, here: Path) -> None:
     assert "field 'schema' is 7, this version of llmc reads 1; plan anew" in llmc(
         "plan", "evaluate", "plan.json", "--traffic", SAMPLE
     ).failed(2)
+
+
+def test_plans_are_drawn(llmc: Llmc, here: Path) -> None:
+    ran = llmc(
+        "plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 8, "--frontier", "--plot", "plan.html", "-o", "a.json"
+    )
+    assert ran.code == 0
+    assert "wrote plan.html" in ran.err
+    assert "1,500" in (here / "plan.html").read_text()
+    assert llmc("plan", "evaluate", "a.json", "--traffic", SAMPLE, "--plot", "plan.png").code == 0
+    assert (here / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert llmc("plan", "show", "a.json", "--plot", "shown.png").code == 0
+    assert "plan.gif" in llmc("plan", "show", "a.json", "--plot", "plan.gif").failed(2)

@@ -1,7 +1,7 @@
 """The contract of a bucketing strategy, and the ranges it works on.
 
-To add a strategy: one file beside this one with a class that has `defaults` and `values`, and one line in the
-registry (`strategies/__init__.py`). Filters, coverage and reporting are the planner's and apply to all.
+To add a strategy: one file beside this one with a class that has `parameters`, `defaults`, `complete` and `values`, and
+one line in the registry (`strategies/__init__.py`). Filters, coverage and reporting are the planner's and apply to all.
 """
 
 from __future__ import annotations
