@@ -112,9 +112,11 @@ def _least_graphs(problem: PhaseProblem, budget: Budget, goal: float) -> Chosen:
     if not enough(high):
         least = problem.choose(high).added
         allowed = f"--max-graphs {budget.max_graphs}" if budget.max_graphs else f"{most} graphs"
+        lengths = "--prompt-seq" if problem.candidates.phase == "prompt" else "--decode-seq"
         raise InputError(
             f"no {problem.candidates.phase} plan of {allowed} adds {goal:.1%} padding or less on this traffic: the "
-            f"least is {least:.1%}; raise --max-waste{' or --max-graphs' if budget.max_graphs else ''}"
+            f"least is {least:.1%}; raise --max-waste{' or --max-graphs' if budget.max_graphs else ''}, or let buckets "
+            f"lie closer with a smaller step of {lengths}"
         )
     low = high // 2 + 1
     while low < high:

@@ -105,6 +105,12 @@ def _from_environment(
             found.warnings.append(f"{number.variable} has no effect: the {name} strategy has no {parameter}")
             continue
         numbers[parameter] = number.in_tokens(limits.block_size)
+        if dimension == "decode_context" and number.blocks and numbers[parameter] > limits.max_model_len:
+            found.warnings.append(
+                f"{number.variable}={number.value} counts the blocks of one sequence here, and so many are above "
+                f"max_model_len {limits.max_model_len}; the vendor's planner counts those of the whole batch: divide "
+                "by max_num_seqs"
+            )
         variables[parameter] = number.variable
     origins = {parameter: f"environment {variable}" for parameter, variable in variables.items()}
     if dimension in LENGTHS and "max" not in variables:

@@ -350,3 +350,11 @@ def test_cached_prefixes_are_taken_over_where_contexts_are_allowed(tmp_path):
     assert any(bucket.context == 512 for bucket in reused.prompt)
     assert waste(reused, path=path) < 0.1
     assert prove(reused) == []
+
+
+def test_a_count_of_the_whole_batchs_blocks_is_pointed_out():
+    settings = Settings.from_environment({"VLLM_DECODE_BLOCK_BUCKET_STEP": "128"})
+    plan = make_plan(Limits(2048, 4), settings=settings)
+    (warning,) = [note.text for note in plan.provenance.notes if note.kind == "warning"]
+    assert warning.startswith("VLLM_DECODE_BLOCK_BUCKET_STEP=128 counts the blocks of one sequence here")
+    assert warning.endswith("divide by max_num_seqs")
