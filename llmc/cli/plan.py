@@ -47,6 +47,12 @@ def plan(
             "--device", metavar="D", help="Estimate compile time and memory for this device. Default with MODEL: cpu."
         ),
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle", metavar="BUNDLE", help="Estimate by the weights and builds of a bundle compiled before."
+        ),
+    ] = None,
     frontier: Annotated[
         bool, typer.Option("--frontier", help="Also tabulate waste against the number of graphs.")
     ] = False,
@@ -74,13 +80,18 @@ def plan(
       llmc plan evaluate plan.json other.json --traffic requests.csv
     """
     arguments = words or []
+    others: dict[str, object] = {
+        "--config": config,
+        "--device": device,
+        "--bundle": bundle,
+        "--frontier": frontier or None,
+    }
     if arguments[:1] == [EVALUATE]:
-        others = {"--config": config, "--device": device, "--output": output, "--frontier": frontier or None}
-        _refuse(EVALUATE, flags, others, EVALUATE_FLAGS)
+        _refuse(EVALUATE, flags, {**others, "--output": output}, EVALUATE_FLAGS)
         _evaluate(arguments[1:], flags, plot, as_json=as_json)
         return
     if arguments[:1] == [SHOW]:
-        _refuse(SHOW, flags, {"--config": config, "--device": device, "--frontier": frontier or None}, set())
+        _refuse(SHOW, flags, others, set())
         made = _load_one(arguments[1:])
         points: list[FrontierPoint] = []
         model = None
@@ -88,8 +99,9 @@ def plan(
         raise InputError(f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}")
     else:
         model = arguments[0] if arguments else None
-        if device is not None and model is None and config is None:
-            raise InputError("--device estimates what a model costs there: give MODEL or --config FILE")
+        for name, given in (("--device", device), ("--bundle", bundle)):
+            if given is not None and model is None and config is None:
+                raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
         made = plan_from_flags(flags, model, config, device=device)
         points = _frontier(flags, model, config) if frontier else []
         output_bars.close_bars()
@@ -100,7 +112,7 @@ def plan(
         _plot(plot, [(output or "plan", made)], flags, points)
     _print(made, points, as_json=as_json)
     if not as_json and arguments[:1] != [SHOW]:
-        _print_footprint(made, model if model is not None else config, device, flags)
+        _print_footprint(made, model if model is not None else config, device, flags, bundle)
 
 
 def _refuse(verb: str, flags: PlanningFlags, others: Mapping[str, object], allowed: set[str]) -> None:
@@ -179,14 +191,17 @@ def _print(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
         typer.echo(made.to_json(), nl=False)
 
 
-def _print_footprint(made: Plan, model: str | None, device: str | None, flags: PlanningFlags) -> None:
+def _print_footprint(
+    made: Plan, model: str | None, device: str | None, flags: PlanningFlags, bundle: Path | None
+) -> None:
     if model is None:
         return
     from llmc.compiler.footprint import Footprint
     from llmc.settings import Settings
 
     try:
-        footprint = Footprint.open(model, made.limits, device or "cpu", Settings.from_environment(), flags.bench)
+        settings = Settings.from_environment()
+        footprint = Footprint.open(model, made.limits, device or "cpu", settings, flags.bench, bundle)
     except CheckpointError:
         if device is None:
             return

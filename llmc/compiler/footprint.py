@@ -21,9 +21,12 @@ from llmc.compiler.checkpoint import read_config
 from llmc.compiler.model_size import ModelSize
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.errors import CheckpointError
+from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmc.artifacts.bundle import BundleFiles
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.store import Store
     from llmc.compiler.targets.base import Target
@@ -73,6 +76,7 @@ class Footprint:
         limits: Limits,
         store: Store | None = None,
         bench: Bench | None = None,
+        bundle: BundleFiles | None = None,
     ) -> None:
         self._model = model
         self._target = target
@@ -81,6 +85,11 @@ class Footprint:
         self._bench = bench
         self._store = store
         self._typical = None if store is None else typical_seconds(store, target.name)
+        self._typical_source = "median of this store's last builds"
+        self._bundle = bundle
+        built = None if store is None or bundle is None else _built_seconds(store, bundle)
+        if built is not None and bundle is not None:
+            self._typical, self._typical_source = built, f"median of the builds of {bundle.folder}"
 
     @classmethod
     def open(
@@ -90,12 +99,19 @@ class Footprint:
         device: str,
         settings: Settings,
         bench: str | os.PathLike[str] | None = None,
+        bundle: Path | None = None,
     ) -> Footprint:
         """For a checkpoint or a config.json, compiled with a device's default options, as `settings`' store has
-        measured. Raises CheckpointError when the model cannot be read or has no sizes, UnknownNameError for an unknown
-        device, and InputError for a bad bench file.
+        measured, and of `bundle`, one compiled before. Raises CheckpointError when the model cannot be read or has no
+        sizes, UnknownNameError for an unknown device, InputError for a bad bench file or a bundle for another device,
+        and ArtifactError for what is no bundle.
         """
+        from llmc.artifacts.bundle import BundleFiles
         from llmc.artifacts.store import Store
+
+        files = None if bundle is None else BundleFiles.open(bundle, fallback=settings.cache_dir / "stamps")
+        if files is not None and files.manifest.device != device:
+            raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
 
         return cls(
             ModelSize.of(read_config(model), model),
@@ -104,6 +120,7 @@ class Footprint:
             limits,
             Store(settings.cache_dir) if settings.cache_dir.is_dir() else None,
             None if bench is None else Bench.load(bench),
+            files,
         )
 
     def executables(self, buckets: Sequence[Bucket]) -> int:
@@ -142,13 +159,14 @@ class Footprint:
     def _memory(self, model: ModelSize) -> list[Estimate]:
         bits = BITS[self._options.dtype if self._options.quantize == "none" else str(self._options.quantize)]
         limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
+        weights: float = model.parameters * bits / 8
+        source = f"{model.parameters / 1e6:,.1f} M parameters of the config × {bits} bits"
+        if self._bundle is not None:
+            manifest = self._bundle.manifest
+            weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
+            source = f"as they are in {self._bundle.folder}"
         return [
-            Estimate(
-                "weights",
-                model.parameters * bits / 8,
-                "bytes",
-                f"{model.parameters / 1e6:,.1f} M parameters of the config × {bits} bits",
-            ),
+            Estimate("weights", weights, "bytes", source),
             Estimate(
                 "KV cache",
                 limits.max_num_seqs * limits.max_model_len * model.cache_values * value_bytes,
@@ -171,7 +189,7 @@ class Footprint:
         if measured is not None:
             source = "measured in the bench file"
         else:
-            source = self._target.executable_source if self._typical is None else "median of this store's last builds"
+            source = self._target.executable_source if self._typical is None else self._typical_source
         source = f"{count} × {each:.2f} s ({source})"
         if measured is None and self._target.device_seconds:
             each += self._target.device_seconds
@@ -216,6 +234,12 @@ def typical_seconds(store: Store, target: str) -> float | None:
     return _median_seconds(
         entry for entry in store.entries("executable") if entry.key.components.get("target") == target
     )
+
+
+def _built_seconds(store: Store, bundle: BundleFiles) -> float | None:
+    """The median build time of a bundle's own executables, as far as the store still has them."""
+    keys = {executable.key for executable in bundle.manifest.executables}
+    return _median_seconds(entry for entry in store.entries("executable") if entry.key.digest in keys)
 
 
 def stage_seconds(store: Store | None, stage: str) -> float:

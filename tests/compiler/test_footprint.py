@@ -14,7 +14,7 @@ from llmc.compiler.footprint import Footprint
 from llmc.compiler.model_size import ModelSize
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.errors import CheckpointError
+from llmc.errors import ArtifactError, CheckpointError, InputError
 from llmc.settings import Settings
 from tests.toy import Toy
 
@@ -88,6 +88,22 @@ def test_the_stores_own_builds_win_over_published_times(tmp_path):
     )
     sources = {estimate.name: estimate.source for estimate in found.estimates(toy.plan.buckets)}
     assert "median of this store's last builds" in sources["compile time"]
+
+
+def test_a_bundle_gives_its_weights_and_its_own_builds(tmp_path):
+    toy = Toy.make(tmp_path)
+    toy.compile()
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    settings = Settings(cache_override=str(toy.store.root))
+    found = Footprint.open(str(tmp_path / "config.json"), Limits(32), "fake", settings, bundle=toy.bundle)
+    estimates = {estimate.name: estimate for estimate in found.estimates(toy.plan.buckets)}
+    assert estimates["weights"].source == f"as they are in {toy.bundle}"
+    assert estimates["weights"].value < 1e6
+    assert f"median of the builds of {toy.bundle}" in estimates["compile time"].source
+    with pytest.raises(InputError, match="is for device fake, not cpu"):
+        Footprint.open(str(tmp_path / "config.json"), Limits(32), "cpu", settings, bundle=toy.bundle)
+    with pytest.raises(ArtifactError):
+        Footprint.open(str(tmp_path / "config.json"), Limits(32), "fake", settings, bundle=tmp_path / "absent")
 
 
 def test_a_config_without_sizes_is_named():
