@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
-from llmc.compiler.footprint import BITS, Footprint, stage_seconds
+from llmc.compiler.footprint import Footprint, stage_seconds
 from llmc.compiler.model_size import ModelSize
 from llmc.compiler.pipeline import executable_key
 from llmc.compiler.stages import StageReport, Stages
@@ -59,7 +59,7 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
     if options.verify != "none" and to_build:
         seconds += stage_seconds(stages.store, "reference") if prepared is None else 0.0
         seconds += VERIFY_SECONDS
-    bits = BITS[options.dtype if options.quantize == "none" else str(options.quantize)]
+    bits = target.weight_bits(options)
     weights = sum(prod(stages.checkpoint.shape(name)) for name in stages.checkpoint.tensor_names())
     estimates = footprint.estimates(stages.plan.buckets)
     return {
@@ -79,7 +79,7 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),
         "estimated_seconds": round(seconds, 1),
-        "estimated_bytes": weights * bits // 8 + 150_000 * len(shapes),
+        "estimated_bytes": int(weights * bits / 8) + 150_000 * len(shapes),
         "estimates": [estimate.to_dict() for estimate in estimates],
     }
 

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
 
-BITS = {"int8": 9, "f32": 32, "bf16": 16, "f16": 16}
-"""Bits of a weight as it is stored; int8 with its scales."""
-
 STAGES = {"lower": 12.0, "weights": 4.0, "reference": 20.0}
 """Seconds of the stages that all executables share where the store has none to learn from; SmolLM2-135M, two cores."""
 
@@ -157,10 +154,10 @@ class Footprint:
         return found if self._model is None else [*found, *self._memory(self._model), self._graph_memory(buckets)]
 
     def _memory(self, model: ModelSize) -> list[Estimate]:
-        bits = BITS[self._options.dtype if self._options.quantize == "none" else str(self._options.quantize)]
+        bits = self._target.weight_bits(self._options)
         limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
         weights: float = model.parameters * bits / 8
-        source = f"{model.parameters / 1e6:,.1f} M parameters of the config × {bits} bits"
+        source = f"{model.parameters / 1e6:,.1f} M parameters of the config × {bits:g} bits"
         if self._bundle is not None:
             manifest = self._bundle.manifest
             weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))

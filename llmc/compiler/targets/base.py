@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
+WEIGHT_BITS = {"int8": 9, "f32": 32, "bf16": 16, "f16": 16}
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,10 @@ class Target(ABC):
     def remaining(self) -> str:
         """In words, what the device's own host will still do to a portable executable; empty when native."""
         return ""
+
+    def weight_bits(self, options: CompileOptions) -> float:
+        """Bits that a bundle holds for each weight, scales and copies for the kernels included."""
+        return WEIGHT_BITS[options.dtype if options.quantize == "none" else str(options.quantize)]
 
     def cache_bytes(self, options: CompileOptions) -> int:
         """Bytes of one value in the KV cache."""
