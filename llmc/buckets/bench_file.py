@@ -128,10 +128,6 @@ class Bench:
             raise InputError(f"the bench of {self.device} has no {phase} measurement; measure at least one bucket")
         return self._surfaces[phase](shapes.reshape(-1, 3)).reshape(shapes.shape[:-1])
 
-    def bucket_seconds(self, bucket: Bucket) -> float:
-        """Seconds of one step of `bucket`; as `seconds`."""
-        return float(self.seconds(bucket.phase, bucket.batch, bucket.query, bucket.context))
-
     def rising(self) -> Bench:
         """The bench with every measurement raised to the most that a smaller bucket of its phase took.
 

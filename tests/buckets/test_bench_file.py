@@ -181,7 +181,7 @@ def test_arguments_are_broadcast():
     assert bench.seconds("prompt", [[1], [2]], [128, 128, 128], 0).tolist() == [[0.1] * 3, [0.2] * 3]
     assert bench.seconds("prompt", [], [], []).shape == (0,)
     assert bench.seconds("prompt", 2, 128, 0).shape == ()
-    assert bench.bucket_seconds(Bucket("prompt", 2, 128, 0)) == 0.2
+    assert bench.seconds("prompt", 2, 128, 0) == 0.2
 
 
 @pytest.mark.usefixtures("either_rule")
@@ -190,7 +190,9 @@ def test_measured_shapes_have_their_seconds_exactly_and_all_shapes_positive_ones
     @given(benches())
     def check(bench):
         for one in bench.measurements:
-            assert bench.bucket_seconds(one.bucket) == one.seconds
+            assert (
+                bench.seconds(one.bucket.phase, one.bucket.batch, one.bucket.query, one.bucket.context) == one.seconds
+            )
         seconds = bench.seconds(bench.measurements[0].bucket.phase, *shapes.T)
         assert np.all(seconds > 0)
         assert np.all(np.isfinite(seconds))
@@ -237,7 +239,7 @@ def test_between_measured_neighbours_seconds_are_between_theirs(measured, shape)
             for axis, x in zip(axes, shape, strict=True)
         )
     )
-    around = [bench.bucket_seconds(Bucket("prompt", *corner)) for corner in corners]
+    around = [float(bench.seconds("prompt", *corner)) for corner in corners]
     assert min(around) * (1 - 1e-9) <= bench.seconds("prompt", *shape) <= max(around) * (1 + 1e-9)
 
 
