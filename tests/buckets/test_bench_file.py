@@ -192,8 +192,6 @@ def test_measured_shapes_have_their_seconds_exactly_and_all_shapes_positive_ones
         for one in bench.measurements:
             shape = (one.bucket.batch, one.bucket.query, one.bucket.context)
             assert bench.seconds(one.bucket.phase, *shape) == one.seconds
-                bench.seconds(one.bucket.phase, one.bucket.batch, one.bucket.query, one.bucket.context) == one.seconds
-            )
         seconds = bench.seconds(bench.measurements[0].bucket.phase, *shapes.T)
         assert np.all(seconds > 0)
         assert np.all(np.isfinite(seconds))
