@@ -175,7 +175,7 @@ def planned(budget: Budget, limits: Limits = LIMITS):
 
 def test_compile_time_is_spent_to_the_last_graph():
     wastes = []
-    for graphs in (6, 13, 19, 23):
+    for graphs in (6, 13, 19, 23, 43, 75):
         plan = planned(Budget(max_compile_time=10.0 * graphs))
         assert len(plan.buckets) == graphs
         wastes.append(waste(plan) + waste(plan, "decode"))
