@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from llmc.buckets.bench_fit import AffineModel, Floats
 from llmc.buckets.bucket import Phase
+from llmc.buckets.corners import least_of_larger
 
 MAX_NODES = 1 << 20
 """Most corners of the grid that measured values span; shapes beyond it are bounded by measured ones, see `Surface`."""
@@ -98,7 +99,7 @@ class Surface:
         missing = np.nonzero(~known)
         if not len(missing[0]):
             return least
-        most = _least_of_larger(most)
+        most = least_of_larger(most)
         corners = np.stack([axis[places] for axis, places in zip(self._axes, missing, strict=True)], axis=1)
         least[missing] = np.minimum(self._estimate(corners), most[missing])
         grid = _most_of_smaller(least)
@@ -153,10 +154,4 @@ def _log_coordinates(points: Floats) -> Floats:
 def _most_of_smaller(grid: Floats) -> Floats:
     for axis in range(grid.ndim):
         grid = np.maximum.accumulate(grid, axis=axis)
-    return grid
-
-
-def _least_of_larger(grid: Floats) -> Floats:
-    for axis in range(grid.ndim):
-        grid = np.flip(np.minimum.accumulate(np.flip(grid, axis), axis=axis), axis)
     return grid

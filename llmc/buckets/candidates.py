@@ -14,8 +14,6 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.objective import Objective, Points
 from llmc.buckets.optimise.space import ListedSpace, ProductSpace, Space
 
-DIMENSION_NAMES = ("batch", "query", "context")
-
 
 @dataclass(frozen=True)
 class Candidates:

@@ -68,7 +68,7 @@ def _section(phase: PhaseEvaluation, hottest: int) -> list[str]:
     used = phase.hottest(hottest)
     if used:
         rows = [
-            (_shape(use.bucket), str(use.steps), str(use.requests), _percent(use.waste), _percent(use.share))
+            (shape(use.bucket), str(use.steps), str(use.requests), _percent(use.waste), _percent(use.share))
             for use in used
         ]
         lines += ["", *table([USE_HEADER, *rows], range(1, 5)), ""]
@@ -85,13 +85,14 @@ def _uncovered(phase: PhaseEvaluation) -> str:
 
 
 def _shapes(buckets: Sequence[Bucket]) -> str:
-    shown = [_shape(bucket) for bucket in buckets]
+    shown = [shape(bucket) for bucket in buckets]
     if len(shown) > SHOWN_DEAD:
         shown = [*shown[: SHOWN_DEAD - 2], "…", shown[-1]]
     return " ".join(shown)
 
 
-def _shape(bucket: Bucket) -> str:
+def shape(bucket: Bucket) -> str:
+    """A bucket without its phase: "4x512+0"."""
     return f"{bucket.batch}x{bucket.query}+{bucket.context}"
 
 

@@ -120,15 +120,8 @@ def grid(limits: Limits, found: Axes) -> tuple[list[Bucket], list[Note]]:
 
 
 def _over_limit(limits: Limits, bucket: Bucket) -> str | None:
-    if bucket.batch > limits.max_num_seqs:
-        return f"batch above max_num_seqs {limits.max_num_seqs}"
-    if bucket.query > limits.max_model_len:
-        return f"query above max_model_len {limits.max_model_len}"
-    if bucket.context > limits.max_model_len:
-        return f"context above max_model_len {limits.max_model_len}"
-    if bucket.phase == "prompt" and bucket.tokens > limits.max_num_batched_tokens:
-        return f"batch*query above max_num_batched_tokens {limits.max_num_batched_tokens}"
-    return None
+    found = limits.exceeded(bucket)
+    return f"{found[0]} above {found[2]} {found[3]}" if found else None
 
 
 def _unneeded(limits: Limits, phase: Phase, least_query: int, least_context: int) -> str | None:

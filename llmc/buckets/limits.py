@@ -75,18 +75,22 @@ class Limits:
         """Most tokens that can be in the cache when a decode step starts: all but the one it computes."""
         return self.max_model_len - 1
 
+    def exceeded(self, bucket: Bucket) -> tuple[str, int, str, int] | None:
+        """The first limit that `bucket` is above, as (what, its value, limit's name, limit); None within all."""
+        if bucket.batch > self.max_num_seqs:
+            return "batch", bucket.batch, "max_num_seqs", self.max_num_seqs
+        if bucket.query > self.max_model_len:
+            return "query", bucket.query, "max_model_len", self.max_model_len
+        if bucket.context > self.max_model_len:
+            return "context", bucket.context, "max_model_len", self.max_model_len
+        if bucket.phase == "prompt" and bucket.tokens > self.max_num_batched_tokens:
+            return "batch*query", bucket.tokens, "max_num_batched_tokens", self.max_num_batched_tokens
+        return None
+
     def exceeded_by(self, bucket: Bucket) -> str | None:
-        """In words, the first limit that `bucket` is above ("batch 7 is above max_num_seqs 6"); None within all."""
-        bounds = [
-            ("batch", bucket.batch, "max_num_seqs", self.max_num_seqs),
-            ("query", bucket.query, "max_model_len", self.max_model_len),
-            ("context", bucket.context, "max_model_len", self.max_model_len),
-        ]
-        if bucket.phase == "prompt":
-            bounds.append(("batch*query", bucket.tokens, "max_num_batched_tokens", self.max_num_batched_tokens))
-        return next(
-            (f"{name} {value} is above {limit} {most}" for name, value, limit, most in bounds if value > most), None
-        )
+        """`exceeded` in words ("batch 7 is above max_num_seqs 6")."""
+        found = self.exceeded(bucket)
+        return f"{found[0]} {found[1]} is above {found[2]} {found[3]}" if found else None
 
     def to_dict(self) -> dict[str, int]:
         """The limits as JSON holds them; max_prompt_len only where it is set."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.buckets.cost import TOKEN_WEIGHT
+from llmc.buckets.cost import STEP_WEIGHT, TOKEN_WEIGHT
 
 if TYPE_CHECKING:
     from llmc.buckets.bench_file import Bench
@@ -28,6 +28,10 @@ class Objective(Protocol):
 
     def cost(self, phase: Phase, points: Points) -> NDArray[np.float64]:
         """Cost [n] of running the buckets `points` once each."""
+        ...
+
+    def step_price(self, phase: Phase) -> float:
+        """What one more step costs beyond `cost`, whatever its size."""
         ...
 
 
@@ -47,6 +51,10 @@ class Tokens:
             return batch * np.maximum(context, 0.5)
         return batch * query * (1.0 + context / TOKEN_WEIGHT)
 
+    def step_price(self, phase: Phase) -> float:
+        """A prompt step's STEP_WEIGHT, in tokens; the number of decode steps is no choice."""
+        return STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" else 0.0
+
 
 class Seconds:
     """Seconds from a bench file, interpolated between what was measured.
@@ -65,3 +73,7 @@ class Seconds:
         """As `Objective.cost`."""
         seconds = self._bench.seconds(phase, points[:, 0], points[:, 1], points[:, 2])
         return seconds * (1.0 + 1e-12 * self._tokens.cost(phase, points))
+
+    def step_price(self, phase: Phase) -> float:
+        """Nothing: a step's fixed time is measured with it."""
+        return 0.0

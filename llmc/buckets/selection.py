@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.candidates import Candidates
-from llmc.buckets.cost import STEP_WEIGHT, TOKEN_WEIGHT, cost
+from llmc.buckets.cost import cost
 from llmc.buckets.objective import Objective, Points
 from llmc.buckets.optimise import frontier
 from llmc.buckets.traffic.demand import Observed
@@ -74,8 +74,8 @@ class PhaseProblem:
         """The best plan of this phase for each number of graphs; more of them never cost more.
 
         Prompts may be served from several parts of the candidates (`ways`), of which the best is found by trying them,
-        a step counted as STEP_WEIGHT. Raises InputError for less than 1 graph, and where all are too few for the steps
-        of the traffic.
+        a step at the objective's price. Raises InputError for less than 1 graph, and where all are too few for the
+        steps of the traffic.
         """
         missing = sorted({graphs for graphs in counts if graphs not in self._chosen})
         if missing and missing[0] < 1:
@@ -104,7 +104,7 @@ class PhaseProblem:
             except InputError:
                 counts = counts[1:]
         steps = float(demand.weights.sum())
-        price = steps * STEP_WEIGHT / TOKEN_WEIGHT if phase == "prompt" and self._objective.unit == "tokens" else 0.0
+        price = steps * self._objective.step_price(phase)
         real = observed.real
         ragged = observed.exact / real - 1 if real else 0.0
         for graphs, choice in zip(counts, choices or [], strict=True):

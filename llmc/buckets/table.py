@@ -49,12 +49,12 @@ class LookupTable:
         """For each corner, the place in `_by_cost` of its least-cost cover; None stands at the last place."""
         import numpy as np
 
+        from llmc.buckets.corners import least_of_larger
+
         ranks = np.full((len(self._batches) + 1, self._rows, self._columns), len(ordered), np.int32)
         places = tuple(
             np.searchsorted(values, [getattr(bucket, name) for bucket in ordered])
             for name, values in (("batch", self._batches), ("query", self._queries), ("context", self._contexts))
         )
         ranks[places] = np.arange(len(ordered), dtype=np.int32)
-        for axis in range(3):
-            ranks = np.flip(np.minimum.accumulate(np.flip(ranks, axis), axis), axis)
-        return array("i", np.ascontiguousarray(ranks).tobytes())
+        return array("i", np.ascontiguousarray(least_of_larger(ranks)).tobytes())

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.provenance import Provenance
 from llmc.buckets.strategies.base import Range
 
 PROPERTY = settings(deadline=None, database=None, max_examples=150, derandomize=True)
@@ -50,3 +52,9 @@ def buckets(phase: str, size: int = 20) -> st.SearchStrategy[list[Bucket]]:
     query = st.integers(1, 8) if phase == "prompt" else st.just(1)
     one = st.builds(Bucket, st.just(phase), st.integers(1, 5), query, st.integers(0, 12))
     return st.lists(one, min_size=1, max_size=size, unique=True)
+
+
+@st.composite
+def small_plans(draw: st.DrawFn) -> Plan:
+    """Plans of any buckets: most leave requests uncovered."""
+    return Plan(Limits(14, 5), (*draw(buckets("prompt")), *draw(buckets("decode"))), Provenance("by hand"))

@@ -23,7 +23,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.errors import InputError
-from tests.buckets.generators import PROPERTY, buckets
+from tests.buckets.generators import PROPERTY, small_plans
 
 
 def plan_of(limits: Limits, prompt: list[tuple[int, int, int]], decode: list[tuple[int, int]]) -> Plan:
@@ -33,12 +33,6 @@ def plan_of(limits: Limits, prompt: list[tuple[int, int, int]], decode: list[tup
 
 def group(*lengths: int, cached: tuple[int, ...] | None = None) -> PromptGroup:
     return PromptGroup(lengths, cached or (0,) * len(lengths))
-
-
-@st.composite
-def small_plans(draw: st.DrawFn) -> Plan:
-    """Plans of any buckets: most leave requests uncovered."""
-    return Plan(Limits(14, 5), (*draw(buckets("prompt")), *draw(buckets("decode"))), Provenance("by hand"))
 
 
 @st.composite

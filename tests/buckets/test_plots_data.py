@@ -14,17 +14,15 @@ from matplotlib.figure import Figure
 from llmc.buckets.frontier import FrontierPoint
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
-from llmc.buckets.plan import Plan
 from llmc.buckets.plots.asked import Asked, edges
 from llmc.buckets.plots.cumulative import draw_cumulative
 from llmc.buckets.plots.curve import curve
 from llmc.buckets.plots.data import cells, finding, gather, printable, shortened, spread
 from llmc.buckets.plots.maps import borders, contexts, darkest, log_edges
-from llmc.buckets.provenance import Provenance
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
-from tests.buckets.generators import PROPERTY, buckets
+from tests.buckets.generators import PROPERTY, small_plans
 from tests.buckets.test_plots import frontier, grid_plan, plan_of
 from tests.buckets.traffic.files import SAMPLE, written
 
@@ -39,12 +37,6 @@ def test_bins_ascend_to_the_most_and_are_finer_for_more_an_octave(most, per_octa
     assert len(found) == 1 or found[-2] < most
     assert all((high - low) * per_octave <= max(low, per_octave) for low, high in pairwise(found))
     assert set(found[:-1]) <= set(edges(most, 2 * per_octave).tolist())
-
-
-@st.composite
-def small_plans(draw: st.DrawFn) -> Plan:
-    """Plans of any buckets: most leave requests uncovered."""
-    return Plan(Limits(14, 5), (*draw(buckets("prompt")), *draw(buckets("decode"))), Provenance("by hand"))
 
 
 @st.composite

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from llmc.buckets.corners import least_of_larger
 from llmc.buckets.optimise.demand import Costs, Points, as_points, name
 from llmc.errors import InputError
 
@@ -179,9 +180,7 @@ class ListedSpace(_Base):
         ranks = np.full(tuple(len(each) + 1 for each in self.values), len(self._costs), np.int32)
         places = tuple(np.searchsorted(each, self._buckets[:, axis]) for axis, each in enumerate(self.values))
         ranks[places] = np.arange(len(self._costs), dtype=np.int32)
-        for axis in range(ranks.ndim):
-            ranks = np.flip(np.minimum.accumulate(np.flip(ranks, axis), axis), axis)
-        return ranks
+        return least_of_larger(ranks)
 
     def _search(self, points: Points) -> NDArray[np.int32]:
         ranks = np.empty(len(points), np.int32)

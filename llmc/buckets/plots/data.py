@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
-from llmc.buckets.evaluation import Evaluation, PhaseEvaluation, evaluate
+from llmc.buckets.evaluation import Evaluation, PhaseEvaluation
 from llmc.buckets.plan import Plan
 from llmc.buckets.plots.asked import Asked, Ints
+from llmc.buckets.traffic.replay import replay
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
@@ -83,8 +84,7 @@ def _view(name: str, plan: Plan, traffic: Traffic | None) -> PlanView:
     notes = [str(note) for note in plan.provenance.notes]
     if traffic is None:
         return PlanView(name, plan, None, {}, asked.batches, asked.lengths, tuple(map(printable, notes)))
-    events = asked.passing(traffic.events(plan.limits, plan.prompt[-1].batch))
-    evaluation = evaluate(plan, events, bench=traffic.bench, decode_requests=lambda: traffic.decode_requests)
+    evaluation = replay(plan, traffic, asked.passing)
     notes += [f"traffic: {note}" for note in traffic.notes()]
     counts = {phase: asked.counts(phase) for phase in PHASES}
     return PlanView(name, plan, evaluation, counts, asked.batches, asked.lengths, tuple(map(printable, notes)))
@@ -124,11 +124,6 @@ def spread(values: Sequence[Value], most: int) -> list[Value]:
     if len(values) <= most:
         return list(values)
     return [values[place * (len(values) - 1) // (most - 1)] for place in range(most)]
-
-
-def shape(bucket: Bucket) -> str:
-    """A bucket without its phase, as the reports in text write it."""
-    return f"{bucket.batch}x{bucket.query}+{bucket.context}"
 
 
 def percent(fraction: float | None) -> str:
