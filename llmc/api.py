@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.compiler.pipeline import CompileResult, Reporter
 
+DEVICE = "cpu"
+
 
 def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     """Plan the buckets for a checkpoint: a Hugging Face folder, a config.json, a .gguf file or a hub name.
@@ -30,7 +32,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     model: str | Path,
     output: str | Path,
     *,
-    device: str = "cpu",
+    device: str = DEVICE,
     plan: Plan | None = None,
     quantize: str | None = None,
     dtype: str = "f32",
@@ -48,7 +50,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError, and then leaves
     `output` as it was.
     """
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.opening import open_store
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline import compile_bundle
     from llmc.compiler.planning import plan_for
@@ -57,19 +59,21 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     settings = Settings.from_environment()
     options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
     made = plan if plan is not None else plan_for(str(model), **planning)
-    store = Store(cache_dir or settings.cache_dir)
+    store = open_store(cache_dir, settings, device)
     return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))
 
 
 class LLM(BundleLLM):
     """Offline inference with vLLM's names: `LLM(model=…).generate(prompts, SamplingParams(…))`.
 
-    `model` is a bundle folder, or a checkpoint, which is compiled first (from the store when it was before) with the
-    given device, limits and options of `llmc.compile`.
+    `model` is a bundle (a folder, or a reference to one, see artifacts/references.py), or a checkpoint, which is
+    compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
+    bundle, and what NEURON_COMPILED_ARTIFACTS holds for device neuron, is loaded whatever is asked for; each component
+    that is otherwise is named in a warning.
     """
 
     def __init__(
-        self, model: str | Path, *, device: str = "cpu", threads: int | None = None, keep_steps: bool = False,
+        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, keep_steps: bool = False,
         **compile_options: Any,
     ) -> None:  # fmt: skip
         super().__init__(_bundle_of(str(model), device, compile_options), threads, keep_steps)
@@ -78,15 +82,44 @@ class LLM(BundleLLM):
 def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
     path = Path(model)
     if (path / "manifest.json").is_file() or (path.is_dir() and not _holds_checkpoint(path)):
-        return path
-    import hashlib
-
+        return _matching(path, None if device == DEVICE else device, options)
+    from llmc.artifacts.precompiled import load, place_for
+    from llmc.artifacts.references import is_reference, resolve
     from llmc.settings import Settings
 
+    settings = Settings.from_environment()
+    if is_reference(model):
+        return _matching(resolve(model, settings), None if device == DEVICE else device, options)
+    place = place_for(device, model, settings.neuron_artifacts)
+    if place is not None:
+        if load(place, settings.cache_dir / "stamps") is not None:
+            return _matching(place, device, options, model)
+        compile(model, place, device=device, **options)
+        return place
+    import hashlib
+
+    from llmc.artifacts.layout import Layout
+
     name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[:16]
-    output = Settings.from_environment().cache_dir / "bundles" / name
+    output = Layout(settings.cache_dir_for(device)).bundles / name
     compile(model, output, device=device, **options)
     return output
+
+
+def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
+    """A bundle that is loaded and never compiled; what was asked for and is otherwise in it is a warning."""
+    if device is None and not options:
+        return path
+    from llmc.artifacts.log import logger
+    from llmc.artifacts.manifest import read_manifest
+    from llmc.artifacts.precompiled import differences, tell_differences
+    from llmc.compiler.asked import asked_members
+
+    manifest = read_manifest(path)
+    found = differences(manifest, asked_members(manifest, device, options, model))
+    if found:
+        logger().warning("%s is loaded as it was compiled, asked for otherwise: %s", path, tell_differences(found))
+    return path
 
 
 def _holds_checkpoint(folder: Path) -> bool:

@@ -2,6 +2,20 @@
 
 Variables
     LLMC_CACHE_DIR   folder of the artifact store; default: the platform's user cache folder for "llmc"
+    LLMC_SHARED_CACHE   folders of further stores that are only read, separated as in PATH: a read-only network mount
+    LLMC_REMOTE_CACHE   URL of a remote store that is asked for what is not here, before it is built (s3://…, gs://…)
+    LLMC_CACHE_MAX_SIZE     size that `llmc compile` trims the store to when it ends, as in 20G; default: no limit
+    LLMC_SIGNING_KEY        file of the Ed25519 private key that signs what is pushed
+    LLMC_SIGNING_PASSPHRASE that key's passphrase, where it has one
+    LLMC_TRUSTED_KEYS       folder of the public keys that are trusted; default: in the user's configuration folder
+    LLMC_ALLOW_UNSIGNED     true | 1: native code of a remote is taken without a signature
+    LLMC_REQUIRE_SIGNATURES true | 1: every bundle, and everything that comes from a remote, has to be signed
+    NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
+    VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
+                            LLMC_CACHE_DIR is not set
+    ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, DNNL_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS, NPY_DISABLE_CPU_FEATURES
+                            not acted on here: they make torch, oneDNN, MKL or numpy run other kernels than the host's
+                            best, so what was verified under them counts for such runs only
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use
     VLLM_BUCKETING_STRATEGY     lin | exp | pad, for both phases
@@ -44,6 +58,9 @@ STRATEGY_SPELLINGS = {"lin": "linear", "exp": "exponential", "pad": "padding-awa
 
 _EXPONENTIAL_SPELLINGS = {"true": "exponential", "1": "exponential", "false": "linear", "0": "linear"}
 
+XLA_DEVICES = ("tpu", "xla")
+"""Devices whose compiles VLLM_XLA_CACHE_PATH is about."""
+
 BOUNDS = ("min", "step", "max")
 PARAMETERS = (*BOUNDS, "limit", "pad_max", "pad_percent")
 """The numbers of one bucket range, as named in VLLM_*_BUCKET_{MIN|…}; the last three belong to one rule each."""
@@ -55,6 +72,13 @@ LIMIT_VARIABLES = {
 }
 """A server's argument → the variable that serving images set it by. BLOCK_SIZE is left to the core utilities."""
 
+KERNEL_VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES",
+    "ONEDNN_MAX_CPU_ISA",
+)  # fmt: skip
+"""Variables by which libraries choose other CPU kernels than the best."""
+
+_SWITCHES = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _PHASES = ("prompt", "decode")
 _COUNTED_IN_BLOCKS = (*BOUNDS, "pad_max")
 
@@ -91,11 +115,23 @@ class Settings:
     `strategy` comes from `strategy_variable`, and both are None where no variable names one for both phases;
     `phase_strategies` maps "prompt" or "decode" to a strategy for it alone. `bucket_numbers` maps (dimension,
     parameter), for example ("prompt_batch", "max"), to the number set for it. `tpu_padding_gap` is None for no gap.
-    `limit_numbers` maps a name of `LIMIT_VARIABLES` to the number set for it.
+    `limit_numbers` maps a name of `LIMIT_VARIABLES` to the number set for it, `kernel_limits` one of
+    `KERNEL_VARIABLES` to its value.
     `warnings` are sentences for the user about variables that are overruled, without effect or not understood.
     """
 
     cache_override: str | None = None
+    xla_cache: str | None = None
+    shared_caches: tuple[str, ...] = ()
+    remote_cache: str | None = None
+    cache_max_size: str | None = None
+    signing_key: str | None = None
+    signing_passphrase: str | None = field(default=None, repr=False)
+    trusted_keys_override: str | None = None
+    allow_unsigned: bool = False
+    require_signatures: bool = False
+    neuron_artifacts: str | None = None
+    kernel_limits: Mapping[str, str] = field(default_factory=dict)
     threads_override: int | None = None
     strategy: str | None = None
     strategy_variable: str | None = None
@@ -120,6 +156,17 @@ class Settings:
         warnings += _without_effect(environ)
         return cls(
             cache_override=environ.get("LLMC_CACHE_DIR") or None,
+            xla_cache=environ.get("VLLM_XLA_CACHE_PATH") or None,
+            shared_caches=tuple(filter(None, environ.get("LLMC_SHARED_CACHE", "").split(os.pathsep))),
+            remote_cache=environ.get("LLMC_REMOTE_CACHE") or None,
+            cache_max_size=environ.get("LLMC_CACHE_MAX_SIZE") or None,
+            signing_key=environ.get("LLMC_SIGNING_KEY") or None,
+            signing_passphrase=environ.get("LLMC_SIGNING_PASSPHRASE") or None,
+            trusted_keys_override=environ.get("LLMC_TRUSTED_KEYS") or None,
+            allow_unsigned=_switch(environ, "LLMC_ALLOW_UNSIGNED"),
+            require_signatures=_switch(environ, "LLMC_REQUIRE_SIGNATURES"),
+            neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
+            kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             threads_override=_threads(environ),
             strategy=strategy,
             strategy_variable=strategy_variable,
@@ -142,6 +189,25 @@ class Settings:
 
         return Path(user_cache_dir("llmc"))
 
+    def cache_dir_for(self, device: str | None) -> Path:
+        """The artifact store's folder for compiles for a device: for XLA devices, where another one is named."""
+        if device in XLA_DEVICES and self.cache_override is None and self.xla_cache is not None:
+            from pathlib import Path
+
+            return Path(self.xla_cache).expanduser()
+        return self.cache_dir
+
+    @property
+    def trusted_keys(self) -> Path:
+        """The folder of trusted public keys; it may not exist."""
+        from pathlib import Path
+
+        if self.trusted_keys_override is not None:
+            return Path(self.trusted_keys_override).expanduser()
+        from platformdirs import user_config_dir
+
+        return Path(user_config_dir("llmc")) / "trusted"
+
     @property
     def threads(self) -> int:
         """Threads to use, at least 1: LLMC_THREADS, or else the CPUs this process is allowed to run on."""
@@ -150,6 +216,13 @@ class Settings:
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
+
+
+def _switch(environ: Mapping[str, str], variable: str) -> bool:
+    text = environ.get(variable, "").strip().lower()
+    if text not in _SWITCHES:
+        raise InputError(f"{variable}={text!r} is not true or false; set 1, or unset it")
+    return _SWITCHES[text]
 
 
 def _integer(environ: Mapping[str, str], variable: str) -> int | None:

@@ -108,7 +108,7 @@ def test_an_llm_over_a_checkpoint_compiles_once_and_then_takes_it_from_the_store
     assert [(result.built, result.reused) for result in compiles] == [(6, 0), (0, 6)]
     assert answers[0] == answers[1]
     assert compiles[0].bundle == compiles[1].bundle
-    assert Path(compiles[0].bundle).parent == tmp_path / "cache" / "bundles"
+    assert Path(compiles[0].bundle).parent == tmp_path / "cache" / "v1" / "bundles", "where `llmc cache gc` finds it"
 
 
 def test_other_options_are_another_bundle(toy: Path, compiles: list[Any]) -> None:

@@ -12,8 +12,10 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from llmc.artifacts.digest import BUFFER, PREFIX, digest_bytes, digest_file
+from llmc.artifacts.digest import BUFFER, PREFIX, NotRegularError, digest_bytes, digest_file, open_regular
+from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import Layout
+from llmc.artifacts.log import logger
 from llmc.artifacts.publish import (
     BLOB_MODE,
     create_exclusive,
@@ -31,7 +33,9 @@ REMEDY = "choose another store with --cache-dir"
 SAVE_STAMPS_FROM = 8 << 20
 T = TypeVar("T")
 _GONE = "gone"
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES})
+_LINK_FAILS = _COPY_INSTEAD | {errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
 class Blob(NamedTuple):
@@ -85,10 +89,15 @@ class Blobs:
     leaves nothing behind.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(
+        self, layout: Layout, stamps: Stamps | None = None, claim: Callable[[str], bool] | None = None
+    ) -> None:
+        """`claim(digest)` notes that a blob which was found is in use, and says whether it is still there."""
         self._layout = layout
-        self._stamps = Stamps(layout.base)
+        self._stamps = stamps or Stamps(layout.base)
+        self._claim = claim
         self.corrupt = 0
+        self.unreadable = 0
 
     def find(self, digest: str, size: int | None = None, *, verify: bool = True) -> Path | None:
         """Path of an intact blob, else None.
@@ -99,7 +108,8 @@ class Blobs:
         path = self._layout.blob(digest)
         try:
             seen = path.stat()
-        except OSError:
+        except OSError as error:
+            self._unreadable(path, error)
             return None
         if not stat.S_ISREG(seen.st_mode):
             self._damaged(path, "not a regular file", seen)
@@ -115,21 +125,28 @@ class Blobs:
         """What is wrong with a blob, by reading all of it whatever its stamp says; None if sound or gone."""
         path = self._layout.blob(digest)
         try:
-            problem = self._rehash(path, digest, path.stat())
-        except OSError:
-            return None
-        return None if problem == _GONE else problem
+            seen = path.stat()
+        except OSError as error:
+            if not path.is_symlink():
+                return None
+            problem = f"a link that leads nowhere ({error.strerror})"
+            self._damaged(path, problem, None)
+            return problem
+        found = self._rehash(path, digest, seen)
+        return None if found == _GONE else found
 
     def read(self, digest: str) -> bytes | None:
         """A blob's content, verified as read, else None. Raises ValueError for what is not a digest."""
         path = self._layout.blob(digest)
         try:
             seen = path.stat()
-            data = path.read_bytes()
-        except FileNotFoundError:
+            with open_regular(path) as file:
+                data = file.read()
+        except NotRegularError:
+            self._damaged(path, "not a regular file", None)
             return None
         except OSError as error:
-            self._damaged(path, f"cannot be read ({error.strerror})", None)
+            self._unreadable(path, error)
             return None
         if digest_bytes(data) != digest:
             self._damaged(path, "content has another digest", seen)
@@ -140,25 +157,28 @@ class Blobs:
         """Store `data`; an intact blob that is there already is kept."""
         view = memoryview(data).cast("B")
         blob = Blob(digest_bytes(view), view.nbytes)
-        if self.find(*blob) is None:
+        if not self._has(blob):
             with writing(self._layout.base, blob.size, REMEDY), self._new() as (fd, temporary):
                 write_all(fd, view)
-                self._publish(fd, temporary, blob)
+                self.publish(fd, temporary, blob)
         return blob
 
-    def put_file(self, path: str | Path, *, move: bool = False) -> Blob:
+    def put_file(self, path: str | Path, *, move: bool = False, link: bool = False) -> Blob:
         """Store the content of a file; `move` consumes the file, by renaming it where that will do.
 
-        Raises ArtifactError when the file cannot be read or is not a regular one.
+        `link` makes the blob another name of the file, where that is read-only and on this file system. Raises
+        ArtifactError when the file cannot be read or is not a regular one.
         """
         source = Path(path)
         with _open_source(source) as file:
             before = os.fstat(file.fileno())
             digest = _read_source(source, lambda: PREFIX + hashlib.file_digest(file, "sha256").hexdigest())
             blob = Blob(digest, before.st_size)
-            if self.find(*blob) is None and not (move and self._adopt(file, source, before, blob)):
-                file.seek(0)
-                blob = self._copy(file, source, blob.size)
+            if not self._has(blob):
+                done = (move and self._adopt(file, source, before, blob)) or (link and self._link(source, before, blob))
+                if not done:
+                    file.seek(0)
+                    blob = self._copy(file, source, blob.size)
         if move:
             discard(source)
         return blob
@@ -170,9 +190,13 @@ class Blobs:
             stream = BlobWriter(fd, temporary)
             yield stream
             blob = Blob(stream.digest, stream.tell())
-            if self.find(*blob) is None:
-                self._publish(fd, temporary, blob)
+            if not self._has(blob):
+                self.publish(fd, temporary, blob)
             stream.blob = blob
+
+    def _has(self, blob: Blob) -> bool:
+        """Whether an intact blob is there, and stays there for whoever stores it again."""
+        return self.find(*blob) is not None and (self._claim is None or self._claim(blob.digest))
 
     def _copy(self, file: FileIO, source: Path, needed: int) -> Blob:
         """Copy an open file; the blob is named by what was written, even if the source changes."""
@@ -181,7 +205,7 @@ class Blobs:
             while piece := _read_source(source, lambda: file.read(BUFFER)):
                 stream.write(piece)
             blob = Blob(stream.digest, stream.tell())
-            self._publish(fd, temporary, blob)
+            self.publish(fd, temporary, blob)
         return blob
 
     def _adopt(self, file: FileIO, source: Path, before: os.stat_result, blob: Blob) -> bool:
@@ -203,6 +227,30 @@ class Blobs:
                 raise
         return True
 
+    def _link(self, source: Path, before: os.stat_result, blob: Blob) -> bool:
+        """Make a read-only file of this file system a blob by one more name; False where it should be copied."""
+        if before.st_mode & 0o222:
+            return False
+        with writing(self._layout.base, blob.size, REMEDY):
+            make_folder(self._layout.temporaries)
+            temporary = temporary_name(self._layout.temporaries)
+            try:
+                os.link(os.path.realpath(source), temporary)
+                fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    if os.fstat(fd).st_ino != before.st_ino:
+                        return False
+                    self._install(fd, temporary, blob)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                if error.errno in _LINK_FAILS:
+                    return False
+                raise
+            finally:
+                discard(temporary)
+        return True
+
     @contextmanager
     def _new(self, needed: int = 0) -> Iterator[tuple[int, Path]]:
         """A new temporary file, open for writing; gone at the end unless it was published."""
@@ -210,13 +258,15 @@ class Blobs:
             make_folder(self._layout.temporaries)
             temporary = temporary_name(self._layout.temporaries)
             fd = create_exclusive(temporary)
+            flock(fd)
         try:
             yield fd, temporary
         finally:
             os.close(fd)
             discard(temporary)
 
-    def _publish(self, fd: int, temporary: Path, blob: Blob) -> None:
+    def publish(self, fd: int, temporary: Path, blob: Blob) -> None:
+        """Make a file of this store's folder of temporaries, open as `fd` and found to be `blob`, that blob."""
         with writing(self._layout.blob(blob.digest), blob.size, REMEDY):
             self._install(fd, temporary, blob)
 
@@ -224,7 +274,8 @@ class Blobs:
         """Give a complete file its final name, durably; after OSError it has the name it had."""
         final = self._layout.blob(blob.digest)
         make_folder(final.parent)
-        os.fchmod(fd, BLOB_MODE)
+        if os.fstat(fd).st_mode & 0o777 != BLOB_MODE:
+            os.fchmod(fd, BLOB_MODE)
         os.fsync(fd)
         os.rename(path, final)  # noqa: PTH104
         try:
@@ -238,10 +289,10 @@ class Blobs:
         try:
             found = digest_file(path)
             problem = None if found == digest else f"content has digest {found}"
-        except FileNotFoundError:
-            return _GONE
+        except NotRegularError:
+            problem = "not a regular file"
         except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
+            return self._unreadable(path, error)
         if problem is not None:
             self._damaged(path, problem, seen)
             return problem
@@ -249,6 +300,14 @@ class Blobs:
         if seen.st_size >= SAVE_STAMPS_FROM:
             self._stamps.save()
         return None
+
+    def _unreadable(self, path: Path, error: OSError) -> str:
+        """What to say of a file that is not there, or may be sound for all that is known: it stays where it is."""
+        if error.errno in _ABSENT:
+            return _GONE
+        self.unreadable += 1
+        logger().warning("%s: cannot be read (%s); counted as a miss", path, error.strerror)
+        return f"cannot be read ({error.strerror})"
 
     def _damaged(self, path: Path, reason: str, seen: os.stat_result | None) -> None:
         self.corrupt += 1

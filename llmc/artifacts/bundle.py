@@ -1,6 +1,8 @@
 """Reading a bundle folder.
 
     <bundle>/manifest.json            see manifest.py
+    <bundle>/signature.json           who vouches for manifest.json, and so for every blob; may be absent. See
+                                      signing/envelope.py
     <bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder: graphs name their weights as
                                       a sibling file
     <bundle>/.stamps.json             see stamps.py; safe to delete, not part of the bundle
@@ -14,15 +16,20 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, parse
+from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
 from llmc.artifacts.manifest import Manifest, read_manifest
+from llmc.artifacts.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.stamps import Stamps, signature
 from llmc.errors import ArtifactError
 
+if TYPE_CHECKING:
+    from llmc.artifacts.leases import Lease
+
 BLOBS = Path("blobs", "sha256")
 SAVE_STAMPS_FROM = 8 << 20
+MAX_SIGNATURE_BYTES = 1 << 20
 
 
 def blob_path(folder: Path, digest: str) -> Path:
@@ -34,14 +41,15 @@ class BundleFiles:
     """An open bundle: its manifest, and its blobs, verified before they are handed out.
 
     A blob that is missing, truncated or altered raises ArtifactError that says what it is for and how to get
-    it back. Holds no file open; `close` (or leaving the `with` block) only saves what was verified, for the
-    next start.
+    it back. Holds no blob open; `close` (or leaving the `with` block) saves what was verified, for the next start, and
+    ends the lease that keeps a bundle inside a store from being collected.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, stamps: Stamps) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, stamps: Stamps, lease: Lease | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
         self._stamps = stamps
+        self._lease = lease
 
     @classmethod
     def open(cls, path: str | Path, fallback: str | Path | None = None) -> BundleFiles:
@@ -51,7 +59,10 @@ class BundleFiles:
         ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
         off between two renames is put back first (see bundle_writer.py).
         """
+        from llmc.artifacts.leases import lease_of_bundle
+
         folder = Path(path)
+        lease = lease_of_bundle(folder)
         if not folder.exists():
             from llmc.artifacts.bundle_writer import recover
 
@@ -60,7 +71,7 @@ class BundleFiles:
         if not folder.is_dir():
             raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
         writable = os.access(folder, os.W_OK)
-        return cls(folder, manifest, Stamps(folder if writable or fallback is None else fallback))
+        return cls(folder, manifest, Stamps(folder if writable or fallback is None else fallback), lease)
 
     def __enter__(self) -> BundleFiles:
         return self
@@ -69,8 +80,25 @@ class BundleFiles:
         self.close()
 
     def close(self) -> None:
-        """Save which files were verified."""
+        """Save which files were verified, and say that the bundle is not used any more."""
         self._stamps.save()
+        if self._lease is not None:
+            self._lease.release()
+
+    @property
+    def signature(self) -> bytes | None:
+        """The content of the bundle's signature file, None without one. Raises ArtifactError if it cannot be read."""
+        path = self.folder / SIGNATURE_NAME
+        try:
+            with open_regular(path) as file:
+                data = file.read(MAX_SIGNATURE_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArtifactError(f"{path}: the signature cannot be read ({error.strerror})") from error
+        if len(data) > MAX_SIGNATURE_BYTES:
+            raise ArtifactError(f"{path}: larger than a signature can be ({MAX_SIGNATURE_BYTES} bytes)")
+        return data
 
     def digest(self, name: str) -> str:
         """The digest of a named file, or the digest itself. Raises ArtifactError for what is not listed."""

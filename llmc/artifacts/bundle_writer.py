@@ -25,11 +25,12 @@ from pathlib import Path
 
 from llmc.artifacts.blobs import BlobMissingError
 from llmc.artifacts.bundle import BLOBS, BundleFiles, blob_path
-from llmc.artifacts.digest import BUFFER, PREFIX
+from llmc.artifacts.digest import BUFFER, PREFIX, open_regular
+from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import scan
 from llmc.artifacts.log import logger
 from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import FILE_NAME, KIND
+from llmc.artifacts.manifest_schema import FILE_NAME, KIND, SIGNATURE_NAME
 from llmc.artifacts.publish import (
     BLOB_MODE,
     UnwritableError,
@@ -37,6 +38,7 @@ from llmc.artifacts.publish import (
     make_folder,
     sync_folder,
     write_all,
+    write_atomic,
     writing,
 )
 from llmc.errors import ArtifactError
@@ -53,13 +55,15 @@ _WRITABLE = 0o222
 _OURS = re.compile(r"blobs|manifest\..*|signature.*|\.stamps\.json|\.DS_Store|\.nfs.*|[0-9a-f]{24}")
 
 
-def write_bundle(dest: str | Path, manifest: Manifest, blob_sources: Mapping[str, Path]) -> Path:
+def write_bundle(
+    dest: str | Path, manifest: Manifest, blob_sources: Mapping[str, Path], signature: bytes | None = None
+) -> Path:
     """Make `dest` the bundle of `manifest`, replacing a bundle that is there; returns the folder, absolute.
 
     `blob_sources` has a verified file for every blob (`Store.path`). Read-only files, as the store's are, are
     linked where the file system allows it; others are copied and verified. A `dest` that is this bundle
-    already, and intact, is left alone. Afterwards, whatever happens meanwhile, `dest` is a complete bundle,
-    old or new.
+    already, and intact, is left alone, but for `signature`, the content of the signature file. Afterwards,
+    whatever happens meanwhile, `dest` is a complete bundle, old or new.
 
     Raises BlobMissingError for a blob without a sound source, ArtifactError where `dest` is something other
     than a bundle, CapacityError or UnwritableError where it cannot be written; then `dest` is as it was.
@@ -70,15 +74,24 @@ def write_bundle(dest: str | Path, manifest: Manifest, blob_sources: Mapping[str
         raise BlobMissingError(f"{folder}: no source for blob {missing[0]} ({manifest.use_of(missing[0])})")
     recover(folder)
     check_replaceable(folder)
+    _sweep(folder)
     if is_same(folder, manifest):
+        if signature is not None:
+            write_signature(folder, signature)
         return folder
     with writing(folder, manifest.size, REMEDY):
         make_folder(folder.parent)
-        _sweep(folder)
         with _sibling(folder) as new:
-            _fill(new, manifest, blob_sources)
+            _fill(new, manifest, blob_sources, signature)
             _install(new, folder)
     return folder
+
+
+def write_signature(folder: Path, signature: bytes) -> None:
+    """Put a signature file into a bundle, atomically. Raises CapacityError or UnwritableError."""
+    path = folder / SIGNATURE_NAME
+    with writing(path, len(signature), "make the bundle's folder writable"):
+        write_atomic(path, signature, folder)
 
 
 def is_same(folder: Path, manifest: Manifest) -> bool:
@@ -132,19 +145,21 @@ def recover(folder: Path) -> bool:
     return False
 
 
-def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path]) -> None:
+def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path], signature: bytes | None) -> None:
     blobs = new / BLOBS
     blobs.mkdir(parents=True)
     for digest, size in manifest.blobs.items():
         _place(sources[digest], blob_path(new, digest), digest, size)
     sync_folder(blobs)
     sync_folder(blobs.parent)
-    fd = create_exclusive(new / FILE_NAME)
-    try:
-        write_all(fd, manifest.to_bytes())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    for name, content in ((SIGNATURE_NAME, signature), (FILE_NAME, manifest.to_bytes())):
+        if content is not None:
+            fd = create_exclusive(new / name)
+            try:
+                write_all(fd, content)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
     sync_folder(new)
 
 
@@ -186,7 +201,7 @@ def _copy(source: Path, target: Path, digest: str) -> None:
 
 def _pieces(source: Path) -> Iterator[bytes]:
     try:
-        with source.open("rb", buffering=0) as file:
+        with open_regular(source) as file:
             while piece := file.read(BUFFER):
                 yield piece
     except OSError as error:
@@ -292,18 +307,13 @@ def _sweep(folder: Path) -> None:
 
 def _lock(path: Path) -> int | None:
     """Lock a folder while the descriptor is open; None where that fails, BlockingIOError if it is held."""
-    import fcntl
-
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+    if (mine := flock(fd)) is True:
+        return fd
+    os.close(fd)
+    if mine is False:
+        raise BlockingIOError(errno.EWOULDBLOCK, "in use", str(path))
+    return None
 
 
 def _name(folder: Path, role: str) -> Path:
@@ -318,7 +328,7 @@ def _siblings(folder: Path, role: str) -> list[os.DirEntry[str]]:
 def _claims_to_be_bundle(file: Path) -> bool:
     """Whether a file is a manifest, or what is left of one."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             return KIND.encode() in stream.read(1 << 20)
     except OSError:
         return False

@@ -1,19 +1,18 @@
-"""Looking after a store: verify everything, count everything, sweep what crashed processes left."""
+"""Looking after a store: verify everything, count everything."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc.artifacts.census import files_of
 from llmc.artifacts.digest import PREFIX
-from llmc.artifacts.layout import Layout, scan
-from llmc.artifacts.publish import discard
+from llmc.artifacts.layout import Layout
+from llmc.artifacts.sweep import Remover, sweep
 from llmc.artifacts.workspace import Area
-
-STALE_SECONDS = 3 * 24 * 3600
 
 
 class Bad(NamedTuple):
@@ -33,13 +32,21 @@ class Report(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Files and bytes in a store; `other_bytes` are quarantine and temporaries."""
+    """Files and bytes in a store, each file once: `bundle_bytes` are those of bundle folders that are not blobs as
+    well, `other_bytes` those of quarantine and temporaries.
+    """
 
     blobs: int
     blob_bytes: int
     entries: int
     entry_bytes: int
     other_bytes: int
+    bundle_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on the disk."""
+        return self.blob_bytes + self.entry_bytes + self.other_bytes + self.bundle_bytes
 
 
 def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Report:
@@ -48,7 +55,7 @@ def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Re
     blobs = total = entries = 0
     for digest, item in list(area.layout.all_blobs()):
         with suppress(FileNotFoundError):
-            size = item.stat().st_size
+            size = item.stat(follow_symlinks=False).st_size
             blobs, total = blobs + 1, total + size
             if problem := area.blobs.reread(digest):
                 bad.append(Bad(digest, problem))
@@ -63,38 +70,27 @@ def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Re
         lost = [name for name, blob in entry.outputs.items() if not area.blobs.find(*blob, verify=False)]
         if lost:
             reason = f"missing or damaged: {', '.join(lost)}"
-            area.entries.reject(entry.key, reason)
+            area.entries.reject(entry, reason)
             bad.append(Bad(f"{kind}/{entry.key.short}", reason))
-    sweep(area.layout)
+    sweep(area.layout, Remover())
     return Report(blobs, total, entries, bad)
-
-
-def sweep(layout: Layout, older_than: float = STALE_SECONDS) -> None:
-    """Remove temporaries that nobody has touched for `older_than` seconds."""
-    import shutil
-
-    deadline = time.time() - older_than
-    for item in scan(layout.temporaries):
-        with suppress(OSError):
-            if item.stat(follow_symlinks=False).st_mtime > deadline:
-                continue
-            if item.is_dir(follow_symlinks=False):
-                shutil.rmtree(item.path, ignore_errors=True)
-            else:
-                discard(Path(item.path))
 
 
 def usage(layout: Layout) -> Usage:
     """See `Store.usage`."""
-    blobs = _sizes(Path(item.path) for _, item in layout.all_blobs())
-    entries = _sizes(Path(item.path) for _, item in layout.all_entries())
-    other = _sizes(path for folder in (layout.quarantine, layout.temporaries) for path in folder.rglob("*"))
-    return Usage(len(blobs), sum(blobs), len(entries), sum(entries), sum(other))
+    seen: set[tuple[int, int]] = set()
+    blobs, blob_bytes = _sizes((Path(item.path) for _, item in layout.all_blobs()), seen)
+    entries, entry_bytes = _sizes((Path(item.path) for _, item in layout.all_entries()), seen)
+    _, bundle_bytes = _sizes([layout.bundles], seen)
+    _, other_bytes = _sizes([layout.quarantine, layout.temporaries], seen)
+    return Usage(blobs, blob_bytes, entries, entry_bytes, other_bytes, bundle_bytes)
 
 
-def _sizes(paths: Iterable[Path]) -> list[int]:
-    sizes = []
-    for path in paths:
-        with suppress(OSError):
-            sizes.append(path.stat().st_size)
-    return sizes
+def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]:
+    """How many files there are at or below these paths, and the bytes of those that were not seen before."""
+    count = size = 0
+    for file in chain.from_iterable(map(files_of, paths)):
+        count += 1
+        size += 0 if file.inode in seen else file.size
+        seen.add(file.inode)
+    return count, size

@@ -5,21 +5,30 @@ A key's digest is sha256 over the canonical JSON (sorted names, no spaces, UTF-8
     {"components": {name: str | int | bool | null, …}, "kind": kind, "schema": SCHEMA}
 
 Names are dotted ("toolchain.onnxruntime"); the part before the first dot groups them for people, nothing
-more.
+more. docs/keys.md lists every kind of key and what it names.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from llmc.artifacts.digest import digest_bytes, parse
+from llmc.artifacts.digest import digest_bytes, is_digest, parse
 
 SCHEMA = 1
+LOCAL = "local-"
+"""How kinds begin whose results mean something on this machine only: they are never pushed, exported or fetched."""
+
 Value = str | int | bool | None
+SHOWN = 4
+"""Differences that `tell` names; of further ones it says how many."""
+
+LONGEST_SHOWN = 40
+"""Characters of a value that `tell` shows."""
+
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _NAME = re.compile(r"[!-~]{1,256}")
 
@@ -96,6 +105,11 @@ class Key:
         return parse(self.digest)
 
     @property
+    def is_local(self) -> bool:
+        """Whether what was built means something on this machine only."""
+        return self.kind.startswith(LOCAL)
+
+    @property
     def short(self) -> str:
         """The first 12 hex digits, for logs and tables."""
         return self.hex[:12]
@@ -118,6 +132,35 @@ def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Itera
         b: Value | Absent = theirs.get(name, ABSENT)
         if type(a) is not type(b) or a != b:
             yield Difference(name, a, b)
+
+
+def tell(found: Sequence[Difference], most: int = SHOWN) -> str:
+    """Differences in one short line, `theirs → mine`: what people can read before digests, then how many more."""
+    order = sorted(found, key=lambda item: (is_digest(item.mine) or is_digest(item.theirs), item.name))
+    told = [f"{name}: {_tell_change(mine, theirs)}" for name, mine, theirs in order[:most]]
+    more = [f"and {len(order) - most} more"] if len(order) > most else []
+    return ", ".join(told + more)
+
+
+def _tell_change(mine: Value | Absent, theirs: Value | Absent) -> str:
+    if isinstance(mine, str) and isinstance(theirs, str) and " " in mine and " " in theirs:
+        here, there = mine.split(), theirs.split()
+        changed = [f"-{word}" for word in there if word not in here]
+        changed += [f"+{word}" for word in here if word not in there]
+        if changed:
+            return _shorten(" ".join(changed))
+    return f"{_tell_value(theirs)} → {_tell_value(mine)}"
+
+
+def _tell_value(value: Value | Absent) -> str:
+    if isinstance(value, str):
+        return parse(value)[:12] if is_digest(value) else _shorten(value)
+    return repr(value) if isinstance(value, Absent) else json.dumps(value)
+
+
+def _shorten(text: str) -> str:
+    shown = text if text.isprintable() and text else json.dumps(text)
+    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 1] + "…"
 
 
 def canonical_json(value: object) -> bytes:

@@ -14,6 +14,7 @@ from llmc.errors import ArtifactError
 SCHEMA = 1
 KIND = "llmc-bundle"
 FILE_NAME = "manifest.json"
+SIGNATURE_NAME = "signature.json"
 MAX_BYTES = 64 << 20
 MAX_BLOB_BYTES = 1 << 50
 MAX_DIMENSION = 1 << 40

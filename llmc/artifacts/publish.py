@@ -88,7 +88,8 @@ def create_exclusive(path: Path, mode: int = 0o666) -> int:
 def write_atomic(path: Path, data: bytes, temporaries: Path, *, durable: bool = True) -> None:
     """Publish `data` as `path`, replacing what was there; `temporaries` is a folder of the same file system.
 
-    Both folders must exist. On OSError, which is passed on, `path` is as it was and no temporary remains.
+    Both folders must exist. On OSError, which is passed on, `path` is as it was and no temporary remains; but when
+    the folder cannot be made durable at the end, `path` has the new content already.
     """
     temporary = temporary_name(temporaries)
     try:

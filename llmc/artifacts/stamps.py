@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc.artifacts.digest import is_digest
+from llmc.artifacts.digest import is_digest, open_regular
 from llmc.artifacts.publish import write_atomic
 
 SCHEMA = 1
@@ -106,7 +106,7 @@ def _read(file: Path) -> dict[str, tuple[Signature, str]]:
     """The table in `file`; empty when there is none or it is not one."""
     table: dict[str, tuple[Signature, str]] = {}
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             data = json.loads(stream.read(MAX_BYTES))
         if data["schema"] != SCHEMA:
             return {}

@@ -8,19 +8,21 @@ into quarantine, and is built again; whatever cannot be written is done without.
 from __future__ import annotations
 
 import errno
-import threading
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from llmc.artifacts.blobs import Blob, BlobMissingError, BlobWriter
 from llmc.artifacts.care import Report, Usage, usage, verify
 from llmc.artifacts.entries import Entry
+from llmc.artifacts.finding import claim_blob, find_blob, find_entry, insist, lost_output, names_of
+from llmc.artifacts.gate import gate
 from llmc.artifacts.key import Difference, Key
+from llmc.artifacts.layout import Layout
 from llmc.artifacts.locks import exclusive
 from llmc.artifacts.log import logger
+from llmc.artifacts.overflow import Overflow
 from llmc.artifacts.publish import UnwritableError
 from llmc.artifacts.workspace import Area, Workspace, workspace
 from llmc.errors import ArtifactError, CapacityError
@@ -30,19 +32,50 @@ SHORTEST_PREFIX = 4
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
+class _GoneError(BlobMissingError):
+    """A build's blob that is not there when its entry is published."""
+
+
+class Upstream(Protocol):
+    """A far tier that a store asks before it builds (see tiers.py)."""
+
+    def fetch(self, key: Key, area: Area) -> Entry | None:
+        """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.
+
+        Never raises because the far side is away, wrong or not trusted: that is logged and is a miss. Raises
+        CapacityError or UnwritableError when `area` has no room.
+        """
+        ...
+
+
 class Store:
     """A content-addressed store in a folder, which need not exist before something is put into it.
 
+    `shared` are further stores that are only read, in this order, and used where they are (a read-only network
+    mount, for instance): nothing is copied from them, moved in them, or locked there. `upstream` is asked for what
+    none of them has, before it is built.
+
     `overflow` is a folder for results that the store has no room for, kept when the process ends and shared
     by processes that name it (workers of one compile, for instance); without it each process makes a
-    temporary one when it must, and removes it at exit. A pickled store takes its overflow along. `counters`
-    holds hits, misses and corrupt, since this object was made.
+    temporary one when it must, and removes it at exit. A pickled store takes its overflow and its shared stores
+    along. What this object found, fetched or published is not collected before the object ends (see leases.py).
+    `counters` holds hits, misses, fetched (of the hits, those that came from upstream) and corrupt, since
+    this object was made.
     """
 
-    def __init__(self, root: str | Path, *, overflow: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        overflow: str | Path | None = None,
+        shared: Sequence[str | Path] = (),
+        upstream: Upstream | None = None,
+    ) -> None:
         self._main = Area(root)
-        self._spilled = None if overflow is None else Area(overflow)
-        self._spilling = threading.Lock()
+        self._shared = [Area(folder, stamps_of=self._main) for folder in shared]
+        self._upstream = upstream
+        self._fetched = 0
+        self._overflow = Overflow(overflow)
         self._hits = 0
         self._misses = 0
 
@@ -51,14 +84,19 @@ class Store:
         """The folder, absolute."""
         return self._main.layout.root
 
-    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Path, Path | None]]:
-        return _reopen, (self.root, None if self._spilled is None else self._spilled.layout.root)
+    @property
+    def layout(self) -> Layout:
+        """Where this store keeps its files."""
+        return self._main.layout
+
+    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Path, Path | None, list[Path]]]:
+        return _reopen, (self.root, self._overflow.root, [area.layout.root for area in self._shared])
 
     @property
     def counters(self) -> dict[str, int]:
         """How often a lookup found its key, did not, and how many damaged files were met."""
         corrupt = sum(area.blobs.corrupt + area.entries.corrupt for area in self._areas)
-        return {"hits": self._hits, "misses": self._misses, "corrupt": corrupt}
+        return {"hits": self._hits, "misses": self._misses, "fetched": self._fetched, "corrupt": corrupt}
 
     # Blobs
 
@@ -66,13 +104,14 @@ class Store:
         """Store bytes. Raises CapacityError or UnwritableError, with nothing left behind."""
         return self._main.blobs.put_bytes(data)
 
-    def put_file(self, path: str | Path, *, move: bool = False) -> Blob:
-        """Store a file's content; `move` consumes the file, without a copy within one file system.
+    def put_file(self, path: str | Path, *, move: bool = False, link: bool = False) -> Blob:
+        """Store a file's content; `move` consumes the file, without a copy within one file system; `link` shares a
+        read-only one.
 
         Raises CapacityError or UnwritableError as `put_bytes`, and ArtifactError when the file cannot be
         read.
         """
-        return self._main.blobs.put_file(path, move=move)
+        return self._main.blobs.put_file(path, move=move, link=link)
 
     def writer(self) -> AbstractContextManager[BlobWriter]:
         """`with store.writer() as stream: stream.write(…)`; then `stream.blob`, if the block ended well."""
@@ -80,9 +119,12 @@ class Store:
 
     def get_bytes(self, digest: str) -> bytes:
         """A blob's content, its digest verified. Raises BlobMissingError when it is missing or damaged."""
-        for area in self._areas:
-            if (data := area.blobs.read(digest)) is not None:
-                return data
+
+        def read() -> bytes | None:
+            return next((data for area in self._areas if (data := area.blobs.read(digest)) is not None), None)
+
+        if (data := insist(self._areas, digest, read)) is not None:
+            return data
         raise self._missing(digest)
 
     def path(self, blob: Blob | str, *, verify: bool = True) -> Path:
@@ -93,13 +135,17 @@ class Store:
         damaged.
         """
         digest, size = (blob, None) if isinstance(blob, str) else blob
-        if found := self._find_blob(digest, size, verify):
+        if found := insist(self._areas, digest, lambda: claim_blob(self._areas, digest, size, verify)):
             return found
         raise self._missing(digest)
 
     def has(self, blob: Blob) -> bool:
-        """Whether the blob is there, by its size."""
-        return self._find_blob(*blob, verify=False) is not None
+        """Whether the blob is there, by its size; then it stays there."""
+        return claim_blob(self._areas, *blob, verify=False) is not None
+
+    def hold(self, *names: str) -> None:
+        """Keep what leases.py calls by these names from being collected as long as this object lives."""
+        self._main.lease.hold(*names)
 
     # Entries
 
@@ -110,7 +156,7 @@ class Store:
         A damaged entry, or one with a damaged blob, is put into quarantine and is a miss. With the logger
         "llmc.artifacts" at INFO, a miss names the components that differ from the nearest entry.
         """
-        entry = self._find_entry(key, verify)
+        entry = find_entry(self._areas, key, verify)
         if entry is not None:
             self._hit(entry)
             return entry
@@ -119,12 +165,18 @@ class Store:
         from logging import INFO
 
         if log.isEnabledFor(INFO):
-            log.info("miss %s %s: %s", key.kind, key.short, self._why(key))
+            log.info("miss %s %s: %s", key.kind, key.short, self.why(key))
         return None
 
     def nearest(self, key: Key) -> tuple[Entry, list[Difference]] | None:
-        """Of the 64 entries of this kind used last, the one most like `key`, and `key.explain` of it."""
+        """Of the entries of this kind used last, the one most like `key`, and `key.explain` of it (see entries.py)."""
         return self._main.entries.nearest(key)
+
+    def why(self, key: Key) -> str:
+        """Why `key`, which a lookup did not find, is not here (see compare.py): `theirs → mine`, in one line."""
+        from llmc.artifacts.compare import miss_reason
+
+        return miss_reason(key, self._areas)
 
     def publish(self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any] | None = None) -> Entry:
         """Say what a key was built into, atomically; replaces what was said before.
@@ -132,8 +184,9 @@ class Store:
         Raises BlobMissingError for an output that is not in the store, ValueError or TypeError for `meta`
         that is not JSON, CapacityError or UnwritableError where the entry cannot be written.
         """
-        self._require(outputs)
-        return self._main.entries.write(key, outputs, meta or {})
+        with gate(self.layout):
+            self._require(key, outputs, [self._main, *self._shared])
+            return self._main.entries.write(key, outputs, meta or {})
 
     def get_or_build(self, key: Key, build: Build) -> tuple[Entry, bool]:
         """The entry of a key, built if need be, and whether it was there: every output is intact, by digest.
@@ -142,8 +195,8 @@ class Store:
         builds; where locks do nothing each builds, with the same result. Whatever `build` raises is passed on
         and leaves nothing. A store without room, or one that cannot be written, does not fail the build: a
         warning is logged and the result lives in a temporary folder, known to this object only. CapacityError
-        is raised when there is no room for that either. `build` may be run a second time, in another folder,
-        when the disk was full under its first.
+        is raised when there is no room for that either. `build` may be run a second time: in another folder, when
+        the disk was full under its first, and when what its first stored was removed before it was published.
         """
         entry = self.lookup(key, verify=True)
         if entry is not None:
@@ -154,11 +207,18 @@ class Store:
             log.info("waiting for another process that builds %s %s", key.kind, key.short)
 
         with exclusive(self._main.layout.lock(key.kind, key.hex), waiting):
-            entry = self._find_entry(key, verify=True)
+            entry = find_entry(self._areas, key, verify=True)
             if entry is not None:
                 self._hit(entry)
                 return entry, True
-            return self._build(key, build), False
+            entry = self._fetch(key)
+            if entry is not None:
+                return entry, True
+            try:
+                return self._build(key, build), False
+            except _GoneError as error:
+                log.info("building %s %s again: %s", key.kind, key.short, error)
+                return self._build(key, build), False
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """Every sound entry (of a kind), by kind and then last use, newest first. Blobs are not looked at."""
@@ -198,34 +258,13 @@ class Store:
 
     @property
     def _areas(self) -> list[Area]:
-        return [self._main] if self._spilled is None else [self._main, self._spilled]
+        return [self._main, *self._overflow.areas, *self._shared]
 
-    def _find_blob(self, digest: str, size: int | None, verify: bool) -> Path | None:
-        for area in self._areas:
-            if found := area.blobs.find(digest, size, verify=verify):
-                return found
-        return None
-
-    def _find_entry(self, key: Key, verify: bool) -> Entry | None:
-        for area in self._areas:
-            entry = area.entries.read(key)
-            if entry is None:
-                continue
-            lost = self._lost(entry.outputs, verify)
-            if lost is None:
-                area.entries.touch(key)
-                return entry
-            area.entries.reject(key, f"blob of {lost!r} is missing or damaged")
-        return None
-
-    def _lost(self, outputs: Mapping[str, Blob], verify: bool = False) -> str | None:
-        """Name of the first output whose blob is missing or damaged."""
-        lost = (name for name, blob in outputs.items() if not self._find_blob(*blob, verify=verify))
-        return next(lost, None)
-
-    def _require(self, outputs: Mapping[str, Blob]) -> None:
-        if (lost := self._lost(outputs)) is not None:
-            raise BlobMissingError(f"output {lost!r} is not in {self.root}: store it before the key")
+    def _require(self, key: Key, outputs: Mapping[str, Blob], areas: Sequence[Area]) -> None:
+        """Have all outputs of what is about to be published, and keep them and their entry."""
+        self.hold(*names_of(key, outputs))
+        if (lost := lost_output(outputs, areas, verify=False)) is not None:
+            raise _GoneError(f"output {lost!r} is not in {self.root}: store it before the key")
 
     def _missing(self, digest: str) -> BlobMissingError:
         return BlobMissingError(f"{digest} is missing from {self.root}, or was damaged and put aside; compile again")
@@ -234,13 +273,17 @@ class Store:
         self._hits += 1
         logger().debug("hit %s %s", entry.key.kind, entry.key.short)
 
-    def _why(self, key: Key) -> str:
-        near = self.nearest(key)
-        if near is None:
-            return f"nothing of kind {key.kind} is stored"
-        entry, found = near
-        changes = ", ".join(f"{name}: {theirs} → {mine}" for name, mine, theirs in found)
-        return f"nearest is {entry.key.short}; {changes}"
+    def _fetch(self, key: Key) -> Entry | None:
+        if self._upstream is None or key.is_local:
+            return None
+        try:
+            entry = self._upstream.fetch(key, self._main)
+        except (CapacityError, UnwritableError) as error:
+            entry = self._upstream.fetch(key, self._overflow.take(error))
+        if entry is not None and (entry := find_entry(self._areas, key, verify=False)) is not None:
+            self._hits += 1
+            self._fetched += 1
+        return entry
 
     def _build(self, key: Key, build: Build) -> Entry:
         try:
@@ -251,7 +294,7 @@ class Store:
             if error.errno not in _NO_ROOM:
                 raise
             reason = error
-        area = self._spill(reason)
+        area = self._overflow.take(reason)
         try:
             return self._build_in(area, key, build)
         except UnwritableError as error:
@@ -264,34 +307,17 @@ class Store:
             ) from error
 
     def _build_in(self, area: Area, key: Key, build: Build) -> Entry:
-        with workspace(area, self._spill) as space:
+        with workspace(area, self._overflow.take) as space:
             outputs, meta = dict(build(space)), space.meta
-        self._require(outputs)
-        try:
-            if all(area.blobs.find(*blob, verify=False) for blob in outputs.values()):
-                return area.entries.write(key, outputs, meta)
-        except (CapacityError, UnwritableError) as error:
-            return self._spill(error).entries.write(key, outputs, meta)
-        return self._spill(None).entries.write(key, outputs, meta)
-
-    def _spill(self, reason: Exception | None) -> Area:
-        """The area for results that the store has no room for. Raises CapacityError where there is none."""
-        with self._spilling:
-            if self._spilled is None:
-                import shutil
-                import tempfile
-
-                try:
-                    folder = tempfile.mkdtemp(prefix="llmc-uncached-")
-                except OSError as error:
-                    raise CapacityError(
-                        f"no room for results: {reason}; nor for a temporary folder: {error}"
-                    ) from error
-                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-                self._spilled = Area(folder)
-                logger().warning("results are not cached but kept in %s for now: %s", folder, str(reason))
-            return self._spilled
+        with gate(self.layout):
+            self._require(key, outputs, self._areas)
+            try:
+                if all(find_blob([area, *self._shared], *blob, verify=False) for blob in outputs.values()):
+                    return area.entries.write(key, outputs, meta)
+            except (CapacityError, UnwritableError) as error:
+                return self._overflow.take(error).entries.write(key, outputs, meta)
+            return self._overflow.take(None).entries.write(key, outputs, meta)
 
 
-def _reopen(root: Path, overflow: Path | None) -> Store:
-    return Store(root, overflow=overflow)
+def _reopen(root: Path, overflow: Path | None, shared: list[Path]) -> Store:
+    return Store(root, overflow=overflow, shared=shared)

@@ -10,17 +10,26 @@ from typing import Any
 
 from llmc.artifacts.blobs import REMEDY, Blob, Blobs, BlobWriter
 from llmc.artifacts.entries import Entries
+from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import Layout
+from llmc.artifacts.leases import Lease, blob_name
 from llmc.artifacts.publish import UnwritableError, make_folder, temporary_name, writing
+from llmc.artifacts.stamps import Stamps
 from llmc.errors import CapacityError
 
 
 class Area:
-    """One place with the layout of a store: the store, or the folder of results it had no room for."""
+    """One place with the layout of a store: the store, a shared one that is only read, or the folder of results
+    it had no room for.
 
-    def __init__(self, root: str | Path) -> None:
-        self.layout = Layout(root)
-        self.blobs = Blobs(self.layout)
+    `stamps_of` is the area whose table of verified files is used, for an area that cannot be written.
+    """
+
+    def __init__(self, root: str | Path, *, stamps_of: Area | None = None) -> None:
+        self.layout = Layout(root, read_only=stamps_of is not None)
+        self.stamps: Stamps = Stamps(self.layout.base) if stamps_of is None else stamps_of.stamps
+        self.lease = Lease(self.layout)
+        self.blobs = Blobs(self.layout, self.stamps, self.lease.claim_blob)
         self.entries = Entries(self.layout)
 
 
@@ -51,23 +60,38 @@ class Workspace:
 
     def _put(self, put: Callable[[Blobs], Blob]) -> Blob:
         try:
-            return put(self._area.blobs)
+            blob = put(self._area.blobs)
         except (CapacityError, UnwritableError) as error:
             self._area = self._spill(error)
-            return put(self._area.blobs)
+            blob = put(self._area.blobs)
+        self._area.lease.hold(blob_name(blob.digest))
+        return blob
 
 
 @contextmanager
 def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Workspace]:
-    """A workspace in an area. Raises CapacityError or UnwritableError where no folder can be made."""
+    """A workspace in an area, locked while it lives. Raises CapacityError or UnwritableError where none can be made."""
     temporaries = area.layout.temporaries
     with writing(temporaries, 0, REMEDY):
         make_folder(temporaries)
-        folder = temporary_name(temporaries)
-        os.mkdir(folder)  # noqa: PTH102
+        folder, fd = _locked_folder(temporaries)
     try:
         yield Workspace(area, folder, spill)
     finally:
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
+def _locked_folder(temporaries: Path) -> tuple[Path, int]:
+    while True:
+        folder = temporary_name(temporaries)
+        os.mkdir(folder)  # noqa: PTH102
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # someone who sweeps was quicker
+            continue
+        if flock(fd) is not False and folder.exists():
+            return folder, fd
+        os.close(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from llmc.buckets import ranges
@@ -174,7 +175,7 @@ def _from_file(inputs: PlanInputs, file: BucketFile) -> Proposal:
     proposal = Proposal(dict.fromkeys(PHASES, FILE), ranges.Ranges())
     proposal.origins["strategy"] = file.origin
     proposal.ranges.warnings += [
-        f"{number.variable} has no effect: the buckets come from {file.path}"
+        f"{number.variable} has no effect: the buckets come from {Path(file.path).name}"
         for number in inputs.settings.bucket_numbers.values()
     ]
     for phase in PHASES:

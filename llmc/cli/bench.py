@@ -18,7 +18,10 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle folder.", show_default=False)],
+    bundle: Annotated[
+        str,
+        typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
+    ],
     *,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.0, help="Time to spend on each bucket.")

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
-from llmc.errors import InputError
+from llmc.cli.quantities import size
+from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
+    from llmc.artifacts.store import Store
     from llmc.buckets.plan import Plan
     from llmc.compiler.pipeline import CompileResult
 
@@ -33,7 +35,12 @@ def compile_command(
     ] = "cpu",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="BUNDLE", help="Bundle folder. Default: MODEL-DEVICE.llmc here."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="BUNDLE",
+            help="Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
+        ),
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.")] = None,
     quantize: Annotated[
@@ -83,7 +90,8 @@ def compile_command(
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
     """
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.opening import open_store
+    from llmc.artifacts.precompiled import place_for, replacing
     from llmc.cli.journal import Journal
     from llmc.cli.output import close_bars
     from llmc.compiler.options import CompileOptions
@@ -97,7 +105,9 @@ def compile_command(
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs {jobs} must be at least 1")
     settings = Settings.from_environment()
+    max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
+    place = None
     if resume and model is None:
         journal = Journal.read(output)
         model, made, options = journal.model, journal.plan, journal.options
@@ -106,9 +116,11 @@ def compile_command(
         open_target(device)
         model, made = _planned(model, plan, flags, device)
         close_bars()
-        output = output or Path(f"{Path(model).stem}-{device}.llmc")
+        if output is None:
+            place = place_for(device, model, settings.neuron_artifacts)
+        output = output or place or Path(f"{Path(model).stem}-{device}.llmc")
         journal = Journal(model, made, options, output)
-    store = Store(cache_dir or settings.cache_dir)
+    store = open_store(cache_dir, settings, options.device)
     if dry_run:
         _print_estimate(estimate_compile(model, made, options, store), as_json)
         return
@@ -117,9 +129,30 @@ def compile_command(
     def expected() -> float:
         return float(estimate_compile(model, made, options, store)["estimated_seconds"])
 
-    with CompileProgress(as_json and not sys.stderr.isatty(), expected) as progress, journal.running():
+    shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
+    with replacing(place), shown as progress, journal.running():
         result = compile_bundle(model, output, made, options, store, progress)
     _print_result(result, as_json)
+    if max_size is not None:
+        _trim(store, max_size)
+
+
+def _trim(store: Store, max_size: int) -> None:
+    """Keep the store below LLMC_CACHE_MAX_SIZE; a compile that ended well does not fail because of it."""
+    from llmc.artifacts.collect import collect
+    from llmc.cli import output
+    from llmc.cli.cache.space import did_something, summary
+
+    try:
+        found = collect(store.layout, max_size=max_size)
+    except (LlmcError, OSError) as error:
+        text = f"LLMC_CACHE_MAX_SIZE: the store was not trimmed: {error}"
+    else:
+        if not did_something(found):
+            return
+        text = f"LLMC_CACHE_MAX_SIZE: {'; '.join(summary(found, store.root))}"
+    if not output.quiet:
+        print(text, file=sys.stderr)
 
 
 def _planned(model: str | None, plan: Path | None, flags: PlanningFlags, device: str) -> tuple[str, Plan]:
@@ -138,10 +171,14 @@ def _print_estimate(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found))
         return
+    reasons = {e["why"] for e in found["executables"] if not e["cached"]}
+    shared = reasons.pop() if len(reasons) == 1 else None
     for e in found["executables"]:
         sizes = " ".join(f"{k}={e[k]}" for k in ("batch", "query", "context") if e[k] is not None)
-        state = {True: "cached", False: "to build", None: "to build"}[e["cached"]]
+        state = "cached" if e["cached"] else "to build" if shared else f"to build: {e['why']}"
         typer.echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
+    if shared:
+        typer.echo(f"why: {shared}")
     typer.echo(found["choice"])
     typer.echo(
         f"{found['to_build']} executables to build, {found['cached']} cached; about {found['estimated_seconds']:.0f} s "

@@ -26,7 +26,8 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     bundle: Annotated[
-        Path, typer.Argument(metavar="BUNDLE", help="A bundle folder of llmc compile.", show_default=False)
+        str,
+        typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
     ],
     source: Annotated[
         str | None,

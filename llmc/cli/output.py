@@ -175,6 +175,48 @@ class ReadingProgress:
             self._bar.update(0, description=self._reading, total=total, completed=done)
 
 
+class TransferProgress:
+    """A bar of the bytes that are moved, with speed and ETA; on a terminal only, for what takes over two seconds."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._began = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> TransferProgress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes are there."""
+        if quiet or not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            if time.monotonic() - self._began < 2:
+                return
+            from rich.console import Console
+            from rich.progress import (
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            columns = (
+                TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
+                TransferSpeedColumn(), TextColumn("ETA"), TimeRemainingColumn(),
+            )  # fmt: skip
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._label, total=total)
+            self._bar.start()
+        self._bar.update(0, completed=done, total=total)
+
+
 _open_bars: list[Any] = []
 
 

@@ -1,4 +1,4 @@
-"""Quantities as people type them: 10%, 30m, 8GiB."""
+"""Quantities as people type them: 10%, 30m, 30d, 8GiB."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 from llmc.errors import InputError
 
-_SECONDS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+_SECONDS = {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES = {
     "": 1, "b": 1, "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4,
     "tb": 1000**4, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
@@ -21,8 +21,8 @@ def fraction(flag: str, text: str | None) -> float | None:
 
 
 def duration(flag: str, text: str | None) -> float | None:
-    """Seconds of "90", "90s", "30m" or "1.5h"; None stays None. Raises InputError, naming `flag`."""
-    return _quantity(flag, text, _SECONDS, "a time such as 90s, 30m or 1.5h")
+    """Seconds of "90", "90s", "30m", "1.5h" or "30d"; None stays None. Raises InputError, naming `flag`."""
+    return _quantity(flag, text, _SECONDS, "a time such as 90s, 30m, 1.5h or 30d")
 
 
 def size(flag: str, text: str | None) -> int | None:

@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A bundle folder.", show_default=False)],
+    bundle: Annotated[
+        str,
+        typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
+    ],
     *,
     reference: Annotated[
         str | None,
@@ -38,15 +41,18 @@ def verify(
       llmc verify bundle
       llmc verify bundle --reference ./SmolLM2-135M-Instruct --all --json
     """
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.opening import open_store
+    from llmc.artifacts.references import resolve
     from llmc.cli.output import CompileProgress
     from llmc.compiler.pipeline import VerifyReport
     from llmc.compiler.reverify import verify_again
     from llmc.settings import Settings
 
-    store = Store(cache_dir or Settings.from_environment().cache_dir)
+    settings = Settings.from_environment()
+    store = open_store(cache_dir, settings)
+    folder = resolve(bundle, settings, store)
     with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress:
-        found = verify_again(bundle, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
+        found = verify_again(folder, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -29,28 +29,28 @@ class _NotBuiltError(LlmcError):
 class _LookupStages(Stages):
     """Stages that are only looked up: the first one that is missing ends the walk."""
 
-    missing: str = ""
-
     def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
-        entry = self.store.lookup(Key(kind, components))
+        key = Key(kind, components)
+        entry = self.store.lookup(key)
         if entry is None:
-            self.missing = kind
-            raise _NotBuiltError(kind)
+            raise _NotBuiltError(f"stage {kind} has to run: {self.store.why(key)}")
         return entry
 
 
 def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
-    """Shapes with `cached` (None when that depends on a stage still to run), seconds and bytes."""
+    """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
     lookup = _LookupStages(stages.store, stages.checkpoint, stages.plan, _ignore)
     shapes = target.shapes(stages.plan.buckets, options)
     prepared = None
+    why: list[str | None] = [None] * len(shapes)
     try:
         prepared = target.prepare(lookup, options)
-        cached: list[bool | None] = [
-            stages.store.lookup(executable_key(target, prepared, shape, options)) is not None for shape in shapes
-        ]
-    except _NotBuiltError:
+        keys = [executable_key(target, prepared, shape, options) for shape in shapes]
+        cached: list[bool | None] = [stages.store.lookup(key) is not None for key in keys]
+        why = [None if hit else stages.store.why(key) for key, hit in zip(keys, cached, strict=True)]
+    except _NotBuiltError as missing:
         cached = [None] * len(shapes)
+        why = [str(missing)] * len(shapes)
     footprint = Footprint(_size_of(stages), target, options, stages.plan.limits, stages.store)
     to_build = sum(not c for c in cached)
     seconds = to_build * footprint.seconds_each
@@ -73,8 +73,9 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
                 "context": s.context,
                 "buckets": s.buckets,
                 "cached": c,
+                "why": reason,
             }
-            for s, c in zip(shapes, cached, strict=True)
+            for s, c, reason in zip(shapes, cached, why, strict=True)
         ],
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),

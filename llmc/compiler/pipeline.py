@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import llmc
 from llmc.artifacts.bundle_writer import check_replaceable, write_bundle
+from llmc.artifacts.bundles import remember_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.provenance import provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
@@ -124,6 +126,8 @@ def compile_bundle(
         verification = {"mode": "none"}
     final = Manifest.create(**_members(manifest) | {"verification": verification})
     write_bundle(destination, final, sources)
+    remember_bundle(store, final)
+    remember_model(store, stages.checkpoint_digest(), model)
     built = sum(not hit for _, hit in entries)
     states = [e.state for e in final.executables]
     return CompileResult(
@@ -285,7 +289,7 @@ def _assemble(
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
         toolchain=target.toolchain(), isa=list(target.isa()),
-        provenance={"model": model, "checkpoint": stages.checkpoint_digest(), "plan": stages.plan.digest()},
+        provenance=provenance(stages, target, options, model),
     )  # fmt: skip
     return manifest, sources
 
@@ -305,7 +309,7 @@ def _text_files(stages: Stages) -> dict[str, str]:
             made["chat_template.jinja"] = workspace.put_bytes(template.encode())
         return made
 
-    components = {"checkpoint": stages.checkpoint_digest(), "code": code_digest("llmc.compiler.checkpoint")}
+    components = {**stages.reading(tokenizer=True), "code": code_digest("llmc.compiler.checkpoint")}
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}
 
 

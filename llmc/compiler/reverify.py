@@ -9,6 +9,7 @@ from typing import Any
 from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.provenance import find_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.verification.stage import probes_stage, run_parts, sample_buckets
@@ -35,7 +36,8 @@ def verify_again(
     if bad:
         raise ArtifactError(f"{path}: {'; '.join(bad)}; compile again: {bundle.recompile_hint}")
     manifest = bundle.manifest
-    model = reference or str(manifest.provenance.get("model", ""))
+    known = manifest.provenance
+    model = reference or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
     stages = Stages(store, open_checkpoint(model), bundle.plan, report)
     if stages.checkpoint_digest() != manifest.provenance.get("checkpoint"):
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmc.artifacts.digest import digest_bytes, digest_file
-from llmc.artifacts.key import Key, canonical_json
+from llmc.artifacts.key import LOCAL, Key, Value, canonical_json
 from llmc.artifacts.log import logger
 from llmc.artifacts.publish import UnwritableError, writing
+from llmc.artifacts.stamps import settled, signature
+from llmc.compiler.checkpoint.base import without_place
 from llmc.errors import CapacityError, DeviceError
 
 if TYPE_CHECKING:
@@ -72,25 +75,35 @@ class Stages:
 
     @property
     def config_digest(self) -> str:
-        """Digest of the model's configuration."""
-        return digest_bytes(canonical_json(self.checkpoint.config))
+        """Digest of the model's configuration, whatever the order of its members and wherever it was saved."""
+        return digest_bytes(canonical_json(without_place(self.checkpoint.config)))
 
     def checkpoint_digest(self) -> str:
         """Digest of the checkpoint's files, each hashed again only after it changed on disk."""
         return self.checkpoint.digest(self._hash_file)
 
+    def reading(self, *, tokenizer: bool = False) -> dict[str, Value]:
+        """Key components of what is read from the checkpoint: its content, and the packages that decode it."""
+        found: dict[str, Value] = {"checkpoint": self.checkpoint_digest()}
+        if self.checkpoint.format == "gguf":
+            found |= toolchain("tokenizers" if tokenizer else "gguf")
+        return found
+
+    def checkpoint_files(self) -> dict[str, str]:
+        """Digest of each of the checkpoint's files, by role, hashed as for `checkpoint_digest`."""
+        return {role: self._hash_file(path) for role, path in sorted(self.checkpoint.roles().items())}
+
     def _hash_file(self, path: Path) -> str:
-        seen = path.stat()
-        identity = {
-            "device": seen.st_dev, "inode": seen.st_ino, "size": seen.st_size,
-            "mtime_ns": seen.st_mtime_ns, "ctime_ns": seen.st_ctime_ns,
-        }  # fmt: skip
+        seen = signature(path.stat())
+        if not settled(seen):  # it may change again without a trace
+            return digest_file(path)
+        identity = {**seen._asdict()}
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             workspace.meta["digest"] = digest_file(path)
             return {}
 
-        entry, _ = self.store.get_or_build(Key("file-digest", identity), build)
+        entry, _ = self.store.get_or_build(Key(f"{LOCAL}file-digest", identity), build)
         return str(entry.meta["digest"])
 
     @property
@@ -121,6 +134,12 @@ def filled_folder(store: Store, name: str, fill: Callable[[Path], T]) -> Iterato
             with writing(elsewhere, 0, "set TMPDIR to a folder that has room"):
                 made = make(None)
         yield made
+
+
+def toolchain(*packages: str, python: bool = False) -> dict[str, Value]:
+    """Key components "toolchain.<package>", and the Python that runs them where the code of a model is traced."""
+    found: dict[str, Value] = {f"toolchain.{package}": version_of(package) for package in packages}
+    return found | {"toolchain.python": "{}.{}".format(*sys.version_info)} if python else found
 
 
 def version_of(package: str, extra: str = "compile") -> str:

@@ -27,8 +27,20 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | Path) -> Bundle:
-        """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to mend it."""
-        return cls(BundleFiles.open(path, fallback=Settings.from_environment().cache_dir / "stamps"))
+        """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to mend it.
+
+        What is not a folder may be a reference (see artifacts/references.py), which goes into the store first.
+        With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it is read.
+        """
+        settings = Settings.from_environment()
+        if not Path(path).is_dir():
+            from llmc.artifacts.references import resolve
+
+            path = resolve(path, settings)
+        files = BundleFiles.open(path, fallback=settings.cache_dir / "stamps")
+        if settings.require_signatures:
+            require_signature(files, settings)
+        return cls(files)
 
     @property
     def manifest(self) -> Manifest:
@@ -103,3 +115,13 @@ class Bundle:
         slots = slots or max(limits.max_num_seqs, *(b.batch for b in self.plan.decode))
         capacity = max(limits.max_model_len, *(b.context + b.query for b in self.plan.buckets))
         return open_executor(self, slots, capacity, threads or Settings.from_environment().threads)
+
+
+def require_signature(files: BundleFiles, settings: Settings) -> None:
+    """Raise UntrustedError unless a trusted key signed the bundle's manifest, and so every blob by its digest."""
+    from llmc.artifacts.signing.keyring import Keyring
+    from llmc.artifacts.trust import holds_native
+
+    manifest = files.manifest
+    keyring = Keyring.from_settings(settings)
+    keyring.require(manifest.to_bytes(), files.signature, native=holds_native(manifest), origin=str(files.folder))

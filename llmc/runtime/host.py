@@ -8,7 +8,8 @@ from pathlib import Path
 
 _KERNEL_FEATURES = frozenset({
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16",
-    "avx_vnni", "amx_int8", "amx_bf16", "amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve",
+    "avx_vnni", "avx_vnni_int8", "avx_ne_convert", "amx_int8", "amx_bf16", "amx_tile", "asimd", "asimdhp", "asimddp",
+    "i8mm", "bf16", "sve", "sme", "sme2",
 })  # fmt: skip
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.key import ABSENT, Key, canonical_json
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import ABSENT, SHOWN, Difference, Key, canonical_json, tell
 
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12)
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.text(st.characters(exclude_categories=["Cs"])))
@@ -105,3 +106,37 @@ def test_a_key_survives_pickling_between_workers() -> None:
     key = Key("k", {"x": 1, "y": None})
     assert pickle.loads(pickle.dumps(key)) == key
     assert pickle.loads(pickle.dumps(ABSENT)) is ABSENT
+
+
+@given(COMPONENTS, COMPONENTS)
+def test_differences_are_told_in_one_line_however_many_there_are(a: dict[str, str], b: dict[str, str]) -> None:
+    found = Key("k", a).explain(Key("k", b))
+    told = tell(found)
+    assert "\n" not in told
+    assert told.endswith(f"and {len(found) - SHOWN} more") == (len(found) > SHOWN)
+    assert (told == "") == (not found)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        ("1.31.1", "1.30.0", "x: 1.30.0 → 1.31.1"),
+        (16, None, "x: null → 16"),
+        (True, ABSENT, "x: (absent) → true"),
+        ("", "a\nb", 'x: "a\\nb" → ""'),
+        (digest_bytes(b"a"), digest_bytes(b"b"), "x: 3e23e8160039 → ca978112ca1b"),
+        ("x86_64 avx avx2", "x86_64 avx amx_tile", "x: -amx_tile +avx2"),
+        ("a" * 50, "b", f"x: b → {'a' * 39}…"),
+    ],
+)
+def test_a_difference_is_told_from_theirs_to_mine(mine: str, theirs: str, told: str) -> None:
+    assert tell([Difference("x", mine, theirs)]) == told
+
+
+def test_what_people_can_read_is_told_before_digests() -> None:
+    mine = {f"a{i}": digest_bytes(b"%d" % i) for i in range(5)} | {"toolchain.torch": "2", "option.dtype": "f32"}
+    theirs = {name: digest_bytes(value.encode()) for name, value in mine.items()} | {"toolchain.torch": "1"}
+    theirs["option.dtype"] = "bf16"
+    told = tell(Key("k", mine).explain(Key("k", theirs)))
+    assert told.startswith("option.dtype: bf16 → f32, toolchain.torch: 1 → 2, a0: ")
+    assert told.endswith(", and 3 more")

@@ -54,7 +54,7 @@ def test_the_layout_is_the_documented_one(store: Store) -> None:
     name = blob.digest.removeprefix("sha256:")
     assert store.path(blob) == store.root / "v1/blobs/sha256" / name[:2] / name[2:]
     assert (store.root / "v1/entries/executable" / f"{entry.key.hex}.json").is_file()
-    assert len(files_below(store.root)) == 2
+    assert len(files_below(store.root / "v1/blobs")) == len(files_below(store.root / "v1/entries")) == 1
 
 
 def test_blobs_are_read_only_files(store: Store) -> None:
@@ -68,7 +68,7 @@ def test_equal_content_is_stored_once(store: Store, tmp_path: Path) -> None:
     store.put_bytes(b"graph")
     store.put_file(tmp_path / "copy")
     assert first.stat().st_ino == before.st_ino
-    assert files_below(store.root) == [first]
+    assert files_below(store.root / "v1/blobs") == [first]
 
 
 def test_a_file_is_copied_or_moved(store: Store, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_key_is_built_once(store: Store) -> None:
     assert (found.key, found.outputs, found.meta) == (built.key, built.outputs, {"seconds": 1.5})
     assert store.lookup(key()) is not None
     assert store.lookup(key(batch=8)) is None
-    assert store.counters == {"hits": 1, "misses": 2, "corrupt": 0}
+    assert store.counters == {"hits": 1, "misses": 2, "fetched": 0, "corrupt": 0}
 
 
 def test_a_build_that_fails_leaves_nothing_and_can_be_tried_again(store: Store) -> None:
@@ -434,11 +434,12 @@ def test_verify_sweeps_what_crashed_processes_left_long_ago(store: Store) -> Non
 
 
 def test_usage_adds_up(store: Store) -> None:
-    assert store.usage() == (0, 0, 0, 0, 0)
+    assert store.usage() == (0, 0, 0, 0, 0, 0)
     store.get_or_build(key(), build_graph)
     usage = store.usage()
     assert (usage.blobs, usage.blob_bytes, usage.entries, usage.other_bytes) == (2, 705, 1, 0)
     assert usage.entry_bytes > 100
+    assert usage.total == 705 + usage.entry_bytes
 
 
 def test_strangers_in_the_folders_are_passed_over(store: Store) -> None:

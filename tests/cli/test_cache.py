@@ -12,6 +12,7 @@ from llmc.artifacts.bundle import blob_path
 from llmc.artifacts.bundle_writer import write_bundle
 from llmc.artifacts.store import Store
 from llmc.cli.cache import app
+from llmc.cli.cache.common import size_text
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.helpers import DIGESTS, flip, key, manifest, sources
 
@@ -56,13 +57,13 @@ def error(store: Store, *arguments: object) -> Exception:
 
 def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     used = max(entry.used for entry in store.entries())
-    monkeypatch.setattr("llmc.cli.cache.time.time", lambda: used)  # a slow machine must not make it 1 s ago
+    monkeypatch.setattr("llmc.cli.cache.common.time.time", lambda: used)  # a slow machine must not make it 1 s ago
     lines = output(store, "ls").splitlines()
-    assert lines[0].split() == ["KIND", "KEY", "SIZE", "USED", "COMPONENTS"]
+    assert lines[0].split() == ["KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS"]
     (row,) = [line for line in lines if NEW.short in line]
-    assert row.split()[:5] == ["executable", NEW.short, "4.9", "KiB", "0"]
+    assert row.split()[:9] == ["executable", NEW.short, "4.9", "KiB", "0", "B", "4.9", "KiB", "0"]
     assert "batch=4 phase=decode toolchain.onnxruntime=1.31.1" in row
-    assert lines[-1] == f"3 entries; 1 blobs, 4.9 KiB in {store.root}"
+    assert lines[-1] == f"3 entries; 1 blobs, {size_text(store.usage().total)} on disk in {store.root}"
 
 
 def test_ls_can_be_narrowed_to_a_kind(store: Store) -> None:
@@ -113,6 +114,7 @@ def test_verify_a_sound_store_and_bundle(store: Store, bundle: Path) -> None:
         "path": str(bundle),
         "blobs": 4,
         "bytes": manifest().size,
+        "signature": {"status": "none", "keys": [], "name": None},
         "bad": [],
     }
 

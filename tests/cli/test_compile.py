@@ -257,14 +257,15 @@ def test_wrong_numbers_are_exit_4_and_publish_nothing(
 def test_a_dry_run_says_what_it_would_build_and_writes_nothing(compile_: Llmc, here: Path, tmp_path: Path) -> None:
     ran = compile_("--dry-run")
     assert (ran.code, ran.err) == (0, "")
-    *shapes, choice, total = ran.out.splitlines()
+    *shapes, why, choice, total = ran.out.splitlines()
     assert shapes[0] == "prompt batch=4 query=32 context=0 (1 buckets): to build"
     assert len(shapes) == BUCKETS and all(line.endswith(": to build") for line in shapes)
+    assert why.startswith("why: stage weights has to run: nothing of kind weights is stored")
     assert choice == "one executable per bucket: numpy does not care, tests do"
     assert total.startswith(f"{BUCKETS} executables to build, 0 cached; about ")
     assert list(here.iterdir()) == []
     kinds = {entry.key.kind for entry in Store(tmp_path / "cache").entries()}
-    assert kinds <= {"file-digest"}, "a file's digest may be remembered"
+    assert kinds <= {"local-file-digest"}, "a file's digest may be remembered"
 
 
 def test_a_dry_run_as_json(compile_: Llmc) -> None:
@@ -272,17 +273,22 @@ def test_a_dry_run_as_json(compile_: Llmc) -> None:
     assert (found["device"], found["to_build"], found["cached"]) == ("fake", BUCKETS, 0)
     assert found["estimated_seconds"] > 0 and found["estimated_bytes"] > 0
     assert "numpy" in found["choice"]
-    assert all(set(e) == {"phase", "batch", "query", "context", "buckets", "cached"} for e in found["executables"])
+    members = {"phase", "batch", "query", "context", "buckets", "cached", "why"}
+    assert all(set(e) == members for e in found["executables"])
+    (why,) = {e["why"] for e in found["executables"]}
+    assert why.startswith("stage weights has to run: nothing of kind weights is stored")
 
 
 def test_a_dry_run_knows_what_is_in_the_store(compile_: Llmc) -> None:
     compile_()
     found = compile_("--dry-run", "--json").json
     assert (found["to_build"], found["cached"]) == (0, BUCKETS)
+    assert {e["why"] for e in found["executables"]} == {None}
     ran = compile_("--dry-run", "--decode-batch", "1,1,4")
     assert ran.out.count(": to build") == 1
     assert "decode batch=3 query=1 context=32 (1 buckets): to build" in ran.out
     assert "1 executables to build, 6 cached" in ran.out
+    assert "\nwhy: shape.batch: " in ran.out
     dynamic = compile_("--dry-run", "--no-specialise").out.splitlines()
     assert dynamic[0] == "any every shape (6 buckets): to build"
 

@@ -261,7 +261,7 @@ def test_the_default_is_int8_and_one_executable_for_every_shape(workshop: Worksh
     assert manifest.options["static_dims"] == []
     assert manifest.options["choice"] == result.choice
     assert "one executable for all buckets" in result.choice and "no gain from static shapes" in result.choice
-    assert set(manifest.toolchain) == {"onnxruntime"}
+    assert set(manifest.toolchain) == {"onnxruntime", "onnx"}
     assert manifest.isa
 
 
@@ -394,7 +394,7 @@ def test_a_bundle_of_another_onnxruntime_is_refused_with_both_versions_and_the_w
     assert refused.value.exit_code == 5
     assert "compiled with onnxruntime 1.2.3" in message and f"this host has {here}" in message
     assert "onnxruntime==1.2.3" in message
-    assert f"llmc compile {workshop.model} --device cpu -o {other}" in message
+    assert f"llmc compile {workshop.model.name} --device cpu -o {other}" in message
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_a_bundle_of_another_instruction_set_is_refused_and_says_what_differs(
     with pytest.raises(ArtifactError, match="compiled for another instruction set") as refused:
         BundleLLM(other)
     assert words in str(refused.value)
-    assert f"llmc compile {workshop.model} --device cpu -o {other}" in str(refused.value)
+    assert f"llmc compile {workshop.model.name} --device cpu -o {other}" in str(refused.value)
 
 
 # Broken executors never pass

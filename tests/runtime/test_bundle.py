@@ -59,7 +59,7 @@ def test_a_bundle_says_what_it_is(toy: Toy) -> None:
     assert bundle.chat_template == TEMPLATE
     assert bundle.tokenizer.decode(bundle.tokenizer.encode("any text, 日本語")) == "any text, 日本語"
     assert bundle.tokenizer.eos_token_ids == (EOS,)
-    assert bundle.recompile_hint == f"llmc compile {toy.model} --device fake -o {toy.bundle}"
+    assert bundle.recompile_hint == f"llmc compile {toy.model.name} --device fake -o {toy.bundle}"
 
 
 def test_opening_reads_the_manifest_alone(copy: Path) -> None:

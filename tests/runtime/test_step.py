@@ -218,7 +218,7 @@ def test_a_prefix_that_the_slot_does_not_hold(executor: FakeExecutor) -> None:
 ])  # fmt: skip
 def test_a_shape_that_was_not_compiled(toy: Toy, executor: FakeExecutor, step: Step) -> None:
     shape = f"{step.phase} batch {step.batch}, query {step.query}, context {step.context}"
-    hint = f"llmc compile {toy.model} --device fake -o {toy.bundle}"
+    hint = f"llmc compile {toy.model.name} --device fake -o {toy.bundle}"
     for call in (executor.run, executor.executable_of):
         with pytest.raises(
             ArtifactError, match=f"no executable for {shape}; compile it into the bundle: {hint}"

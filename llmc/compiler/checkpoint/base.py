@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ import numpy.typing as npt
 
 from llmc.errors import CheckpointError
 
-DIGEST_VERSION = 1
+DIGEST_VERSION = 2
 """Bump when `Checkpoint.digest` changes what it covers: every key derived from it changes with it."""
+
+_PLACES = ("_name_or_path",)
+"""Members of a config that say where it was saved, and shape nothing."""
 
 FloatArray = npt.NDArray[np.float32]
 HashFile = Callable[[Path], str]
@@ -95,14 +98,19 @@ class Checkpoint(ABC):
         """`"sha256:<hex>"` over the contents of weights, config and tokenizer; not over paths, times or
         hosts.
 
-        `hash_file` maps a file to a string that stands for its content (default: `sha256_of`, which reads the
-        whole file); pass one to remember results. Moving or renaming the checkpoint keeps the digest.
+        Files that are read as JSON values count by value: the order of their members does not matter. `hash_file`
+        maps any other file to a string that stands for its content (default: `sha256_of`, which reads the whole file);
+        pass one to remember results. Moving or renaming the checkpoint keeps the digest.
         """
         hash_one = hash_file or sha256_of
         total = hashlib.sha256(f"llmc checkpoint {DIGEST_VERSION} {self.format}\n".encode())
         for role, path in sorted(self.roles().items()):
-            total.update(f"{role} {hash_one(path)}\n".encode())
+            total.update(f"{role} {self._value_digest(role) or hash_one(path)}\n".encode())
         return f"sha256:{total.hexdigest()}"
+
+    def _value_digest(self, role: str) -> str | None:
+        """Digest of a file that is read as a JSON value; None for one whose bytes count."""
+        return None
 
     @abstractmethod
     def tensor_names(self) -> list[str]:
@@ -156,6 +164,11 @@ def stored_name(name: str, names: Container[str]) -> str:
     if name not in names:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
     return name
+
+
+def without_place(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON config without what says where it was saved."""
+    return {name: value for name, value in config.items() if name not in _PLACES}
 
 
 def sha256_of(path: Path) -> str:

@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, unknown_tensor
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, unknown_tensor, without_place
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
 
@@ -18,6 +20,9 @@ _SMALL_FILES = (
     CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+_VALUES = frozenset({*_SMALL_FILES, INDEX} - {"tokenizer.json", "chat_template.jinja"})
+"""Files that are read as JSON values; those left out go into bundles byte by byte."""
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _TORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
@@ -53,6 +58,14 @@ class HuggingFaceCheckpoint(Checkpoint):
         if SINGLE not in self._shards:
             names.append(INDEX)
         return {name: self.path / name for name in names}
+
+    def _value_digest(self, role: str) -> str | None:
+        if role not in _VALUES:
+            return None
+        try:
+            return digest_bytes(canonical_json(without_place(read_json(self.path / role))))
+        except (CheckpointError, ValueError):  # what cannot be read so, or holds NaN, counts by its bytes
+            return None
 
     def tensor_names(self) -> list[str]:
         """Names as stored."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, version_of
+from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.errors import CompileError
 from llmc.runtime.host import PROMPT_CHUNK, cpu_features
@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 INT8_BLOCK = 64
 SESSION_BYTES = 2_400_000
 PACKED_BITS = 9.7
-_LOWERING_CODE = ("llmc.compiler.frontend", "llmc.compiler.lowering")
+_BINDING_CODE = tuple(f"llmc.compiler.lowering.{module}" for module in ("to_onnx", "ir", "recipes"))
+_LOWERING_CODE = (
+    "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse", *_BINDING_CODE,
+    "llmc.compiler.checkpoint.base", __name__,
+)  # fmt: skip
+_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
+_PACKING_CODE = (
+    "llmc.compiler.lowering.packing", *_BINDING_CODE, "llmc.compiler.checkpoint.base",
+    "llmc.runtime.executors.ort_session", __name__,
+)  # fmt: skip
 
 
 class CpuTarget(Target):
@@ -39,7 +48,7 @@ class CpuTarget(Target):
     executor: ClassVar[str] = "onnxruntime"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
     default_quantize: ClassVar[str] = "int8"
-    compile_code = ("llmc.compiler.lowering.to_onnx",)
+    compile_code = (*_BINDING_CODE, "llmc.compiler.checkpoint.base", "llmc.runtime.executors.ort_session")
 
     @property
     def specialises_by_default(self) -> bool:
@@ -57,8 +66,8 @@ class CpuTarget(Target):
         return "one executable for all buckets, run at the exact shape: this target measured no gain from static shapes"
 
     def toolchain(self) -> dict[str, str]:
-        """The runtime decides layouts and kernels."""
-        return {"onnxruntime": version_of("onnxruntime")}
+        """The runtime decides layouts and kernels, the other writes the graph."""
+        return {package: version_of(package) for package in ("onnxruntime", "onnx")}
 
     def isa(self) -> tuple[str, ...]:
         """Packed weights and verified numbers hold for this instruction set."""
@@ -108,9 +117,7 @@ class CpuTarget(Target):
             "dialect": "fused",
             "block": block,
             "max_positions": stages.max_positions,
-            "toolchain.torch": version_of("torch"),
-            "toolchain.transformers": version_of("transformers"),
-            "toolchain.onnx": version_of("onnx"),
+            **toolchain("torch", "transformers", "sympy", "onnx", "numpy", python=True),
             "code": code_digest(*_LOWERING_CODE),
         }
 
@@ -143,8 +150,8 @@ class CpuTarget(Target):
         components = {
             "recipes": recipes_blob.digest,
             "tables": tables_blob.digest,
-            "checkpoint": stages.checkpoint_digest(),
-            "code": code_digest("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint"),
+            **stages.reading(),
+            "code": code_digest(*_WEIGHTS_CODE),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -169,9 +176,9 @@ class CpuTarget(Target):
             "lowered": lowered.outputs["model"].digest,
             "weights": weights.outputs["weights"].digest,
             "placements": weights.outputs["placements"].digest,
-            "toolchain.onnxruntime": version_of("onnxruntime"),
+            **toolchain(*self.toolchain()),
             "isa": " ".join(self.isa()),
-            "code": code_digest("llmc.compiler.lowering.packing"),
+            "code": code_digest(*_PACKING_CODE),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
 
+_WEIGHTS_CODE = ("llmc.compiler.targets.fake", "llmc.compiler.checkpoint", "llmc.runtime.executors.fake")
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
 
@@ -43,6 +44,7 @@ class FakeTarget(Target):
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
     reference: ClassVar[str] = "toy"
+    compile_code = ("llmc.runtime.executors.fake",)
 
     def require_supported(self, config: Mapping[str, Any]) -> None:
         """The toy model, and nothing else."""
@@ -86,8 +88,8 @@ class FakeTarget(Target):
     def _weights(self, stages: Stages) -> Entry:
         """Both tensors in one file, and where each lies in it; built once per checkpoint, by any number of compiles."""
         components = {
-            "checkpoint": stages.checkpoint_digest(),
-            "code": code_digest("llmc.compiler.targets.fake", "llmc.compiler.checkpoint"),
+            **stages.reading(),
+            "code": code_digest(*_WEIGHTS_CODE),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

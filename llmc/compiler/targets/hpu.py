@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, version_of
+from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, Target
 from llmc.errors import CompileError, InputError
 
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 _TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
-_TRACING_CODE = ("llmc.compiler.frontend", "llmc.compiler.lowering.to_export", "llmc.runtime.portable_program")
+_TRACING_CODE = (
+    "llmc.compiler.frontend", "llmc.compiler.lowering.to_export", "llmc.compiler.checkpoint.base",
+    "llmc.runtime.portable_program", __name__,
+)  # fmt: skip
+_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
 
 
 class HpuTarget(Target):
@@ -123,8 +127,8 @@ class HpuTarget(Target):
             "dialect": "two_part",
             "cached": cached,
             "dtype": options.dtype,
-            **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
-            "code": code_digest(*_TRACING_CODE, __name__),
+            **toolchain(*self.toolchain(), "sympy", "numpy", python=True),
+            "code": code_digest(*_TRACING_CODE),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -161,8 +165,8 @@ class HpuTarget(Target):
         components = {
             "tensors": tensors_blob.digest,
             "tables": tables_blob.digest,
-            "checkpoint": stages.checkpoint_digest(),
-            "code": code_digest("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__),
+            **stages.reading(),
+            "code": code_digest(*_WEIGHTS_CODE),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -1,7 +1,8 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
-Each bucket's outcome is kept under the digests of its executable, the shared files and the reference, so that a plan
-that grew by a bucket verifies that bucket only.
+Each bucket's outcome is kept under the digests of its executable, the shared files and the reference, and of what
+makes the past that it continues, for these libraries on this instruction set. So a plan whose decode buckets grew by
+one verifies that bucket only.
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.artifacts.key import Key
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import Key, Value, canonical_json
+from llmc.artifacts.log import logger
+from llmc.artifacts.publish import UnwritableError
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import StageReport, Stages, code_digest, filled_folder, version_of
+from llmc.compiler.stages import StageReport, Stages, code_digest, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
+from llmc.errors import CapacityError
+from llmc.runtime.host import cpu_features
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.manifest import Manifest
+    from llmc.artifacts.manifest_schema import Executable
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
@@ -29,7 +37,19 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 SAMPLES = 4
-_CODE = ("llmc.compiler.verification", "llmc.runtime")
+_CODE = (
+    "llmc.compiler.verification.stage", "llmc.compiler.verification.verify", "llmc.compiler.verification.probes",
+    "llmc.runtime",
+    *(f"llmc.buckets.{module}" for module in ("bucket", "corners", "cost", "coverage", "limits", "lookup", "table")),
+)  # fmt: skip
+_REFERENCE_CODE = (
+    "llmc.compiler.verification.probes", "llmc.compiler.verification.stage", "llmc.compiler.checkpoint",
+    "llmc.runtime.tokenizer",
+)  # fmt: skip
+_REFERENCES = {
+    "toy": ("llmc.compiler.verification.toy_reference",),
+    "transformers": ("llmc.compiler.verification.transformers_reference", "llmc.compiler.frontend"),
+}
 
 
 def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
@@ -37,8 +57,6 @@ def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
 
     The others are those whose name's digest is lowest: a choice that one more bucket in the plan hardly changes.
     """
-    from llmc.artifacts.digest import digest_bytes
-
     if every:
         return list(plan.buckets)
     chosen: list[Bucket] = []
@@ -63,14 +81,15 @@ def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
 def probes_stage(stages: Stages, target: Target) -> Entry:
     """The probes with the reference's logits; needs the reference model only when they are not in the store."""
     longest = stages.plan.limits.longest_prompt + 1
-    components: dict[str, Any] = {
+    components: dict[str, Value] = {
         "reference": target.reference,
-        "checkpoint": stages.checkpoint_digest(),
+        **stages.reading(),
         "longest": longest,
-        "code": code_digest("llmc.compiler.verification.probes"),
+        **toolchain("numpy", "tokenizers"),
+        "code": code_digest(*_REFERENCE_CODE, *_REFERENCES[target.reference]),
     }
     if target.reference == "transformers":
-        components |= {f"toolchain.{p}": version_of(p) for p in ("torch", "transformers")}
+        components |= toolchain("torch", "transformers", python=True)
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.verification.probes import make_probes, save_probes
@@ -96,8 +115,7 @@ def verify_stage(
     probes = probes_stage(stages, target)
     limits = target.limits(options)
     buckets = sample_buckets(stages.plan, every=options.verify == "all")
-    keys: list[tuple[Bucket | None, Key]] = [(None, _key(stages, target, manifest, probes, None))]
-    keys += [(b, _key(stages, target, manifest, probes, b)) for b in buckets]
+    keys = [(part, _key(stages, target, manifest, probes, part)) for part in (None, *buckets)]
     outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.lookup(key)) is not None}
     missing = [(bucket, key) for bucket, key in keys if key.digest not in outcomes]
     stages.report(StageReport("verify", False, None))
@@ -107,8 +125,11 @@ def verify_stage(
         for (_, key), outcome in zip(missing, made, strict=True):
             outcomes[key.digest] = outcome
     result = summarise([outcomes[key.digest] for _, key in keys], limits)
-    for _, key in missing:
-        stages.store.get_or_build(key, _recorder(outcomes[key.digest]))
+    try:
+        for _, key in missing:
+            stages.store.publish(key, {}, outcomes[key.digest])
+    except (CapacityError, UnwritableError) as error:
+        logger().warning("what was verified is not remembered: %s", error)
     stages.report(StageReport("verify", not missing, time.perf_counter() - start))
     return {
         "mode": options.verify,
@@ -120,40 +141,50 @@ def verify_stage(
 
 def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, bucket: Bucket | None) -> Key:
     """Key of one bucket's outcome, or of greedy generation over the whole bundle."""
+    plan = stages.plan
+    components: dict[str, Value] = {
+        "bucket": str(bucket or "greedy"),
+        **{f"file.{name}": digest for name, digest in manifest.files.items()},
+        "reference": probes.outputs["probes"].digest,
+        **{f"toolchain.{name}": version for name, version in manifest.toolchain.items()},
+        **toolchain("numpy"),
+        "isa": " ".join(cpu_features()),
+        **{f"environment.{name}": value for name, value in Settings.from_environment().kernel_limits.items()},
+        "code": code_digest(*_CODE),
+    }
     if bucket is None:
-        graphs = sorted(e.key for e in manifest.executables)
-    else:
-        batch, query, context = target.shape_of(bucket)
-        graphs = [
-            e.key for e in manifest.executables
+        components["executables"] = _joint(manifest.executables)
+        components["plan"] = _buckets_digest(plan, plan.buckets)
+        return Key("verify", components)
+    batch, query, context = target.shape_of(bucket)
+    components["executables"] = _joint(
+        [
+            e for e in manifest.executables
             if e.phase in ("any", bucket.phase) and e.batch in (None, batch) and e.query in (None, query)
             and e.context in (None, context)
-        ]  # fmt: skip
-    return Key(
-        "verify",
-        {
-            "bucket": str(bucket or "greedy"),
-            "executables": " ".join(graphs),
-            "plan": stages.plan.digest() if bucket is None else "",
-            **{f"file.{name}": digest for name, digest in manifest.files.items()},
-            "reference": probes.key.digest,
-            "code": code_digest(*_CODE),
-        },
-    )
+        ]
+    )  # fmt: skip
+    if bucket.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
+        components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
+        components["past.plan"] = _buckets_digest(plan, plan.prompt)
+    return Key("verify", components)
 
 
-def _recorder(outcome: Mapping[str, Any]) -> Callable[[Workspace], Mapping[str, Blob]]:
-    def build(workspace: Workspace) -> Mapping[str, Blob]:
-        workspace.meta |= outcome
-        return {}
+def _joint(executables: Sequence[Executable]) -> str:
+    """One digest for the contents of some executables, in any order: what was verified is what is served."""
+    return digest_bytes(canonical_json(sorted(executable.blob for executable in executables)))
 
-    return build
+
+def _buckets_digest(plan: Plan, buckets: Sequence[Bucket]) -> str:
+    """Digest of limits and buckets alone: a plan also says how it came to be, which no result depends on."""
+    return digest_bytes(canonical_json([plan.limits.to_dict(), [str(bucket) for bucket in buckets]]))
 
 
 def _run(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], probes: Entry,
     parts: Sequence[Bucket | None], progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
+    from llmc.artifacts.bundle import BundleFiles
     from llmc.artifacts.bundle_writer import write_bundle
     from llmc.runtime.bundle import Bundle
 
@@ -161,7 +192,7 @@ def _run(
         return write_bundle(folder / "draft", manifest, sources)
 
     with filled_folder(stages.store, "drafts", write) as draft:
-        return run_parts(Bundle.open(draft), stages, probes, parts, progress)
+        return run_parts(Bundle(BundleFiles.open(draft)), stages, probes, parts, progress)
 
 
 def run_parts(

@@ -102,7 +102,7 @@ class Verification:
         self.vocab_size = int(bundle.manifest.model["vocab_size"])
         self.engine = Engine(self.plan, executor, self.vocab_size)
         self.random = np.random.default_rng(0)
-        self._prefix: list[NDArray[np.float32]] = []
+        self._prefixes: dict[int, list[NDArray[np.float32]]] = {}
         self._poison(_NAN)
 
     def greedy(self) -> dict[str, Any]:
@@ -134,7 +134,11 @@ class Verification:
         return {"sequences": len(short), "differing": differing}
 
     def bucket(self, bucket: Bucket) -> dict[str, Any]:
-        """Compare ragged rows of one bucket with the reference, twice, under two poisons."""
+        """Compare ragged rows of one bucket with the reference, twice, under two poisons.
+
+        The outcome does not depend on which parts were run before.
+        """
+        self.random = np.random.default_rng(0)
         outcome: dict[str, Any] = {"bucket": str(bucket), "kl": [], "equal": [], "max_abs": 0.0, "leak": 0.0}
         prefix = self._long_prefix(bucket.context)
         rows = list(self._rows(bucket, prefix[0].shape[1] if prefix else 0))
@@ -159,14 +163,17 @@ class Verification:
         return wanted
 
     def _long_prefix(self, context: int) -> list[NDArray[np.float32]]:
-        """The cache of at least `context` tokens of the long sequence, as the bundle's own prompt graphs make it."""
+        """The cache of at least `context` tokens of the long sequence, as the bundle's own prompt graphs make it.
+
+        Lengths are powers of two where the sequence goes so far, so that buckets share them.
+        """
         long = self.probes[-1]
-        length = min(len(long.tokens), self.plan.limits.longest_prompt, context)
-        if length and (not self._prefix or self._prefix[0].shape[1] < length):
+        length = min(len(long.tokens), self.plan.limits.longest_prompt, 1 << (context - 1).bit_length())
+        if context and length not in self._prefixes:
             params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
             list(self.engine.generate([Request(long.tokens[:length].tolist(), params)]))
-            self._prefix = self.executor.export_prefix(0, length)
-        return self._prefix
+            self._prefixes[length] = self.executor.export_prefix(0, length)
+        return self._prefixes[length] if context else []
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:
         """Ragged rows for a bucket: the first as long as fits, the others spread below."""

@@ -12,7 +12,7 @@ import pytest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
-from tests.compiler.checkpoint.writers import weights, write_folder, write_safetensors
+from tests.compiler.checkpoint.writers import CONFIG, weights, write_folder, write_safetensors
 
 INDEX = "model.safetensors.index.json"
 
@@ -123,10 +123,24 @@ def test_the_digest_covers_contents_and_not_places(tmp_path):
 def test_the_digest_takes_a_remembering_hash(tmp_path):
     checkpoint, asked = open_checkpoint(write_folder(tmp_path / "a", shards=2)), []
     checkpoint.digest(lambda path: asked.append(path) or "sha256:0")
-    assert asked == checkpoint.files()
-    assert {path.name for path in asked} == {
-        "config.json", INDEX, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
-    }  # fmt: skip
+    assert [path.name for path in asked] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert {path.name for path in checkpoint.files()} == {"config.json", INDEX} | {path.name for path in asked}
+
+
+def test_the_digest_of_a_config_is_of_its_value(tmp_path):
+    path = write_folder(tmp_path / "a", shards=2)
+    digest = open_checkpoint(path).digest()
+    for file in ("config.json", INDEX):
+        members = json.loads((path / file).read_text())
+        (path / file).write_text(json.dumps(dict(reversed(members.items())), indent=3))
+        assert open_checkpoint(path).digest() == digest
+    (path / "config.json").write_text(json.dumps({**CONFIG, "_name_or_path": "/home/someone/model"}))
+    assert open_checkpoint(path).digest() == digest, "where it was saved is not what it is"
+    (path / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 2e-5}))
+    changed = open_checkpoint(path).digest()
+    assert changed != digest
+    (path / "config.json").write_text(json.dumps({**CONFIG, "note": float("nan")}))
+    assert open_checkpoint(path).digest() not in (digest, changed), "JSON without a canonical form counts by its bytes"
 
 
 def test_tokenizer_template_and_generation_files(tmp_path):

@@ -1,0 +1,291 @@
+"""Import: an archive, which may come from anywhere, into a store.
+
+What the archive names comes first, so that every blob is known, with its size, before a byte of it is written; blobs
+go straight into the store and become blobs only if their content is what their name says; entries are published when
+all of them are there. Whatever goes wrong before that, nothing of the archive can be seen in the store; blobs that
+were intact may stay as garbage, for `llmc cache gc`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from llmc.artifacts import leases
+from llmc.artifacts.archives.format import (
+    BLOB_FOLDER,
+    CHECKSUM_NAME,
+    ENTRY_FOLDER,
+    MAX_ENTRY_BYTES,
+    Member,
+    blob_digest,
+    checksum_line,
+    entry_name,
+)
+from llmc.artifacts.archives.stream import Members, Progress, open_members
+from llmc.artifacts.blobs import Blob, BlobMissingError
+from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
+from llmc.artifacts.bundles import KIND, bundle_key, publish_bundle, read_bundle
+from llmc.artifacts.digest import PREFIX, digest_bytes
+from llmc.artifacts.entries import MAX_BYTES as MAX_ENTRY
+from llmc.artifacts.entries import Entries, Entry, decode_entry, entry_body
+from llmc.artifacts.gate import gate
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.manifest import Manifest
+from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST
+from llmc.artifacts.store import Store
+from llmc.artifacts.trust import Trust, UntrustedError
+from llmc.errors import CapacityError
+
+
+class Imported(NamedTuple):
+    """What an archive held: entries as they are in the store now, how many of them were new, blobs that were read, how
+    many of those were new, bytes of each, and seconds that it took."""
+
+    entries: list[Entry]
+    new_entries: int
+    blobs: int
+    bytes: int
+    new_blobs: int
+    new_bytes: int
+    seconds: float
+
+
+class Guard:
+    """What has to be signed in an archive that a person named.
+
+    A signature that is there must be right. With `required` there must be one, by a key that `trust` knows, over native
+    and portable code alike. Raises UntrustedError.
+    """
+
+    def __init__(self, trust: Trust, required: bool) -> None:
+        self._trust = trust
+        self._required = required
+
+    def check(self, content: bytes, signature: bytes | None, origin: str) -> bool:
+        """Whether `content` is signed by a trusted key."""
+        if signature is None and not self._required:
+            return False
+        trusted = self._trust.require(content, signature, native=False, origin=origin) is not None
+        if self._required and not trusted:
+            found = "not signed" if signature is None else "signed by a key that is not trusted here"
+            raise UntrustedError(
+                f"{origin}: {found}, and a signature is required; nothing was imported: have it signed with "
+                "`llmc cache sign`, and trust the key of whom you expect with `llmc cache trust KEY.pub`"
+            )
+        return trusted
+
+
+class _Head(NamedTuple):
+    """What an archive names, before its blobs: a bundle or entries. `vouched` says that the signature is trusted."""
+
+    manifest: Manifest | None
+    signature: bytes | None
+    vouched: bool
+    entries: list[Entry]
+    next: Member | None
+
+    def blobs(self, members: Members) -> dict[str, int]:
+        """Every blob that is named, in the order of the archive, and its size."""
+        found: dict[str, int] = dict(self.manifest.blobs) if self.manifest is not None else {}
+        for entry in self.entries:
+            for digest, size in entry.outputs.values():
+                if found.setdefault(digest, size) != size:
+                    members.fail(f"its entries disagree on the size of {digest}")
+        return dict(sorted(found.items()))
+
+
+def import_archive(
+    store: Store, source: Path | BinaryIO, *, trust: Trust, required: bool = False, progress: Progress | None = None
+) -> Imported:
+    """Put everything in an archive into the store; what the store has of it already stays as it is.
+
+    `required` asks for a trusted signature over every bundle and entry. `progress` counts bytes of the file. Raises
+    ArtifactError for what is not an archive, intact to its last byte, UntrustedError for what is not signed as it
+    should be, DeviceError where zstd or cryptography is needed and missing, and CapacityError or UnwritableError
+    where the store cannot take it.
+    """
+    began = time.monotonic()
+    guard = Guard(trust, required)
+    with open_members(source, progress) as members:
+        head = _read_head(members, guard)
+        wanted = head.blobs(members)
+        _require_room(store, members, wanted)
+        store.hold(*map(leases.blob_name, wanted))
+        new_blobs, new_bytes = _read_blobs(store, members, head.next, wanted)
+        if head.manifest is not None:
+            entries = [_publish_bundle(store, head.manifest, head.signature, head.vouched)]
+        else:
+            entries = _publish_entries(store, members, guard, head.entries)
+    return Imported(
+        [entry for entry, _ in entries], sum(new for _, new in entries), len(wanted), sum(wanted.values()), new_blobs,
+        new_bytes, time.monotonic() - began,
+    )  # fmt: skip
+
+
+def _read_head(members: Members, guard: Guard) -> _Head:
+    member = members.next()
+    if member is not None and member.name == FILE_NAME:
+        return _read_bundle(members, guard, member)
+    entries: list[Entry] = []
+    last, size = "", 0
+    while member is not None and member.name.startswith(ENTRY_FOLDER):
+        if member.name <= last:
+            members.fail(f"{member.name!r:.200} is not in order, or there twice")
+        last, size = member.name, size + member.size
+        if size > MAX_ENTRY_BYTES:
+            members.fail(f"its entries take more than {MAX_ENTRY_BYTES} bytes")
+        entries.append(_read_entry(members, guard, member))
+        member = members.next()
+    return _Head(None, None, False, entries, member)
+
+
+def _read_bundle(members: Members, guard: Guard, member: Member) -> _Head:
+    content = members.content(member, MAX_MANIFEST)
+    line = checksum_line(digest_bytes(content))
+    member = _expect(members, CHECKSUM_NAME)
+    if members.content(member, len(line)) != line:
+        members.fail(f"{FILE_NAME} is not what {CHECKSUM_NAME} says")
+    manifest = Manifest.from_bytes(content, f"{members.name}: {FILE_NAME}")
+    if manifest.to_bytes() != content:
+        members.fail(f"{FILE_NAME} is not written as llmc writes it")
+    signature = None
+    following = members.next()
+    if following is not None and following.name == SIGNATURE_NAME:
+        signature = members.content(following, MAX_SIGNATURE_BYTES)
+        following = members.next()
+    vouched = guard.check(content, signature, members.name)
+    return _Head(manifest, signature, vouched, [], following)
+
+
+def _read_entry(members: Members, guard: Guard, member: Member) -> Entry:
+    try:
+        entry = decode_entry(members.content(member, MAX_ENTRY))
+    except ValueError as error:
+        members.fail(f"{member.name!r:.200} is not an entry ({error})")
+    if entry.key.is_local:
+        members.fail(f"{member.name} means something on the machine it was made on only")
+    if entry_name(entry.key) != member.name:
+        members.fail(f"{member.name!r:.200} is the entry of another key, {entry.key.kind} {entry.key.short}")
+    if entry.key.kind != KIND:
+        signature = None if entry.signature is None else canonical_json(entry.signature)
+        origin = f"{members.name}: {entry.key.kind} {entry.key.short}"
+        guard.check(entry_body(entry), signature, origin)
+    return entry
+
+
+def _expect(members: Members, name: str) -> Member:
+    member = members.next()
+    if member is None or member.name != name:
+        members.fail(f"{name} is missing, before {'its end' if member is None else repr(member.name)[:200]}")
+    return member
+
+
+def _require_room(store: Store, members: Members, wanted: Mapping[str, int]) -> None:
+    """Raise CapacityError when the disk has no room for what the archive announces: a bomb never fills it."""
+    import shutil
+
+    needed = sum(size for digest, size in wanted.items() if not store.has(Blob(digest, size)))
+    for folder in (store.layout.base, *store.layout.base.parents):
+        with suppress(OSError):
+            free = shutil.disk_usage(folder).free
+            if needed > free:
+                raise CapacityError(
+                    f"{members.name}: needs {needed} bytes in {store.root}, where {free} are free; nothing was "
+                    "imported: free some space, or choose another store with --cache-dir"
+                )
+            return
+
+
+def _read_blobs(
+    store: Store, members: Members, member: Member | None, wanted: Mapping[str, int]
+) -> tuple[int, int]:  # fmt: skip
+    """Read all blobs in order; returns how many the store did not have, and their bytes."""
+    new_blobs = new_bytes = 0
+    for digest, size in wanted.items():
+        if member is None or blob_digest(member.name) != digest:
+            found = "its end" if member is None else f"{member.name!r:.200}"
+            members.fail(f"{BLOB_FOLDER}{digest.removeprefix(PREFIX)} is missing: {found} comes in its place")
+        if member.size != size:
+            members.fail(f"{member.name} has {member.size} bytes, where {size} are announced")
+        if _read_blob(store, members, member, digest):
+            new_blobs, new_bytes = new_blobs + 1, new_bytes + size
+        member = members.next()
+    if member is not None:
+        members.fail(f"{member.name!r:.200} is named by nothing in it")
+    return new_blobs, new_bytes
+
+
+def _read_blob(store: Store, members: Members, member: Member, digest: str) -> bool:
+    """Read one blob, into the store unless it is there and intact; whether it was not."""
+    if _is_intact(store, Blob(digest, member.size)):
+        hasher = hashlib.sha256()
+        for piece in members.pieces(member):
+            hasher.update(piece)
+        _require_digest(members, member, digest, PREFIX + hasher.hexdigest())
+        return False
+    with store.writer() as stream:
+        for piece in members.pieces(member):
+            stream.write(piece)
+        _require_digest(members, member, digest, stream.digest)
+    return True
+
+
+def _is_intact(store: Store, blob: Blob) -> bool:
+    try:
+        store.path(blob)
+    except BlobMissingError:
+        return False
+    return True
+
+
+def _require_digest(members: Members, member: Member, wanted: str, found: str) -> None:
+    if found != wanted:
+        members.fail(f"{member.name} is damaged: its content has digest {found}")
+
+
+def _publish_bundle(store: Store, manifest: Manifest, signature: bytes | None, vouched: bool) -> tuple[Entry, bool]:
+    """Publish a bundle, and say whether it is new; its signature in the store gives way to a trusted one only."""
+    entry = store.lookup(bundle_key(manifest))
+    if entry is None:
+        return publish_bundle(store, manifest, signature), True
+    if signature is not None and (vouched or SIGNATURE_NAME not in entry.outputs):
+        return publish_bundle(store, manifest, signature), False
+    return entry, False
+
+
+def _publish_entries(store: Store, members: Members, guard: Guard, entries: list[Entry]) -> list[tuple[Entry, bool]]:
+    bundles = {entry.key: _read_listed(store, members, guard, entry) for entry in entries if entry.key.kind == KIND}
+    published = []
+    for entry in entries:
+        if entry.key in bundles:
+            published.append(_publish_bundle(store, *bundles[entry.key]))
+        elif (there := store.lookup(entry.key)) is not None:
+            published.append((there, False))
+        else:
+            published.append((_adopt(store, members, entry), True))
+    return published
+
+
+def _adopt(store: Store, members: Members, entry: Entry) -> Entry:
+    with gate(store.layout):
+        if not all(store.has(blob) for blob in entry.outputs.values()):
+            raise BlobMissingError(
+                f"{members.name}: blobs of {entry.key.kind} {entry.key.short} were removed from {store.root} as they "
+                "came; import it again"
+            )
+        return Entries(store.layout).adopt(entry)
+
+
+def _read_listed(store: Store, members: Members, guard: Guard, entry: Entry) -> tuple[Manifest, bytes | None, bool]:
+    """A bundle among several, whose manifest and signature are blobs by now."""
+    origin = f"{members.name}: bundle {entry.key.short}"
+    manifest, signature = read_bundle(store, entry)
+    content = store.get_bytes(entry.outputs[FILE_NAME].digest)
+    vouched = guard.check(content, signature, origin)
+    return manifest, signature, vouched

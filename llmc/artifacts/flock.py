@@ -1,0 +1,59 @@
+"""flock, without waiting: what the kernel drops when the holder ends in any way.
+
+Three answers, because a file system may have no locks (ENOLCK, ENOSYS), or grant every one to everybody (NFS
+without its lock service): then nothing can be known, and callers go by age.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_HELD_ELSEWHERE = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
+
+
+def flock(fd: int, *, shared: bool = False) -> bool | None:
+    """Lock an open file until it is closed. False when another holds it, None where locks cannot be had."""
+    import fcntl
+
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD_ELSEWHERE else None
+    return True
+
+
+@contextmanager
+def probe(path: Path) -> Iterator[bool | None]:
+    """Whether nobody holds a file or folder, which nobody else can then lock inside the block.
+
+    None where that cannot be known. Raises OSError when it cannot be opened.
+    """
+    one = _open(path)
+    try:
+        found = flock(one)
+        if found:
+            found = True if keeps_out(path) else None
+        yield found
+    finally:
+        os.close(one)
+
+
+def keeps_out(path: Path) -> bool:
+    """Whether the lock that this process holds on a file keeps others out. Raises OSError when it cannot be opened."""
+    other = _open(path)
+    try:
+        return flock(other) is False
+    finally:
+        os.close(other)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, os.O_RDWR | flags)
+    except (IsADirectoryError, PermissionError):
+        return os.open(path, os.O_RDONLY | flags)

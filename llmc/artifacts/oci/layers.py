@@ -1,0 +1,84 @@
+"""Which blobs of a bundle share a layer: decided by the blobs alone, so that bundles that share blobs share layers.
+
+    layers = own* group* facts
+    own    = one blob of at least OWN_FROM · 2^k bytes, with the least k for which there are at most MAX_OWN of them;
+             the largest first, so that bundles with the same weights begin with the same layers: what unpacks images
+             keeps a chain of layers once
+    group  = the smaller blobs whose digests begin with the same hex digit, by digest: one more or less changes one
+             of 16 layers
+    facts  = manifest.json, [signature.json]
+
+Every layer but the facts also has the folders blobs/ and blobs/sha256/. There are at most 127 layers, which is what
+container engines take. A change to these rules is a change of image.ARTIFACT_TYPE: readers follow them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from llmc.artifacts.blobs import Blob
+from llmc.artifacts.digest import PREFIX, parse
+from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.oci import tar
+
+OWN_FROM = 1 << 20
+MAX_OWN = 110
+MAX_LAYERS = MAX_OWN + 16 + 1
+FOLDERS = ("blobs/", "blobs/sha256/")
+FACTS = (FILE_NAME, SIGNATURE_NAME)
+
+
+class Layer(NamedTuple):
+    """The blobs of one layer, in the order of the archive."""
+
+    blobs: tuple[Blob, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the archive."""
+        return tar.archive_size(FOLDERS, map(member, self.blobs))
+
+    def write(self, content: Callable[[Blob], Iterable[bytes]]) -> Iterator[bytes]:
+        """The archive, in pieces, given the content of its blobs."""
+        return tar.write(FOLDERS, ((member(blob), content(blob)) for blob in self.blobs))
+
+    def read(self, pieces: Iterable[bytes], origin: str) -> Iterator[tuple[Blob, Iterator[bytes]]]:
+        """The blobs in an archive, with their content, which is not verified here; take all of each.
+
+        Raises ArtifactError where it is anything but the archive of this layer.
+        """
+        archive = tar.Reader(pieces, origin)
+        archive.folders(FOLDERS)
+        for blob in self.blobs:
+            yield blob, archive.file(member(blob))
+        archive.end()
+
+
+def member(blob: Blob) -> tar.Member:
+    """A blob as a file of a bundle."""
+    return tar.Member(FOLDERS[-1] + parse(blob.digest), blob.size)
+
+
+def split(blobs: Mapping[str, int]) -> list[Layer]:
+    """The layers of a bundle's blobs (digests and sizes), but for the last one, of the facts."""
+    everything = sorted((Blob(*item) for item in blobs.items()), key=lambda blob: (-blob.size, blob.digest))
+    threshold = OWN_FROM
+    while sum(blob.size >= threshold for blob in everything) > MAX_OWN:
+        threshold *= 2
+    groups: dict[str, list[Blob]] = {}
+    for blob in sorted(blob for blob in everything if blob.size < threshold):
+        groups.setdefault(blob.digest[len(PREFIX)], []).append(blob)
+    own = [Layer((blob,)) for blob in everything if blob.size >= threshold]
+    return [*own, *(Layer(tuple(groups[digit])) for digit in sorted(groups))]
+
+
+def write_facts(manifest: bytes, signature: bytes | None) -> bytes:
+    """The archive of a bundle's manifest and signature."""
+    files = [(name, data) for name, data in zip(FACTS, (manifest, signature), strict=True) if data is not None]
+    return b"".join(tar.write((), ((tar.Member(name, len(data)), [data]) for name, data in files)))
+
+
+def read_facts(pieces: Iterable[bytes], origin: str, limit: int) -> dict[str, bytes]:
+    """The files of the last layer. Raises ArtifactError where it is not one."""
+    return tar.Reader(pieces, origin).small_files(FACTS, limit)

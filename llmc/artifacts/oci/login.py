@@ -1,0 +1,78 @@
+"""Logging in to a registry, by the oras library: docker's configuration, credential helpers, bearer tokens.
+
+What a registry asks for in `WWW-Authenticate` is answered with the account that `docker login` left in
+~/.docker/config.json (or with none, for an anonymous token). Credentials go to the registry and to the token service
+it names, over HTTPS, or plainly on this machine; they never appear in an error or a log.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from llmc.artifacts.oci.reference import is_loopback
+from llmc.artifacts.remotes.base import RemoteError, not_installed
+
+_REALM = re.compile(r'\brealm="(https?)://([^/"?#]+)[^"]*"', re.IGNORECASE)
+
+
+class Login:
+    """The login of one repository of one registry; used by any number of threads."""
+
+    def __init__(self, host: str, session: Any, *, plain_http: bool) -> None:
+        try:
+            from oras.auth import get_auth_backend
+            from oras.container import Container
+        except ImportError:
+            raise not_installed("oras") from None
+        self._host = host
+        self._plain_http = plain_http
+        self._lock = threading.Lock()
+        self._header: str | None = None
+        container = Container("bundle", registry=host)
+        self._backends = {}
+        try:
+            for scheme, name in (("basic", "basic"), ("bearer", "token")):
+                backend = get_auth_backend(name, session, insecure=plain_http)
+                backend.load_configs(container)
+                self._backends[scheme] = backend
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RemoteError(
+                f"{host}: ~/.docker/config.json or its credential helper does not work ({type(error).__name__}); "
+                f"log in again with `docker login {host}`"
+            ) from None
+
+    @property
+    def header(self) -> str | None:
+        """The value for the header Authorization, once one is known."""
+        return self._header
+
+    def answer(self, refused: Any, sent: str | None) -> bool:
+        """Whether there is another header to try, after a response that `refused` the header `sent`.
+
+        Raises what `requests` raises for a token service that fails.
+        """
+        with self._lock:
+            if self._header != sent:
+                return True
+            self._header = self._log_in(refused)
+            return self._header is not None
+
+    def _log_in(self, refused: Any) -> str | None:
+        challenge = refused.headers.get("WWW-Authenticate", "")
+        scheme = challenge.partition(" ")[0].lower()
+        backend = self._backends.get(scheme)
+        if backend is None or (scheme == "basic" and not hasattr(backend, "_basic_auth")):
+            return None
+        if scheme == "bearer" and not self._may_ask(challenge):
+            raise RemoteError(f"{self._host}: its token service is not reached by HTTPS, so nothing is sent there")
+        headers, changed = backend.authenticate_request(refused, {}, refresh=True)
+        found = headers.get("Authorization")
+        return str(found) if changed and found else None
+
+    def _may_ask(self, challenge: str) -> bool:
+        realm = _REALM.search(challenge)
+        if realm is None:
+            return False
+        return realm[1].lower() == "https" or (self._plain_http and is_loopback(realm[2]))

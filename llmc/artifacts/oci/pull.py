@@ -1,0 +1,127 @@
+"""Pulling a bundle: what it says it is comes first, then whether it is trusted, then the blobs that are missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmc.artifacts.blobs import Blob, BlobMissingError
+from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
+from llmc.artifacts.bundles import bundle_key, publish_bundle
+from llmc.artifacts.manifest import Manifest
+from llmc.artifacts.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
+from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
+from llmc.artifacts.oci.image import GZIP_TYPE, Descriptor, read_diff_ids, read_image
+from llmc.artifacts.oci.layers import Layer, read_facts, split
+from llmc.artifacts.oci.reference import Reference
+from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
+from llmc.artifacts.remotes.mover import Mover
+from llmc.artifacts.trust import Trust, holds_native
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.store import Store
+
+MAX_FACTS_BYTES = MAX_BYTES + MAX_SIGNATURE_BYTES + (64 << 10)
+
+
+class _Part(NamedTuple):
+    """A layer of the image: what it has to hold, its descriptor, and the digest of it uncompressed."""
+
+    layer: Layer
+    blob: Descriptor
+    diff_id: str
+
+
+def pull(
+    store: Store, images: Images, reference: Reference, *, trust: Trust, jobs: int, progress: Meter | None
+) -> tuple[Entry, TransferReport]:
+    """See `pull_bundle`."""
+    began = time.monotonic()
+    data = images.manifest(reference)
+    if data is None:
+        raise ArtifactError(f"{reference}: there is no such bundle; is the tag right?")
+    image = read_image(data, str(reference))
+    config = read_small(images, image.config)
+    diff_ids = read_diff_ids(config, len(image.layers), str(reference))
+    manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], str(reference))
+    trust.require(manifest.to_bytes(), signature, native=holds_native(manifest), origin=str(reference))
+
+    parts = _match(split(manifest.blobs), image.layers[:-1], diff_ids, str(reference))
+    missing = [part for part in parts if not all(_is_intact(store, blob) for blob in part.layer.blobs)]
+    size = sum(part.blob.size for part in missing)
+    with Mover(jobs, progress) as mover:
+        mover.expect(size)
+        for future in [mover.run(_fetch, store, images, part, mover.moved) for part in missing]:
+            mover.result(future)
+    small = [image.config, image.layers[-1]]
+    report = TransferReport(
+        entries=1,
+        blobs=len(missing) + len(small),
+        bytes=size + sum(blob.size for blob in small),
+        skipped_blobs=len(parts) - len(missing),
+        skipped_bytes=sum(part.blob.size for part in parts) - size,
+        seconds=time.monotonic() - began,
+    )
+    return _publish(store, manifest, signature), report
+
+
+def _read_facts(images: Images, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
+    if blob.size > MAX_FACTS_BYTES:
+        raise ArtifactError(f"{origin}: its last layer has {blob.size} bytes, too many for a bundle's manifest")
+    with closing(read_archive(images, blob, diff_id)) as pieces:
+        facts = read_facts(pieces, f"{origin}: layer {blob.digest}", MAX_BYTES)
+    if FILE_NAME not in facts:
+        raise ArtifactError(f"{origin}: its last layer has no {FILE_NAME}; not a bundle of llmc")
+    manifest = Manifest.from_bytes(facts[FILE_NAME], origin)
+    if manifest.to_bytes() != facts[FILE_NAME]:
+        raise ArtifactError(f"{origin}: its {FILE_NAME} is not written as llmc writes it; {MEND}")
+    signature = facts.get(SIGNATURE_NAME)
+    if signature is not None and len(signature) > MAX_SIGNATURE_BYTES:
+        raise ArtifactError(f"{origin}: its signature is larger than a signature can be ({MAX_SIGNATURE_BYTES} bytes)")
+    return manifest, signature
+
+
+def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Sequence[str], origin: str) -> list[_Part]:
+    """The layers a bundle has to have, and those the image has, one by one."""
+    if len(layers) != len(blobs):
+        raise ArtifactError(
+            f"{origin}: its manifest asks for {len(layers)} layers of blobs, the image has {len(blobs)}; push it again"
+        )
+    parts = [_Part(*item) for item in zip(layers, blobs, diff_ids, strict=False)]
+    for layer, blob, _ in parts:
+        if blob.media_type != GZIP_TYPE and blob.size != layer.size:
+            raise ArtifactError(
+                f"{origin}: layer {blob.digest} has {blob.size} bytes, the bundle's manifest asks for "
+                f"{layer.size}; {MEND}"
+            )
+    return parts
+
+
+def _is_intact(store: Store, blob: Blob) -> bool:
+    try:
+        store.path(blob)
+    except BlobMissingError:
+        return False
+    return True
+
+
+def _fetch(store: Store, images: Images, part: _Part, moved: Progress) -> None:
+    """Put the blobs of a layer into the store, each once its digest is right."""
+    origin = f"{images.name}: layer {part.blob.digest}"
+    with closing(read_archive(images, part.blob, part.diff_id, moved)) as pieces:
+        for blob, content in part.layer.read(pieces, origin):
+            with store.writer() as stream:
+                for piece in content:
+                    stream.write(piece)
+                if stream.digest != blob.digest:
+                    raise ArtifactError(f"{origin}: {blob.digest} is damaged, it has digest {stream.digest}; {MEND}")
+
+
+def _publish(store: Store, manifest: Manifest, signature: bytes | None) -> Entry:
+    """Note the bundle; one that is there already keeps its signature when this one has none."""
+    there = store.lookup(bundle_key(manifest)) if signature is None else None
+    return there or publish_bundle(store, manifest, signature)

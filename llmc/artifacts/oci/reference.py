@@ -1,0 +1,85 @@
+"""Names of images: `oci://host[:port]/name[:tag|@digest]` and `oci-layout:folder[:tag|@digest]`.
+
+    name = part ("/" part)*        part, tag and digest: OCI distribution-spec 1.1, "Pulling manifests"
+
+Without a tag, `latest` is pushed to and pulled from a registry; a layout's only image is pulled whatever its tag.
+A registry on this machine (localhost, 127.*, [::1]) is spoken to in plain HTTP, any other in HTTPS.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.digest import is_digest
+from llmc.errors import InputError
+
+REGISTRY = "oci://"
+LAYOUT = "oci-layout:"
+LATEST = "latest"
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_LOOPBACK = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]+)?")
+_LONGEST_NAME = 255
+
+
+class Reference(NamedTuple):
+    """A name of an image, taken apart: in a registry (`host` and `name`) or in a layout (`folder`)."""
+
+    host: str | None
+    name: str
+    folder: Path | None
+    tag: str | None
+    digest: str | None
+
+    def __str__(self) -> str:
+        place = f"{LAYOUT}{self.folder}" if self.folder is not None else f"{REGISTRY}{self.host}/{self.name}"
+        return f"{place}@{self.digest}" if self.digest else f"{place}:{self.tag}" if self.tag else place
+
+    @property
+    def plain_http(self) -> bool:
+        """Whether the registry is on this machine."""
+        return self.host is not None and is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, perhaps with a port, is this machine by its name or number."""
+    return _LOOPBACK.fullmatch(host) is not None
+
+
+def is_reference(text: str) -> bool:
+    """Whether a URL names an image, in a registry or in a layout."""
+    return text.startswith((REGISTRY, LAYOUT))
+
+
+def parse_reference(text: str) -> Reference:
+    """Take a name apart. Raises InputError, which never repeats credentials."""
+    if text.startswith(LAYOUT):
+        path, tag, digest = _version(text.removeprefix(LAYOUT))
+        if not path or "\0" in path:
+            raise InputError(f"{text!r:.200}: a folder is missing, as in oci-layout:images:v1")
+        return Reference(None, "", Path(path), tag, digest)
+    if not text.startswith(REGISTRY):
+        raise InputError(f"{text!r:.200} is not a name of an image: oci://host/name:tag or oci-layout:folder:tag")
+    host, _, rest = text.removeprefix(REGISTRY).partition("/")
+    name, tag, digest = _version(rest)
+    if "@" in host + name:
+        raise InputError(
+            "a registry's credentials do not belong into its name; use `docker login`, and leave out what is before @"
+        )
+    if not _HOST.fullmatch(host) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        raise InputError(f"{text!r:.200} is not a name of an image: oci://host[:port]/name[:tag|@sha256:…]")
+    return Reference(host, name, None, tag, digest)
+
+
+def _version(text: str) -> tuple[str, str | None, str | None]:
+    """What stands before the tag or digest, and those."""
+    place, at, digest = text.rpartition("@")
+    if at and is_digest(digest):
+        before, colon, tag = place.rpartition(":")
+        return (before if colon and _TAG.fullmatch(tag) else place), None, digest
+    place, colon, tag = text.rpartition(":")
+    return (place, tag, None) if colon and _TAG.fullmatch(tag) else (text, None, None)

@@ -1,0 +1,273 @@
+"""Images in a registry: OCI distribution-spec 1.1, by requests, logged in by login.py.
+
+The library oras is used for logging in only: its transfers hold a whole blob in memory, do not resume, and wait up to
+two minutes before they give up on a wrong password.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.oci.base import MEND, Content
+from llmc.artifacts.oci.image import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Descriptor
+from llmc.artifacts.oci.login import Login
+from llmc.artifacts.oci.reference import LATEST, REGISTRY, Reference
+from llmc.artifacts.oci.tar import PIECE
+from llmc.artifacts.remotes.base import RemoteError, not_installed
+from llmc.artifacts.remotes.retry import PATIENT, Patience, again, http_status
+from llmc.errors import ArtifactError
+
+TIMEOUT = (10.0, 60.0)
+"""Seconds for connecting, and for silence."""
+CONNECTIONS = 16
+RECEIVED = 128 << 10
+"""Bytes that are taken from a connection at once, and so may be lost when it breaks."""
+LOGINS = 3
+"""Requests that one may take: without a login, with one that expired or is for reading only, with a fresh one."""
+LONGEST_REASON = 64 << 10
+_DIGEST = "Docker-Content-Digest"
+_OK, _CREATED, _ACCEPTED, _PARTIAL, _UNAUTHORIZED, _FORBIDDEN, _MISSING = 200, 201, 202, 206, 401, 403, 404
+T = TypeVar("T")
+
+
+class Registry:
+    """The images of one repository of one registry. See base.Images; used by any number of threads."""
+
+    def __init__(self, reference: Reference, patience: Patience = PATIENT) -> None:
+        scheme = "http" if reference.plain_http else "https"
+        self._host = str(reference.host)
+        self._base = f"{scheme}://{self._host}/v2/{reference.name}"
+        self._patience = patience
+        self._session = _session(proxies=not reference.plain_http)
+        self._login = Login(self._host, self._session, plain_http=reference.plain_http)
+        self.name = f"{REGISTRY}{self._host}/{reference.name}"
+
+    def close(self) -> None:
+        """See base.Images."""
+        self._session.close()
+
+    def manifest(self, reference: Reference) -> bytes | None:
+        """See base.Images."""
+
+        def get() -> tuple[bytes | None, str]:
+            with self._send("GET", self._manifest_url(reference), (_OK, _MISSING), {"Accept": MANIFEST_TYPE}) as answer:
+                if answer.status_code == _MISSING:
+                    return None, ""
+                data = b""
+                for piece in answer.iter_content(PIECE):
+                    data += piece
+                    if len(data) > MAX_MANIFEST_BYTES:
+                        raise ArtifactError(f"{reference}: its manifest is larger than {MAX_MANIFEST_BYTES} bytes")
+                return data, answer.headers.get(_DIGEST, "")
+
+        data, said = self._again("read a manifest of", get)
+        expected = reference.digest or said
+        if data is not None and expected and digest_bytes(data) != expected:
+            raise ArtifactError(
+                f"{reference}: the registry answers with a manifest of digest {digest_bytes(data)}, "
+                f"not {expected:.80}; {MEND}"
+            )
+        return data
+
+    def has(self, blob: Descriptor) -> bool:
+        """See base.Images."""
+
+        def head() -> bool:
+            with self._send("HEAD", self._blob_url(blob), (_OK, _MISSING)) as answer:
+                return bool(answer.status_code == _OK)
+
+        return self._again("look into", head)
+
+    def read(self, blob: Descriptor) -> Generator[bytes, None, None]:
+        """See base.Images. A broken connection is made again from the byte it broke at."""
+        at = 0
+        pieces = self._from(blob, at)
+
+        def next_piece() -> bytes:
+            nonlocal pieces
+            piece = next(pieces, b"")
+            if not piece:
+                pieces = self._from(blob, at)
+                piece = next(pieces, b"")
+            return piece
+
+        try:
+            while at < blob.size:
+                piece = self._again(f"read {blob.digest} of", next_piece)
+                if not piece:
+                    raise RemoteError(f"{self.name}: {blob.digest} ends after {at} of {blob.size} bytes; {MEND}")
+                at += len(piece)
+                yield piece
+        finally:
+            pieces.close()
+
+    def add(self, blob: Descriptor, content: Content) -> None:
+        """See base.Images. One request for the whole blob: after a break it is sent again from its beginning."""
+
+        def put() -> str:
+            with self._send("POST", f"{self._base}/blobs/uploads/", (_ACCEPTED,)) as answer:
+                where = self._upload_url(answer, blob)
+            headers = {"Content-Type": "application/octet-stream"}
+            with self._send("PUT", where, (_CREATED,), headers, lambda: _Body(content(), blob.size)) as answer:
+                return str(answer.headers.get(_DIGEST, blob.digest))
+
+        self._check_stored(blob.digest, self._again(f"send {blob.digest} to", put))
+
+    def publish(self, reference: Reference, manifest: bytes) -> bool:
+        """See base.Images."""
+        digest = digest_bytes(manifest)
+        url = self._manifest_url(reference)
+
+        def put() -> str | None:
+            with self._send("HEAD", url, (_OK, _MISSING), {"Accept": MANIFEST_TYPE}) as answer:
+                if answer.status_code == _OK and answer.headers.get(_DIGEST) == digest:
+                    return None
+            with self._send("PUT", url, (_CREATED,), {"Content-Type": MANIFEST_TYPE}, lambda: manifest) as answer:
+                return str(answer.headers.get(_DIGEST, digest))
+
+        stored = self._again("send a manifest to", put)
+        if stored is not None:
+            self._check_stored(digest, stored)
+        return stored is not None
+
+    def _from(self, blob: Descriptor, at: int) -> Generator[bytes, None, None]:
+        """The bytes of a blob from `at`, until its end or until the connection breaks."""
+        headers = {"Range": f"bytes={at}-{blob.size - 1}"} if at else {}
+        with self._send("GET", self._blob_url(blob), (_OK, _PARTIAL, _MISSING), headers) as answer:
+            if answer.status_code == _MISSING:
+                raise ArtifactError(f"{self.name}: {blob.digest} is missing there; {MEND}")
+            partial = answer.status_code == _PARTIAL
+            if partial and not answer.headers.get("Content-Range", "").startswith(f"bytes {at}-"):
+                raise RemoteError(
+                    f"{self.name}: the registry answers with another part of {blob.digest} than was asked for"
+                )
+            skip = 0 if partial else at
+            for piece in answer.iter_content(RECEIVED):
+                if len(piece) > skip:
+                    yield piece[skip:]
+                skip = max(0, skip - len(piece))
+
+    def _send(
+        self, method: str, url: str, expected: tuple[int, ...], headers: Mapping[str, str] | None = None,
+        body: Callable[[], Any] | None = None,
+    ) -> Any:  # fmt: skip
+        """The response, open for reading, which has one of the expected statuses."""
+        own = urlsplit(url)[:2] == urlsplit(self._base)[:2]
+        for _ in range(LOGINS):
+            sent = self._login.header
+            authorization = {"Authorization": sent} if own and sent else {}
+            answer = self._session.request(
+                method, url, headers={**(headers or {}), **authorization}, data=body() if body else None,
+                stream=True, allow_redirects=method in {"GET", "HEAD"},
+            )  # fmt: skip
+            if answer.status_code in expected:
+                return answer
+            reason = _reason(answer)
+            answer.close()
+            if answer.status_code != _UNAUTHORIZED or not own or not self._login.answer(answer, sent):
+                break
+        self._refuse(answer, reason)
+
+    def _refuse(self, answer: Any, reason: str) -> NoReturn:
+        """Raise what a status stands for: what may pass as requests' error, to be tried again."""
+        status = answer.status_code
+        if status in {_UNAUTHORIZED, _FORBIDDEN}:
+            raise RemoteError(
+                f"{self.name}: access denied (status {status}); "
+                f"log in with `docker login {self._host}` to an account that may do this"
+            )
+        from requests import HTTPError
+
+        raise HTTPError(f"status {status}{reason}", response=answer)
+
+    def _again(self, what: str, call: Callable[[], T]) -> T:
+        """The result of a call, tried again while it fails with what may pass. Raises RemoteError if it never works."""
+        from requests import RequestException
+        from requests.exceptions import SSLError
+
+        try:
+            return again(call, self._patience, f"{self.name}: to {what} the registry")
+        except (RequestException, ValueError) as error:  # the latter for a redirection to no address
+            status = http_status(error)
+            reason = str(error) if status else type(error).__name__
+            remedy = f"is {self._host} the registry, and is it reachable?"
+            if status:
+                remedy = "try again later"
+            elif isinstance(error, SSLError):
+                remedy = "is its certificate valid? REQUESTS_CA_BUNDLE names the file of a private authority"
+            raise RemoteError(f"{self.name}: cannot {what} the registry ({reason}); {remedy}") from None
+
+    def _upload_url(self, answer: Any, blob: Descriptor) -> str:
+        """Where a registry wants a blob to be sent, which it says in `Location`."""
+        try:
+            url = urljoin(answer.url, answer.headers.get("Location", ""))
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
+        if parts.scheme != urlsplit(self._base).scheme:
+            raise RemoteError(f"{self.name}: the registry does not say where to send a blob, or by another protocol")
+        return f"{url}{'&' if parts.query else '?'}digest={blob.digest}"
+
+    def _check_stored(self, digest: str, stored: str) -> None:
+        if stored != digest:
+            raise ArtifactError(
+                f"{self.name}: {digest} was sent, and the registry says it stored {stored!r:.80}; push again"
+            )
+
+    def _manifest_url(self, reference: Reference) -> str:
+        return f"{self._base}/manifests/{reference.digest or reference.tag or LATEST}"
+
+    def _blob_url(self, blob: Descriptor) -> str:
+        return f"{self._base}/blobs/{blob.digest}"
+
+
+class _Body:
+    """A content of known length, which requests then sends in pieces under that length."""
+
+    def __init__(self, pieces: Iterable[bytes], size: int) -> None:
+        self._pieces = pieces
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._pieces)
+
+
+def _session(*, proxies: bool) -> Any:
+    """A session with time limits, without cookies, that leaves the header Authorization to login.py.
+
+    Without `proxies` the environment's are not asked: they do not know this machine's registries.
+    """
+    try:
+        import requests
+        from requests.adapters import HTTPAdapter
+    except ImportError:
+        raise not_installed("requests") from None
+
+    session = requests.Session()
+    session.request = partial(session.request, timeout=TIMEOUT)
+    session.trust_env = proxies
+    session.headers["Accept-Encoding"] = "identity"  # parts of a compressed answer would not fit together
+    session.auth = lambda request: request
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+    for prefix in ("https://", "http://"):
+        session.mount(prefix, HTTPAdapter(pool_maxsize=CONNECTIONS))
+    return session
+
+
+def _reason(answer: Any) -> str:
+    """The code of the registry's first error, if it has one of the specification's form."""
+    with suppress(ValueError, KeyError, IndexError, TypeError, OSError):  # requests' errors are OSError
+        code = json.loads(answer.raw.read(LONGEST_REASON))["errors"][0]["code"]
+        if isinstance(code, str) and code.replace("_", "").isalnum():
+            return f", {code:.40}"
+    return ""

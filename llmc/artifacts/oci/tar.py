@@ -1,0 +1,185 @@
+"""The tar files that layers are: the same files always give the same bytes, and nothing else is read.
+
+    archive   = folder* file* zero-block zero-block
+    folder    = header(type "5", mode 0555, size 0)
+    file      = [size-record] header(type "0", mode 0444, size) content zeros-up-to-a-block
+    size-record = header(type "x", name "PaxHeader", size of record) record zeros-up-to-a-block
+    record    = length " size=" size "\\n"            for a size that 11 octal digits do not hold, from 8 GiB
+
+    header    = the POSIX ustar header: uid, gid and mtime 0, no owner's names, no link
+
+The reader makes the archive it expects and compares: a link, a device, "..", a name that occurs twice, a sparse file
+or any other way of saying something else is a byte that differs. The format: POSIX.1-2017, `pax`, "ustar Interchange
+Format" and "pax Extended Header".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, NoReturn
+
+from llmc.errors import ArtifactError
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+PIECE = 1 << 20
+MAX_USTAR_SIZE = 0o77777777777
+MAX_NAME = 100
+_FOLDER, _FILE, _RECORD = b"5", b"0", b"x"
+
+
+class Member(NamedTuple):
+    """A file of an archive: its name in it, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+def head(member: Member) -> bytes:
+    """What stands before a file's content."""
+    if member.size <= MAX_USTAR_SIZE:
+        return _header(member.name, member.size, _FILE, 0o444)
+    record = _size_record(member.size)
+    return _header("PaxHeader", len(record), _RECORD, 0o444) + _padded(record) + _header(member.name, 0, _FILE, 0o444)
+
+
+def folder(name: str) -> bytes:
+    """A folder, whose name ends with a slash."""
+    return _header(name, 0, _FOLDER, 0o555)
+
+
+def padding(size: int) -> bytes:
+    """What stands after a content of `size` bytes."""
+    return bytes(-size % BLOCK)
+
+
+def archive_size(folders: Iterable[str], members: Iterable[Member]) -> int:
+    """Bytes of the archive of these folders and files."""
+    files = sum(len(head(member)) + member.size + len(padding(member.size)) for member in members)
+    return BLOCK * sum(1 for _ in folders) + files + len(END)
+
+
+def write(folders: Iterable[str], contents: Iterable[tuple[Member, Iterable[bytes]]]) -> Iterator[bytes]:
+    """An archive, in pieces. Raises ArtifactError when a content is longer or shorter than its member says."""
+    yield b"".join(folder(name) for name in folders)
+    for member, content in contents:
+        yield head(member)
+        left = member.size
+        for piece in content:
+            left -= len(piece)
+            if left < 0:
+                break
+            yield piece
+        if left:
+            raise ArtifactError(
+                f"{member.name}: its size changed from {member.size} bytes while it was read; try again"
+            )
+        yield padding(member.size)
+    yield END
+
+
+class Reader:
+    """An archive that comes in pieces from anywhere; every method raises ArtifactError at the first byte that differs
+    from what `write` would have written.
+
+    `origin` names it in errors. Read all of it, and `end` last.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], origin: str) -> None:
+        self._pieces = iter(pieces)
+        self._rest = memoryview(b"")
+        self._at = 0
+        self._origin = origin
+
+    def folders(self, names: Sequence[str]) -> None:
+        """These folders, in this order."""
+        for name in names:
+            self._expect(folder(name), f"folder {name}")
+
+    def file(self, member: Member) -> Iterator[bytes]:
+        """The content of exactly this file, in pieces; take all of them."""
+        self._expect(head(member), f"file {member.name} of {member.size} bytes")
+        yield from self._take(member.size)
+        self._expect(padding(member.size), "zeros after a file")
+
+    def small_files(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
+        """The files up to the end of the archive: some of `names`, in their order, each of `limit` bytes at most."""
+        found: dict[str, bytes] = {}
+        left = list(names)
+        while (start := b"".join(self._take(BLOCK))) != END[:BLOCK]:
+            while left and _name(start) != left[0]:
+                left.pop(0)
+            if not left:
+                self._fail(f"{_name(start)!r:.80} is not one of {', '.join(names)}")
+            member = Member(left.pop(0), _size(start))
+            if start != head(member) or member.size > limit:
+                self._fail(f"{member.name} is not a plain file of {limit} bytes at most")
+            found[member.name] = b"".join(self._take(member.size))
+            self._expect(padding(member.size), "zeros after a file")
+        self._expect(END[BLOCK:], "its end")
+        self._finish()
+        return found
+
+    def end(self) -> None:
+        """The end of the archive."""
+        self._expect(END, "its end")
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._rest or any(self._pieces):
+            self._fail("more follows after its end")
+
+    def _expect(self, expected: bytes, what: str) -> None:
+        at = self._at
+        if b"".join(self._take(len(expected))) != expected:
+            self._fail(f"{what} was expected at byte {at}, something else is there")
+
+    def _take(self, count: int) -> Iterator[bytes]:
+        while count:
+            if not self._rest:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    self._fail(f"it ends early, after {self._at} bytes")
+                self._rest = memoryview(piece)
+            taken = self._rest[:count]
+            self._rest = self._rest[count:]
+            self._at += len(taken)
+            count -= len(taken)
+            yield bytes(taken)
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise ArtifactError(f"{self._origin}: not a layer of a bundle ({problem}); push the bundle again")
+
+
+def _header(name: str, size: int, kind: bytes, mode: int) -> bytes:
+    text = name.encode("ascii")
+    if len(text) > MAX_NAME:
+        raise ValueError(f"a name in a layer has {MAX_NAME} characters at most: {name!r:.200}")
+    fields = (
+        text.ljust(100, b"\0"), b"%07o\0" % mode, b"%07o\0" % 0, b"%07o\0" % 0, b"%011o\0" % size, b"%011o\0" % 0,
+        b" " * 8, kind, bytes(100), b"ustar\x0000", bytes(64), b"%07o\0" % 0, b"%07o\0" % 0, bytes(155 + 12),
+    )  # fmt: skip
+    header = b"".join(fields)
+    return header[:148] + b"%06o\0 " % sum(header) + header[156:]
+
+
+def _size_record(size: int) -> bytes:
+    text = b" size=%d\n" % size
+    length = len(text)
+    while length != len(text) + len(str(length)):
+        length = len(text) + len(str(length))
+    return b"%d%s" % (length, text)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + padding(len(data))
+
+
+def _name(header: bytes) -> str:
+    return header[:MAX_NAME].rstrip(b"\0").decode("ascii", "replace")
+
+
+def _size(header: bytes) -> int:
+    """The size a header claims; 0 for what is not a number, which then is not the header of that size."""
+    digits = header[124:135]
+    return int(digits, 8) if digits.isdigit() and not set(digits) & set(b"89") else 0

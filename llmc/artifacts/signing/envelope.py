@@ -1,0 +1,96 @@
+"""Signature files: an envelope that holds what was signed and who signed it (DSSE v1, as Sigstore and in-toto use it).
+
+    signature file = {"payloadType": PAYLOAD_TYPE, "payload": base64 of a statement (see statement.py),
+                      "signatures": [{"keyid": 64 hex, "sig": base64 of 64 bytes}, …]}        1 to 16 of them
+
+What a signature covers is PAE(payloadType, payload):
+
+    "DSSEv1" SP LEN(type) SP type SP LEN(payload) SP payload        LEN in bytes, decimal; SP one space
+
+Source: https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md. As they say, unknown members are
+passed over, base64 may be of either alphabet, and "keyid" is a hint that proves nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import NamedTuple
+
+from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.signing.strict import strict_json
+
+VERSION = "DSSEv1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+MAX_SIGNATURES = 16
+SIGNATURE_BYTES = 64
+_KEY_ID = re.compile(r"[0-9a-f]{64}")
+
+
+class Signature(NamedTuple):
+    """64 bytes of Ed25519, and the key they claim to be of: 64 hex digits, or "" for a claim of another form."""
+
+    claimed: str
+    value: bytes
+
+
+class Envelope(NamedTuple):
+    """A payload and its signatures, none of them checked."""
+
+    payload: bytes
+    signatures: tuple[Signature, ...]
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What the signatures cover."""
+        head = f"{VERSION} {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(self.payload)} "
+        return head.encode() + self.payload
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The content of a signature file. Raises ValueError when it would be larger than one can be."""
+    signatures = [{"keyid": item.claimed, "sig": _base64(item.value)} for item in envelope.signatures]
+    document = {"payloadType": PAYLOAD_TYPE, "payload": _base64(envelope.payload), "signatures": signatures}
+    data = canonical_json(document) + b"\n"
+    if len(data) > MAX_SIGNATURE_BYTES:
+        raise ValueError(f"its signature would have {len(data)} bytes, and can have {MAX_SIGNATURE_BYTES}")
+    if len(signatures) > MAX_SIGNATURES:
+        raise ValueError(f"it has {MAX_SIGNATURES} signatures already, which is the most")
+    return data
+
+
+def decode(data: bytes) -> Envelope:
+    """The envelope in a signature file's content. Raises ValueError, and nothing else, for anything but one."""
+    if len(data) > MAX_SIGNATURE_BYTES:
+        raise ValueError(f"larger than {MAX_SIGNATURE_BYTES} bytes")
+    document = strict_json(data)
+    if document.get("payloadType") != PAYLOAD_TYPE:
+        raise ValueError(f"its payload is not of type {PAYLOAD_TYPE}")
+    signatures = document.get("signatures")
+    if not isinstance(signatures, list) or not 1 <= len(signatures) <= MAX_SIGNATURES:
+        raise ValueError(f"it does not have 1 to {MAX_SIGNATURES} signatures")
+    return Envelope(_bytes(document.get("payload")), tuple(_signature(item) for item in signatures))
+
+
+def _signature(item: object) -> Signature:
+    if not isinstance(item, dict):
+        raise ValueError("a signature is not an object")
+    value = _bytes(item.get("sig"))
+    if len(value) != SIGNATURE_BYTES:
+        raise ValueError(f"a signature has {len(value)} bytes, which is not Ed25519's {SIGNATURE_BYTES}")
+    claimed = item.get("keyid")
+    return Signature(claimed if isinstance(claimed, str) and _KEY_ID.fullmatch(claimed) else "", value)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: object) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("a value is not base64")
+    try:
+        return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
+    except ValueError as error:
+        raise ValueError(f"a value is not base64 ({error})") from error

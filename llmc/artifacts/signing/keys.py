@@ -1,0 +1,178 @@
+"""Key files: the private one, which signs and never leaves its machine, and the public one, which is given to others.
+
+    private = PEM of PKCS #8, readable by its owner only; perhaps encrypted by a passphrase
+    public  = PEM of SubjectPublicKeyInfo (RFC 8410): the 12 bytes SPKI_HEAD, then the key's 32 bytes
+
+    key id  = sha256 of the 44 bytes of SubjectPublicKeyInfo, in hex; its first 16 digits are shown to people
+
+`openssl genpkey -algorithm ed25519` makes such files too. No error here holds any of a private key's content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.publish import create_exclusive, discard, sync_folder, write_all, writing
+from llmc.errors import InputError
+
+SPKI_HEAD = bytes.fromhex("302a300506032b6570032100")
+KEY_BYTES = 32
+MAX_BYTES = 16 << 10
+PRIVATE_MODE = 0o600
+PUBLIC_MODE = 0o644
+SUFFIX = ".pub"
+_PUBLIC = re.compile(rb"\s*-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)\s*-----END PUBLIC KEY-----\s*")
+_SECRET = b"PRIVATE KEY-----"
+_ENCRYPTED = b"ENCRYPTED"
+_OTHERS = 0o077
+_TAKEN = "{}: is there already, and a key is never replaced; choose another name"
+
+
+class PublicKey(NamedTuple):
+    """A public key, by its 32 bytes."""
+
+    raw: bytes
+
+    @property
+    def id(self) -> str:
+        """64 hex digits, computed from the key."""
+        return hashlib.sha256(SPKI_HEAD + self.raw).hexdigest()
+
+    @property
+    def short(self) -> str:
+        """The id's first digits, for people."""
+        return short_id(self.id)
+
+    def pem(self) -> bytes:
+        """The content of a public key file."""
+        text = base64.b64encode(SPKI_HEAD + self.raw)
+        return b"-----BEGIN PUBLIC KEY-----\n" + text + b"\n-----END PUBLIC KEY-----\n"
+
+    def __repr__(self) -> str:
+        return f"PublicKey({self.short})"
+
+
+def short_id(key_id: str) -> str:
+    """How a key id is shown to people."""
+    return key_id[:16]
+
+
+def parse_public(data: bytes) -> PublicKey:
+    """The key in a public key file's content. Raises ValueError, whose text holds none of it, for anything else."""
+    if _SECRET in data:
+        raise ValueError(f"a private key; give the public one ({SUFFIX}), and keep this file to yourself")
+    found = _PUBLIC.fullmatch(data)
+    if found is None:
+        raise ValueError("not one public key in PEM")
+    try:
+        content = base64.b64decode(b"".join(found[1].split()), validate=True)
+    except binascii.Error as error:
+        raise ValueError("not one public key in PEM") from error
+    if len(content) != len(SPKI_HEAD) + KEY_BYTES or not content.startswith(SPKI_HEAD):
+        raise ValueError("a public key of another algorithm than Ed25519")
+    return PublicKey(content[len(SPKI_HEAD) :])
+
+
+def read_public(path: Path) -> PublicKey:
+    """The key in a public key file. Raises InputError that names the file."""
+    try:
+        return parse_public(read_small(path)[1])
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {why(error)}; an Ed25519 key comes from `llmc cache keygen`") from error
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a private key file.
+
+    Raises InputError that names the file, and when it is this user's but others may read it, as ssh does.
+    """
+    try:
+        seen, data = read_small(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: the private key cannot be used: {why(error)}") from None
+    if _SECRET not in data:
+        raise InputError(f"{path}: the private key cannot be used: not a private key in PEM")
+    if seen.st_uid == os.geteuid() and seen.st_mode & _OTHERS:
+        raise InputError(
+            f"{path}: others may read this private key (mode {seen.st_mode & 0o777:03o}); chmod 600 {path}"
+        )
+    return data
+
+
+def is_encrypted(pem: bytes) -> bool:
+    """Whether a private key needs a passphrase."""
+    return _ENCRYPTED in pem
+
+
+def write_pair(path: Path, passphrase: str | None = None) -> PublicKey:
+    """Make a key: the private part at `path`, readable by its owner only, the public one beside it (`.pub`).
+
+    Replaces nothing. Raises InputError when one of the two is there already, or for an empty passphrase,
+    CapacityError or UnwritableError when they cannot be written (then neither is there), and DeviceError.
+    """
+    from llmc.artifacts.signing.ed25519 import generate
+
+    if passphrase == "":
+        raise InputError("the passphrase is empty: give one, or leave it out")
+    public_path = public_file(path)
+    for file in (path, public_path):
+        if os.path.lexists(file):
+            raise InputError(_TAKEN.format(file))
+    pem, raw = generate(passphrase)
+    public = PublicKey(raw)
+    _write_new(path, pem, PRIVATE_MODE)
+    try:
+        _write_new(public_path, public.pem(), PUBLIC_MODE)
+    except BaseException:
+        discard(path)
+        raise
+    return public
+
+
+def public_file(path: Path) -> Path:
+    """Where the public part of a private key file is."""
+    return path.with_name(path.name + SUFFIX)
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    with writing(path, len(data), "choose another place"):
+        try:
+            fd = create_exclusive(path, mode)
+        except FileExistsError:
+            raise InputError(_TAKEN.format(path)) from None
+        try:
+            try:
+                write_all(fd, data)
+                os.fchmod(fd, mode)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            sync_folder(path.parent)
+        except BaseException:
+            discard(path)
+            raise
+
+
+def read_small(path: Path) -> tuple[os.stat_result, bytes]:
+    """The status and content of a regular file that is no larger than a key can be. Raises OSError or ValueError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode):
+            raise ValueError("not a regular file")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"larger than a key can be ({MAX_BYTES} bytes)")
+    return seen, data
+
+
+def why(error: OSError | ValueError) -> str:
+    """What is wrong with a key file, in words."""
+    return f"it cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)

@@ -1,0 +1,91 @@
+"""Signing with a private key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.artifacts.signing.envelope import Envelope, Signature, decode, encode
+from llmc.artifacts.signing.keys import PublicKey, is_encrypted, read_private
+from llmc.artifacts.signing.statement import make_statement
+from llmc.artifacts.trust import UntrustedError
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.signing.ed25519 import Sign
+    from llmc.settings import Settings
+
+
+class Signer:
+    """Signs with one key. It holds no bytes of it, shows the public id only, and cannot be pickled."""
+
+    __slots__ = ("_sign", "public")
+
+    def __init__(self, sign: Sign, public: PublicKey) -> None:
+        self._sign = sign
+        self.public = public
+
+    def __repr__(self) -> str:
+        return f"Signer({self.public.short})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a Signer stays in its process")
+
+    @classmethod
+    def load(cls, path: str | Path, passphrase: str | None = None) -> Signer:
+        """The signer of a private key file; `passphrase` counts only for one that is encrypted.
+
+        Raises InputError when the file cannot be read, may be read by others, is no Ed25519 private key, or needs
+        another passphrase; and DeviceError when `cryptography` is not installed.
+        """
+        from llmc.artifacts.signing.ed25519 import load
+
+        file = Path(path).expanduser()
+        pem = read_private(file)
+        if not is_encrypted(pem):
+            passphrase = None
+        elif not passphrase:
+            raise InputError(f"{file}: the private key has a passphrase; set LLMC_SIGNING_PASSPHRASE")
+        try:
+            sign, raw = load(pem, passphrase)
+        except ValueError as error:
+            raise InputError(f"{file}: the private key cannot be used: {error}") from None
+        return cls(sign, PublicKey(raw))
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Signer | None:
+        """The signer of LLMC_SIGNING_KEY, None where it is not set. Raises as `load`."""
+        if settings.signing_key is None:
+            return None
+        return cls.load(settings.signing_key, settings.signing_passphrase)
+
+    def sign(self, content: bytes, existing: bytes | None = None) -> bytes:
+        """The content of a signature file for a manifest's file or an entry's body.
+
+        `existing` is the signature file so far: other keys' signatures in it stay. The same content and key give
+        the same bytes. Raises UntrustedError when `existing` does not say of `content` what is signed now, so that
+        nobody else's words are signed unseen, and InputError for content that cannot be signed.
+        """
+        try:
+            payload = make_statement(content)
+        except ValueError as error:
+            raise InputError(f"this cannot be signed: {error}") from error
+        others: tuple[Signature, ...] = ()
+        if existing is not None:
+            others = tuple(one for one in self._existing(existing, payload) if one.claimed != self.public.id)
+        envelope = Envelope(payload, others)
+        mine = Signature(self.public.id, self._sign(envelope.signed_bytes))
+        try:
+            return encode(Envelope(payload, (*others, mine)))
+        except ValueError as error:
+            raise InputError(f"this cannot be signed: {error}") from error
+
+    def _existing(self, existing: bytes, payload: bytes) -> tuple[Signature, ...]:
+        remedy = "remove it, and sign again"
+        try:
+            envelope = decode(existing)
+        except ValueError as error:
+            raise UntrustedError(f"the signature that is there is not one ({error}); {remedy}") from error
+        if envelope.payload != payload:
+            raise UntrustedError(f"the signature that is there is of other content, or by another llmc; {remedy}")
+        return envelope.signatures

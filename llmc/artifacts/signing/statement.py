@@ -1,0 +1,74 @@
+"""What is signed: a statement about a manifest or an entry, named by its digest (in-toto Statement v1).
+
+    statement = {"_type": TYPE, "subject": [{"name": "manifest.json" | "entry", "digest": {"sha256": 64 hex}}],
+                 "predicateType": PROVENANCE | CONTENT, "predicate": {…}}
+
+    PROVENANCE    a bundle's: how it came to be, as its manifest's provenance says (SLSA provenance v1)
+    CONTENT       an entry's, {"kind": its kind}, or a bundle's that states no provenance, {"kind": "bundle"}
+
+Sources: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md and https://slsa.dev/provenance/v1. A
+statement of another type (a scan that failed, say) by the same key is no signature here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.artifacts.bundles import KIND as BUNDLE
+from llmc.artifacts.digest import digest_bytes, parse
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.manifest_schema import FILE_NAME
+from llmc.artifacts.manifest_schema import KIND as MANIFEST
+from llmc.artifacts.signing.strict import strict_json
+
+TYPE = "https://in-toto.io/Statement/v1"
+PROVENANCE = "https://slsa.dev/provenance/v1"
+CONTENT = "urn:llmc:content:v1"
+_PREDICATE = ("buildDefinition", "runDetails")
+
+
+def make_statement(content: bytes) -> bytes:
+    """The statement about a manifest's file or an entry's body; the same content gives the same bytes.
+
+    Raises ValueError for content that is neither.
+    """
+    document = strict_json(content)
+    if document.get("kind") == MANIFEST:
+        name, kind, predicate = FILE_NAME, BUNDLE, _provenance(document)
+    elif isinstance(document.get("components"), dict) and isinstance(document.get("kind"), str):
+        name, kind, predicate = "entry", document["kind"], None
+    else:
+        raise ValueError("neither a manifest nor an entry")
+    statement = {
+        "_type": TYPE,
+        "subject": [{"name": name, "digest": {"sha256": _digits(content)}}],
+        "predicateType": CONTENT if predicate is None else PROVENANCE,
+        "predicate": {"kind": kind} if predicate is None else predicate,
+    }
+    return canonical_json(statement)
+
+
+def require_about(payload: bytes, content: bytes) -> None:
+    """Raise ValueError, and nothing else, unless `payload` is a statement that vouches for `content`."""
+    statement = strict_json(payload)
+    if statement.get("_type") != TYPE:
+        raise ValueError(f"what it signs is not a statement of type {TYPE}")
+    if statement.get("predicateType") not in (PROVENANCE, CONTENT):
+        raise ValueError("what it signs is a statement of another sort, which does not vouch for anything here")
+    subject = statement.get("subject")
+    if not isinstance(subject, list) or len(subject) != 1 or not isinstance(subject[0], dict):
+        raise ValueError("what it signs is not a statement about one thing")
+    digest = subject[0].get("digest")
+    if not isinstance(digest, dict) or digest.get("sha256") != _digits(content):
+        raise ValueError("it signs other content than this")
+
+
+def _provenance(document: dict[str, Any]) -> dict[str, Any] | None:
+    provenance = document.get("provenance", {})
+    if not isinstance(provenance, dict) or not all(isinstance(provenance.get(name), dict) for name in _PREDICATE):
+        return None
+    return {name: provenance[name] for name in _PREDICATE}
+
+
+def _digits(content: bytes) -> str:
+    return parse(digest_bytes(content))

@@ -1,0 +1,144 @@
+"""The folder of trusted keys.
+
+    <folder>/<name>.pub      one public key a file (see keys.py); anything else in the folder is passed over
+
+A name is 1 to 64 letters, digits, ".", "_" or "-", and begins with a letter or digit. Removing a file is how trust
+ends. What any user of the machine could write is not believed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.publish import make_folder, sync_folder, write_atomic, writing
+from llmc.artifacts.signing.keys import PUBLIC_MODE, SUFFIX, PublicKey, parse_public, read_public, read_small, why
+from llmc.artifacts.trust import UntrustedError
+from llmc.errors import InputError
+
+SHORTEST_ID = 8
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_EVERYBODY = stat.S_IWOTH
+
+
+class TrustedKey(NamedTuple):
+    """A key that is trusted, under the name of its file."""
+
+    name: str
+    key: PublicKey
+    file: Path
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.key.short})"
+
+
+class TrustedKeys:
+    """The trusted keys of one folder, which need not exist. Read anew each time, so that a removed key is gone."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def all(self) -> list[TrustedKey]:
+        """Every trusted key, by name.
+
+        Raises UntrustedError that names the file for one that cannot be read, is no Ed25519 public key, or could
+        have been written by anybody.
+        """
+        found = []
+        for file in self._files():
+            try:
+                found.append(TrustedKey(file.name.removesuffix(SUFFIX), _load(file), file))
+            except (OSError, ValueError) as error:
+                raise UntrustedError(
+                    f"{file}: not a key that can be trusted: {why(error)}; put it right, or remove it"
+                ) from error
+        return found
+
+    def add(self, path: Path, name: str | None = None) -> tuple[TrustedKey, bool]:
+        """Trust the key in a public key file; whether that is new. `name` is the file's own by default.
+
+        Raises InputError for what is not a public key, without copying it, for a bad name, and for one that is
+        another key's; CapacityError or UnwritableError when the folder cannot be written.
+        """
+        key = read_public(path)
+        for known in self.all():
+            if known.key == key:
+                return known, False
+        name = name or path.name.removesuffix(SUFFIX)
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{name!r:.80} cannot be the name of a key ({_NAME.pattern}); choose one with --name")
+        file = self._file(name)
+        if os.path.lexists(file):
+            raise InputError(f"another key is trusted under the name {name}; choose another with --name")
+        with writing(file, len(key.pem()), "name another folder by LLMC_TRUSTED_KEYS"):
+            make_folder(self.folder)
+            write_atomic(file, key.pem(), self.folder)
+            file.chmod(PUBLIC_MODE)
+        return TrustedKey(name, key, file), True
+
+    def remove(self, what: str) -> list[Path]:
+        """Trust a key, by name or id (8 digits at least), no more; the files that were removed.
+
+        Every file that holds the key goes, so that no second name of it stays. Raises InputError when there is no
+        such key or more than one, UnwritableError when the folder cannot be written.
+        """
+        files = self._holding(what)
+        with writing(self.folder, 0, "remove the file as its owner"):
+            for file in files:
+                file.unlink(missing_ok=True)
+            sync_folder(self.folder)
+        return files
+
+    def _holding(self, what: str) -> list[Path]:
+        keys: dict[Path, PublicKey | None] = {file: _try_load(file) for file in self._files()}
+        named = self._file(what)
+        if named in keys:
+            ids = {keys[named]}
+        else:
+            enough = len(what) >= SHORTEST_ID
+            ids = {key for key in keys.values() if key is not None and enough and key.id.startswith(what.lower())}
+        if len(ids) != 1:
+            problem = (
+                "is the beginning of more than one id" if ids else "is neither the name nor the id of a trusted key"
+            )
+            raise InputError(f"{what!r:.80} {problem} in {self.folder}; `llmc cache trust --list` has them")
+        (key,) = ids
+        return [named] if key is None else [file for file, found in keys.items() if found == key]
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}{SUFFIX}"
+
+    def _files(self) -> list[Path]:
+        """The key files. Raises UntrustedError for a folder that cannot be read, or that anybody can write."""
+        try:
+            names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle_writer.py
+            mode = self.folder.stat().st_mode
+            read_only = os.statvfs(self.folder).f_flag & os.ST_RDONLY
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UntrustedError(
+                f"{self.folder}: the trusted keys cannot be read ({error.strerror}); make it a readable folder, or "
+                "name another by LLMC_TRUSTED_KEYS"
+            ) from error
+        files = [self.folder / name for name in names if name.endswith(SUFFIX)]
+        if files and mode & _EVERYBODY and not mode & stat.S_ISVTX and not read_only:
+            raise UntrustedError(f"{self.folder}: every user may put keys there; chmod o-w {self.folder}")
+        return files
+
+
+def _load(file: Path) -> PublicKey:
+    seen, data = read_small(file)
+    if seen.st_mode & _EVERYBODY:
+        raise ValueError(f"every user may write to it (chmod o-w {file})")
+    return parse_public(data)
+
+
+def _try_load(file: Path) -> PublicKey | None:
+    try:
+        return _load(file)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,89 @@
+"""What the commands of `llmc cache` share: their common flags, and how things are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store import Store
+
+CacheDirFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        help="The artifact store. Default: LLMC_CACHE_DIR, or the user's cache folder.",
+        show_default=False,
+    ),
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def open_cache(cache_dir: Path | None) -> Store:
+    """The store a command works on."""
+    from llmc.artifacts.opening import open_store
+
+    return open_store(cache_dir)
+
+
+def is_bundle(text: str) -> bool:
+    """Whether an argument is a path or a reference; anything that does not look like one is a key."""
+    from llmc.artifacts.references import is_reference
+
+    return os.sep in text or Path(text).is_dir() or is_reference(text)
+
+
+def bundle_folder(text: str, store: Store) -> Path:
+    """The folder of a bundle: as given, or where the bundle of a reference is checked out."""
+    from llmc.artifacts.references import resolve
+    from llmc.settings import Settings
+
+    return resolve(text, Settings.from_environment(), store)
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns apart by two spaces; the last one is not padded."""
+    table = [titles, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(titles) - 1)]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        typer.echo("  ".join([*cells, row[-1]]).rstrip())
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+
+
+def show_value(value: object) -> str:
+    """A value for people: text as it is, anything else as JSON."""
+    from llmc.artifacts.key import Absent
+
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return repr(value) if isinstance(value, Absent) else json.dumps(value, sort_keys=True)
+
+
+def size_text(count: float) -> str:
+    """A number of bytes, for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def age_text(moment: float) -> str:
+    """How long ago a moment (seconds since 1970) was, for people."""
+    seconds = max(0.0, time.time() - moment)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

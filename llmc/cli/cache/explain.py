@@ -1,0 +1,142 @@
+"""`llmc cache explain`: which components make two keys, or two bundles, differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, is_bundle, open_cache, print_json, show_value
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.key import Difference, Value
+    from llmc.artifacts.store import Store
+
+LINES_SHOWN = 20
+BUNDLES_COMPARED = 32
+
+
+class _Subject(NamedTuple):
+    """What is compared: its name for people, its kind, the digest that tells it from others, and its components."""
+
+    name: str
+    kind: str
+    digest: str
+    components: Mapping[str, Value]
+
+
+def explain(
+    a: Annotated[str, typer.Argument(metavar="A", help="A key, or its first digits; or a bundle folder.")],
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="[B]", help="What to compare it with. Default: what the store has that is most like A."),
+    ] = None,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print which components make two keys, or two bundles, differ: why B was not taken for A.
+
+    With A alone: how it differs from the entry of its kind, or the bundle, that is most like it. To see why a compile
+    builds something again: llmc compile --dry-run, or -v.
+
+    \b
+    Example:
+      llmc cache explain 3fa9c2 77b01e
+      llmc cache explain 3fa9c2
+      llmc cache explain ./smollm2-old ./smollm2-new --json
+    """
+    store = open_cache(cache_dir)
+    one = _subject(store, a)
+    if b is None:
+        _print_nearest(store, one, as_json)
+        return
+    other = _subject(store, b)
+    if (one.kind == "bundle") != (other.kind == "bundle"):
+        raise InputError(f"compare two keys or two bundles, not {a} ({one.kind}) with {b} ({other.kind})")
+    found = _differences(one, other)
+    if as_json:
+        print_json({"a": a, "b": b, "differences": [_difference_json(item) for item in found]})
+    else:
+        _print(found)
+
+
+def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
+    """What changed from the nearest to the subject."""
+    near = _nearest(store, subject)
+    found = [] if near is None else _differences(near, subject)
+    if as_json:
+        name = None if near is None else near.name
+        print_json({"a": name, "b": subject.name, "differences": [_difference_json(item) for item in found]})
+    elif near is None:
+        typer.echo(f"{store.root} has no other {subject.kind} to compare it with")
+    else:
+        typer.echo(f"from {near.kind} {near.name}, the nearest, to {subject.name}:")
+        _print(found)
+
+
+def _subject(store: Store, text: str) -> _Subject:
+    """A bundle folder, or an entry of the store. Raises ArtifactError for what is neither."""
+    from llmc.artifacts.bundles import KIND, read_bundle
+    from llmc.artifacts.compare import manifest_components
+    from llmc.artifacts.manifest import read_manifest
+
+    if is_bundle(text):
+        manifest = read_manifest(bundle_folder(text, store))
+        return _Subject(text, KIND, manifest.digest, manifest_components(manifest))
+    entry = store.find(text)
+    if entry.key.kind == KIND:
+        manifest, _ = read_bundle(store, entry)
+        return _Subject(entry.key.digest, KIND, manifest.digest, manifest_components(manifest))
+    return _Subject(entry.key.digest, entry.key.kind, entry.key.digest, entry.key.components)
+
+
+def _nearest(store: Store, subject: _Subject) -> _Subject | None:
+    """The bundle of the store, or its entry of the same kind, with the fewest differing components."""
+    from llmc.artifacts.bundles import KIND
+    from llmc.artifacts.key import Key
+    from llmc.errors import ArtifactError
+
+    if subject.kind != KIND:
+        near = store.nearest(Key(subject.kind, subject.components))
+        return None if near is None else _subject(store, near[0].key.digest)
+    others = []
+    for entry in store.entries(KIND)[:BUNDLES_COMPARED]:
+        try:
+            other = _subject(store, entry.key.digest)
+        except ArtifactError:  # a damaged bundle is nothing to compare with; `llmc cache verify` reports it
+            continue
+        if other.digest != subject.digest:
+            others.append(other)
+    return min(others, key=lambda other: len(_differences(other, subject)), default=None)
+
+
+def _differences(one: _Subject, other: _Subject) -> list[Difference]:
+    """Components that differ; those of single executables last."""
+    from llmc.artifacts.key import Difference, differences
+
+    found = [] if one.kind == other.kind else [Difference("kind", one.kind, other.kind)]
+    return sorted([*found, *differences(one.components, other.components)], key=lambda item: "[" in item.name)
+
+
+def _print(found: list[Difference]) -> None:
+    for name, mine, theirs in found[:LINES_SHOWN]:
+        typer.echo(f"{name}: {show_value(mine)} → {show_value(theirs)}")
+    if len(found) > LINES_SHOWN:
+        typer.echo(f"and {len(found) - LINES_SHOWN} more; --json lists all")
+    if not found:
+        typer.echo("no component differs")
+
+
+def _difference_json(item: Difference) -> dict[str, Any]:
+    """The difference; a side that does not have the component has no member for it."""
+    from llmc.artifacts.key import Absent
+
+    sides = (("a", item.mine), ("b", item.theirs))
+    return {"name": item.name, **{side: value for side, value in sides if not isinstance(value, Absent)}}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("explain")(explain)

@@ -1,0 +1,172 @@
+"""`llmc cache show|verify`: what a key or a bundle consists of, and whether it is intact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.cli.cache.common import (
+    CacheDirFlag,
+    JsonFlag,
+    age_text,
+    bundle_folder,
+    is_bundle,
+    open_cache,
+    print_json,
+    print_table,
+    show_value,
+    size_text,
+)
+from llmc.cli.cache.listing import entry_json
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.manifest import Manifest
+
+BAD_SHOWN = 5
+
+
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY | BUNDLE", help="A key, or its first digits; or a bundle: folder, archive, oci://…."
+        ),
+    ],
+    sbom: Annotated[
+        bool, typer.Option("--sbom", help="Print a bundle's bill of materials: a CycloneDX 1.6 document, in JSON.")
+    ] = False,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the components and outputs of a stored result, or what a bundle consists of.
+
+    \b
+    Example:
+      llmc cache show 3fa9c2
+      llmc cache show ./smollm2-cpu
+      llmc cache show ./smollm2-cpu --sbom > bundle.cdx.json
+    """
+    if sbom:
+        from llmc.cli.cache.sbom import print_sbom
+
+        print_sbom(what, cache_dir)
+        return
+    if is_bundle(what):
+        from llmc.artifacts.manifest import read_manifest
+
+        manifest = read_manifest(bundle_folder(what, open_cache(cache_dir)))
+        if as_json:
+            print_json(manifest.to_dict())
+        else:
+            _print_manifest(what, manifest)
+        return
+    entry = open_cache(cache_dir).find(what)
+    if as_json:
+        print_json(entry_json(entry))
+    else:
+        _print_entry(entry)
+
+
+def verify(
+    bundle: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BUNDLE]", help="A bundle: folder, archive, oci://…. Default: the store.", show_default=False
+        ),
+    ] = None,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read every byte of the store, or of a bundle, and compare it with its digest.
+
+    What is damaged in the store goes into quarantine, and is compiled again when it is next needed. Of a bundle it
+    says who signed it, too. Exit status 5 when anything was damaged, or a signature is not valid.
+
+    \b
+    Example:
+      llmc cache verify
+      llmc cache verify ./smollm2-cpu --json
+    """
+    said, extra = "", dict[str, object]()
+    if bundle is not None:
+        from llmc.artifacts.bundle import BundleFiles
+        from llmc.cli.cache.sign import signature_status, signature_text
+
+        files = BundleFiles.open(bundle_folder(bundle, open_cache(cache_dir)))
+        errors = files.verify()
+        signature, wrong = signature_status(files)
+        errors += wrong
+        checked = {"blobs": len(files.manifest.blobs), "bytes": files.manifest.size}
+        said, extra = f"; {signature_text(signature)}", {"signature": signature}
+        place = str(files.folder)
+    else:
+        store = open_cache(cache_dir)
+        report = store.verify()
+        errors = [f"{name}: {reason}" for name, reason in report.bad]
+        checked = {"blobs": report.blobs, "bytes": report.bytes, "entries": report.entries}
+        place = str(store.root)
+    if as_json:
+        print_json({"path": place, **checked, **extra, "bad": errors})
+    else:
+        typer.echo(
+            f"{place}: {checked['blobs']} blobs, {size_text(checked['bytes'])} read, {len(errors)} damaged{said}"
+        )
+    if errors:
+        shown = "\n  ".join(errors[:BAD_SHOWN])
+        more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
+        put_aside = "" if bundle is not None else "; put into quarantine, compiling again heals it"
+        raise ArtifactError(f"{place}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
+
+
+def _print_entry(entry: Entry) -> None:
+    typer.echo(f"{entry.key.kind} {entry.key.digest}")
+    typer.echo(f"created {age_text(entry.created)} ago, used {age_text(entry.used)} ago, {size_text(entry.size)}")
+    typer.echo("\ncomponents")
+    _print_members(entry.key.components)
+    typer.echo("\noutputs")
+    for name, blob in entry.outputs.items():
+        typer.echo(f"  {name}: {blob.digest} ({size_text(blob.size)})")
+    if entry.meta:
+        typer.echo("\nmeta")
+        _print_members(entry.meta)
+
+
+def _print_manifest(path: str, manifest: Manifest) -> None:
+    states = [item.state for item in manifest.executables]
+    buckets = sum(item.buckets for item in manifest.executables)
+    typer.echo(f"{path}: bundle for {manifest.device} ({manifest.target}, run by {manifest.executor})")
+    typer.echo(
+        f"{len(states)} executables ({states.count('native')} native, {states.count('portable')} portable) "
+        f"for {buckets} buckets; {len(manifest.blobs)} blobs, {size_text(manifest.size)}; llmc {manifest.llmc}"
+    )
+    for title in ("model", "options", "toolchain", "verification", "provenance", "summary"):
+        members = getattr(manifest, title)
+        if title == "provenance":
+            members = {name: value for name, value in members.items() if not isinstance(value, Mapping)}
+        if members:
+            typer.echo(f"\n{title}")
+            _print_members(members)
+    typer.echo("\nfiles")
+    for name, digest in sorted(manifest.files.items()):
+        typer.echo(f"  {name}: {digest} ({size_text(manifest.blobs[digest])})")
+    typer.echo("\nexecutables")
+    rows = [
+        (str(item), item.state, str(item.buckets), size_text(manifest.blobs[item.blob]), item.key[7:19])
+        for item in manifest.executables
+    ]
+    print_table(("GRAPH", "STATE", "BUCKETS", "SIZE", "KEY"), rows)
+
+
+def _print_members(members: Mapping[str, Any]) -> None:
+    for name, value in sorted(members.items()):
+        typer.echo(f"  {name}: {show_value(value)}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("show")(show)
+    app.command("verify")(verify)

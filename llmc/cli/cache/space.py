@@ -1,0 +1,219 @@
+"""`llmc cache gc|pin|unpin`: what the store may take up, and what stays in it whatever happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.cli.cache.common import (
+    CacheDirFlag,
+    JsonFlag,
+    age_text,
+    bundle_folder,
+    is_bundle,
+    open_cache,
+    print_json,
+    print_table,
+    size_text,
+)
+from llmc.cli.quantities import duration, size
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.collect import Collection
+    from llmc.artifacts.key import Key
+    from llmc.artifacts.manifest import Manifest
+    from llmc.artifacts.pins import Pin
+    from llmc.artifacts.store import Store
+
+FAILURES_SHOWN = 5
+Things = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY | BUNDLE]...",
+        help="Keys, or their first digits; bundles: folder, archive, oci://….",
+        show_default=False,
+    ),
+]
+
+
+def collect_garbage(
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="Remove what was used least recently until this size: 20G."),
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option("--max-age", metavar="TIME", help="Remove what was not used for this long: 30d."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and stop.")] = False,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Give back disk space: remains of crashed processes, what no entry names, and what is beyond the limits.
+
+    What is pinned, or used by a process that is running, stays; other processes may use the store meanwhile. Without
+    limits only garbage goes.
+
+    \b
+    Example:
+      llmc cache gc
+      llmc cache gc --max-size 20G --max-age 30d
+      llmc cache gc --max-size 0 --dry-run --json
+    """
+    from llmc.artifacts.collect import collect
+    from llmc.cli.output import ReadingProgress, close_bars
+
+    limit, age = size("--max-size", max_size), duration("--max-age", max_age)
+    layout = open_cache(cache_dir).layout
+    bar = ReadingProgress("removing", "finishing")
+    found = collect(layout, max_size=limit, max_age=age, dry_run=dry_run, progress=bar)
+    close_bars()
+    if as_json:
+        print_json({"root": str(layout.root), **found._asdict()})
+        return
+    for line in summary(found, layout.root):
+        typer.echo(line)
+
+
+def did_something(found: Collection) -> bool:
+    """Whether there is something to tell of a collection."""
+    removed = found.entries or found.bundles or found.blobs or found.others
+    return bool(removed or found.over or found.failed)
+
+
+def summary(found: Collection, root: Path) -> list[str]:
+    """What a collection did, or would do, in sentences."""
+    counts = [
+        f"{count} {one if count == 1 else many}"
+        for count, one, many in (
+            (found.entries, "entry", "entries"),
+            (found.bundles, "bundle folder", "bundle folders"),
+            (found.blobs, "blob", "blobs"),
+            (found.others, "remnant", "remnants"),
+        )
+        if count
+    ]
+    done = "would remove" if found.dry_run else "removed"
+    left = "would be left" if found.dry_run else "left"
+    freed = f"{done} {', '.join(counts)}, {size_text(found.freed)}" if counts else "nothing to remove"
+    lines = [f"{freed}; {left} in {root}: {size_text(found.after)}"]
+    if found.linked:
+        lines.append(f"{size_text(found.linked)} of what goes stays on the disk: other names (bundles) hold on to it")
+    if found.waiting:
+        lines.append(f"{size_text(found.waiting)} that no entry names are too new to go")
+    if found.kept:
+        kept = ", ".join(f"{count} {why}" for why, count in sorted(found.kept.items()))
+        lines.append(f"kept in spite of the limits: {kept}")
+    if found.over:
+        lines.append(f"{size_text(found.over)} over the limit")
+    failed = sorted(found.failed.items())
+    lines += [f"cannot be removed: {path} ({reason})" for path, reason in failed[:FAILURES_SHOWN]]
+    if len(failed) > FAILURES_SHOWN:
+        lines.append(f"and {len(failed) - FAILURES_SHOWN} more that cannot be removed")
+    return lines
+
+
+def pin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: JsonFlag = False) -> None:
+    """Keep results, or bundles, whatever the limits of the store are; without arguments, list what is pinned.
+
+    A bundle that is not in the store is put into it.
+
+    \b
+    Example:
+      llmc cache pin ./smollm2-cpu
+      llmc cache pin 3fa9c2
+      llmc cache pin --json
+    """
+    from llmc.artifacts.pins import pin, pins
+
+    store = open_cache(cache_dir)
+    for text in what or ():
+        pin(store.layout, _bundle_in(store, text) if is_bundle(text) else store.find(text).key)
+    _print_pins(store, pins(store.layout), as_json)
+
+
+def unpin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: JsonFlag = False) -> None:
+    """Let pinned results, or bundles, be collected again.
+
+    \b
+    Example:
+      llmc cache unpin ./smollm2-cpu
+      llmc cache unpin 3fa9c2 --json
+    """
+    from llmc.artifacts.bundles import bundle_key
+    from llmc.artifacts.pins import pins, unpin
+
+    if not what:
+        raise typer.BadParameter("name the KEY or BUNDLE to unpin; `llmc cache pin` lists what is pinned")
+    store = open_cache(cache_dir)
+    known = pins(store.layout)
+    chosen = []
+    for text in what:
+        hex_digits = bundle_key(_manifest(store, text)).hex if is_bundle(text) else _digits(text)
+        found = [item for item in known if item.hex.startswith(hex_digits)]
+        if len(found) != 1:
+            number = "is not pinned" if not found else "is the beginning of several keys"
+            raise ArtifactError(f"{text} {number} in {store.root}; `llmc cache pin` lists what is pinned")
+        chosen += found
+    for item in chosen:
+        unpin(store.layout, item)
+    _print_pins(store, pins(store.layout), as_json)
+
+
+def _digits(text: str) -> str:
+    from llmc.artifacts.store import SHORTEST_PREFIX
+
+    digits = text.removeprefix("sha256:").lower()
+    if len(digits) < SHORTEST_PREFIX:
+        raise ArtifactError(f"key {text!r} is too short: give {SHORTEST_PREFIX} digits or more")
+    return digits
+
+
+def _manifest(store: Store, text: str) -> Manifest:
+    from llmc.artifacts.manifest import read_manifest
+
+    return read_manifest(bundle_folder(text, store))
+
+
+def _bundle_in(store: Store, text: str) -> Key:
+    """The key of a bundle, which is put into the store if it is not there."""
+    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.bundles import add_bundle, bundle_key
+
+    with BundleFiles.open(bundle_folder(text, store)) as files:
+        key = bundle_key(files.manifest)
+        return key if store.lookup(key) is not None else add_bundle(store, files).key
+
+
+def _print_pins(store: Store, found: list[Pin], as_json: bool) -> None:
+    entries = {(entry.key.kind, entry.key.hex): entry for entry in store.entries()} if found else {}
+    if as_json:
+        facts: list[dict[str, Any]] = [
+            {
+                "kind": item.kind,
+                "key": f"sha256:{item.hex}",
+                "since": item.since,
+                "present": (item.kind, item.hex) in entries,
+            }
+            for item in found
+        ]
+        print_json({"root": str(store.root), "pins": facts})
+        return
+    rows = []
+    for item in found:
+        entry = entries.get((item.kind, item.hex))
+        held = "not in the store now" if entry is None else size_text(entry.size)
+        rows.append((item.kind, item.hex[:12], age_text(item.since), held))
+    if rows:
+        print_table(("KIND", "KEY", "PINNED", "SIZE"), rows)
+    typer.echo(f"{len(found)} pinned in {store.root}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("gc")(collect_garbage)
+    app.command("pin")(pin_command)
+    app.command("unpin")(unpin_command)

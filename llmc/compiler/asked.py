@@ -1,0 +1,65 @@
+"""What a caller asked for, in the members of a manifest, so that a bundle that exists can be compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.manifest import Manifest
+    from llmc.buckets.plan import Plan
+
+OPTIONS = ("quantize", "dtype", "specialise")
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
+APART = ("plan", "verify", "require_native", "jobs", "cache_dir", "report")
+"""Arguments of `llmc.compile` that no manifest is compared by, or that are not about planning."""
+
+FACTS = {"architecture": "model_type", "layers": "num_hidden_layers", "vocab_size": "vocab_size"}
+"""A manifest's fact about the model → the name in the checkpoint's config."""
+
+
+def asked_members(
+    manifest: Manifest, device: str | None, arguments: Mapping[str, Any], model: str | None
+) -> dict[str, Any]:
+    """The members that `arguments` of `llmc.compile`, a device and a checkpoint decide, and no others.
+
+    Arguments that choose buckets count as they would have planned within the limits that the bundle has. A checkpoint
+    that cannot be read is not compared. Raises InputError for arguments that cannot be used.
+    """
+    found: dict[str, Any] = {} if device is None else {"device": device}
+    found["options"] = {name: arguments[name] for name in OPTIONS if arguments.get(name) is not None}
+    found["model"] = {} if model is None else _facts(model)
+    found["plan"] = _plan(manifest, arguments)
+    return found
+
+
+def _plan(manifest: Manifest, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    given: Plan | None = arguments.get("plan")
+    if given is not None:
+        return _buckets(given) | {"limits": given.limits.to_dict()}
+    planning = {
+        name: value for name, value in arguments.items() if value is not None and name not in (*OPTIONS, *APART)
+    }
+    limits = {name: planning[name] for name in LIMITS if name in planning}
+    if not planning.keys() - limits.keys():
+        return {"limits": limits}
+    from llmc.compiler.planning import plan_for
+
+    there = {name: value for name, value in manifest.plan.get("limits", {}).items() if name in LIMITS}
+    return _buckets(plan_for(None, **{**there, **planning})) | {"limits": limits}
+
+
+def _buckets(plan: Plan) -> dict[str, Any]:
+    return {name: value for name, value in plan.to_dict().items() if name in ("prompt", "decode")}
+
+
+def _facts(model: str) -> dict[str, Any]:
+    from llmc.compiler.checkpoint import read_config
+
+    try:
+        config = read_config(model)
+    except CheckpointError:
+        return {}
+    return {fact: config[name] for fact, name in FACTS.items() if name in config}

@@ -1,0 +1,142 @@
+"""What a bundle was built from, with which versions, in the fields of SLSA provenance v1.
+
+    provenance = {"model": str, "checkpoint": digest, "plan": digest of the plan, 64 hex,
+                  "buildDefinition": {"buildType": BUILD_TYPE, "externalParameters": {…}, "internalParameters": {…},
+                                      "resolvedDependencies": [dependency, …]},
+                  "runDetails": {"builder": {"id": BUILDER, "version": {name: version}}}}
+    dependency = {"name": "checkpoint/" file, "digest": {"sha256": 64 hex}}
+               | {"name": package, "uri": purl[, "digest": …],
+                  "annotations": {"version": str[, "licenseExpression" (SPDX) | "licenseName" (words): str]}}
+
+Source: https://slsa.dev/spec/v1.0/provenance. Two compiles of the same thing give the same bytes, on any machine: no
+time, host, user or path is in it. So a model that was given as a path is named by its last part alone; where it was is
+noted in the store, under a key that never leaves the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import llmc
+from llmc.artifacts.digest import parse
+from llmc.artifacts.key import LOCAL, Key
+from llmc.artifacts.publish import UnwritableError
+from llmc.compiler.stages import code_digest
+from llmc.errors import CapacityError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store import Store
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.base import Target
+
+BUILD_TYPE = "urn:llmc:compile:v1"
+BUILDER = "urn:llmc:builder:local"
+PACKAGES = ("gguf", "numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "torch", "transformers")
+"""Packages that can shape a bundle; those installed are listed, used by this target or not."""
+
+LICENCE = "Apache-2.0"
+LONGEST_LICENCE = 100
+_MODEL_KIND = f"{LOCAL}model"
+
+
+def provenance(stages: Stages, target: Target, options: CompileOptions, model: str) -> dict[str, Any]:
+    """The provenance of a bundle that is compiled from `model`, as the user named it."""
+    name, plan = model_name(model), stages.plan.digest()
+    packages = [found for package in PACKAGES if (found := _package(package))]
+    versions = {item["name"]: item["annotations"]["version"] for item in packages}
+    files = [
+        {"name": f"checkpoint/{role}", "digest": {"sha256": parse(digest)}}
+        for role, digest in stages.checkpoint_files().items()
+    ]
+    return {
+        "model": name,
+        "checkpoint": stages.checkpoint_digest(),
+        "plan": plan,
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "model": name, "device": options.device, "quantize": options.quantize, "dtype": options.dtype,
+                "specialise": options.specialise, "plan": plan,
+            },
+            "internalParameters": {
+                "target": target.name, "executor": target.executor, "toolchain": target.toolchain(),
+                "isa": list(target.isa()),
+            },
+            "resolvedDependencies": [*files, _llmc(), *packages],
+        },
+        "runDetails": {
+            "builder": {
+                "id": BUILDER,
+                "version": {"llmc": llmc.__version__, "python": platform.python_version(), **versions},
+            },
+        },
+    }  # fmt: skip
+
+
+def model_name(model: str) -> str:
+    """What to call a model that was named so: the last part of a path that exists, any other name as it is."""
+    path = Path(model).expanduser()
+    return Path(os.path.abspath(path)).name if path.exists() else model  # noqa: PTH100 - a link's own name
+
+
+def remember_model(store: Store, checkpoint: str, model: str) -> None:
+    """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
+    path = Path(model).expanduser()
+    where = os.path.abspath(path) if path.exists() else model  # noqa: PTH100
+    with suppress(CapacityError, UnwritableError):
+        store.publish(_model_key(checkpoint), {}, {"model": where})
+
+
+def find_model(store: Store, checkpoint: str, name: str) -> str:
+    """Where a checkpoint was when it was last compiled on this machine; `name` where nothing is known of that."""
+    entry = store.lookup(_model_key(checkpoint))
+    return name if entry is None else str(entry.meta.get("model", name))
+
+
+def _model_key(checkpoint: str) -> Key:
+    return Key(_MODEL_KIND, {"checkpoint": checkpoint})
+
+
+def _llmc() -> dict[str, Any]:
+    """llmc itself, by the digest of its sources."""
+    found = _dependency("llmc", llmc.__version__) | {"digest": {"sha256": parse(code_digest("llmc"))}}
+    found["annotations"]["licenseExpression"] = LICENCE
+    return found
+
+
+def _package(name: str) -> dict[str, Any] | None:
+    """An installed package, by its own metadata; None when it is not there."""
+    try:
+        found = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        return None
+    made = _dependency(name, found["Version"])
+    expression = _first(found, "License-Expression")
+    text = _first(found, "License")
+    classifiers = [line.split(" :: ")[-1] for line in found.get_all("Classifier", []) if line.startswith("License ::")]
+    if expression:
+        made["annotations"]["licenseExpression"] = expression
+    elif text and "\n" not in text and len(text) <= LONGEST_LICENCE:
+        made["annotations"]["licenseName"] = text
+    elif classifiers:
+        made["annotations"]["licenseName"] = ", ".join(classifiers)
+    return made
+
+
+def _first(found: metadata.PackageMetadata, name: str) -> str:
+    return str(next(iter(found.get_all(name, [])), "")).strip()
+
+
+def _dependency(name: str, version: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "uri": f"pkg:pypi/{quote(name.lower().replace('_', '-'), safe='')}@{quote(version, safe='')}",
+        "annotations": {"version": version},
+    }

@@ -1,0 +1,155 @@
+"""`llmc cache export|import`, and archives where a bundle is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.store import Store
+from llmc.cli.cache import app
+from tests.artifacts.helpers import flip, key
+from tests.cli.helpers import Llmc
+
+PROMPT = ("--prompt", "a river", "--max-tokens", 4, "--ignore-eos", "--json")
+
+
+def test_a_bundle_goes_through_one_file(llmc: Llmc, bundle: Path, here: Path) -> None:
+    done = llmc("cache", "export", "b.tar.zst", "bundle", "--json").json
+    assert done["entries"] == 1 and done["written"] == (here / "b.tar.zst").stat().st_size < done["bytes"]
+    ran = llmc("cache", "import", "b.tar.zst", "-o", "again", "--cache-dir", here / "other")
+    assert ran.code == 0 and ran.err == ""
+    line, place = ran.out.splitlines()
+    assert line.startswith("imported 1 entry (1 new) from b.tar.zst: ") and place == f"bundle: {here / 'again'}"
+    assert BundleFiles.open(here / "again").manifest == BundleFiles.open(bundle).manifest
+    assert BundleFiles.open(here / "again").verify() == []
+
+
+def test_export_says_what_it_wrote(llmc: Llmc, bundle: Path) -> None:
+    blobs = len(BundleFiles.open(bundle).manifest.blobs)
+    ran = llmc("cache", "export", "b.tar", "bundle")
+    assert ran.out.startswith(f"exported 1 entry to b.tar: {blobs} blobs, ") and ran.err == ""
+    ran = llmc("cache", "export", "b.tzst", "bundle", "--level", 9)
+    assert ", written as " in ran.out
+
+
+def test_the_whole_store_is_the_default(llmc: Llmc, bundle: Path, here: Path, tmp_path: Path) -> None:
+    Store(tmp_path / "cache").publish(key("local-bench"), {})
+    entries = {e.key for e in Store(tmp_path / "cache").entries() if not e.key.is_local}
+    assert llmc("cache", "export", "all.tar", "--json").json["entries"] == len(entries)
+    done = llmc("cache", "import", "all.tar", "--cache-dir", "other", "--json").json
+    assert done["new_entries"] == len(entries) == len(done["entries"])
+    assert {e.key for e in Store(here / "other").entries()} == entries
+    again = llmc("cache", "import", "all.tar", "--cache-dir", "other", "--json").json
+    assert (again["new_entries"], again["new_blobs"]) == (0, 0)
+
+
+def test_what_is_incomplete_is_left_out_and_said(llmc: Llmc, bundle: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache")
+    blob = store.put_bytes(b"to be lost")
+    store.publish(key(), {"a": blob})
+    store.path(blob).unlink()
+    ran = llmc("cache", "export", "all.tar")
+    assert ran.code == 0 and "left out 1 entry whose blobs are missing" in ran.err
+
+
+def test_keys_and_references_name_what_is_exported(llmc: Llmc, bundle: Path, here: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache")
+    (entry,) = store.entries("bundle")
+    for number, name in enumerate((entry.key.short, f"store:{entry.key.short}", "bundle", "./bundle")):
+        assert llmc("cache", "export", f"{number}.tar", name).code == 0
+    assert len({(here / f"{number}.tar").read_bytes() for number in range(4)}) == 1
+    assert llmc("cache", "export", "again.tar", "0.tar").code == 0
+    assert (here / "again.tar").read_bytes() == (here / "0.tar").read_bytes()
+    executable = store.entries("executable")[0]
+    assert llmc("cache", "export", "two.tar", "bundle", executable.key.short, "--json").json["entries"] == 2
+
+
+def test_it_goes_through_a_pipe(llmc: Llmc, bundle: Path, here: Path) -> None:
+    llmc("cache", "export", "b.tar", "bundle")
+    llmc_ = f"{sys.executable} -m llmc cache"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = f"{llmc_} export - bundle | tee piped.tar | {llmc_} import - -o piped --cache-dir other"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True, env=environment)
+    assert (here / "piped.tar").read_bytes() == (here / "b.tar").read_bytes()
+    assert done.stderr.startswith("exported 1 entry to -") and "bundle: " in done.stdout
+    assert BundleFiles.open(here / "piped").verify() == []
+
+
+def test_an_archive_is_a_bundle_wherever_one_is_asked_for(llmc: Llmc, bundle: Path, here: Path) -> None:
+    llmc("cache", "export", "b.tar.zst", "bundle")
+    expected = llmc("generate", "bundle", *PROMPT).json["token_ids"]
+    digest = BundleFiles.open(bundle).manifest.digest
+    for name in ("b.tar.zst", f"store:{digest[7:19]}"):
+        for _ in range(2):
+            assert llmc("generate", name, *PROMPT).json["token_ids"] == expected
+        assert llmc("verify", name, "--json").json["top1"] == 1.0
+        assert llmc("bench", name, "--seconds", 0, "--json").code == 0
+        assert llmc("cache", "show", name, "--json").json["device"] == "fake"
+        assert llmc("cache", "verify", name, "--json").json["bad"] == []
+        assert llmc("cache", "explain", name, "bundle").out == "no component differs\n"
+
+
+def test_a_torn_archive_is_one_line_and_5(llmc: Llmc, bundle: Path, here: Path) -> None:
+    llmc("cache", "export", "b.tar", "bundle")
+    (here / "b.tar").write_bytes((here / "b.tar").read_bytes()[:-5000])
+    for command in (("cache", "import"), ("generate",)):
+        arguments = PROMPT[:2] if command == ("generate",) else ()
+        message = llmc(*command, "b.tar", *arguments).failed(5)
+        assert message.startswith("b.tar: cut off at byte ") and "nothing was imported" in message
+
+
+def test_a_signature_can_be_required(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llmc("cache", "export", "b.tar", "bundle")
+    assert "not signed" in llmc("cache", "import", "b.tar", "--require-signature").failed(5)
+    monkeypatch.setenv("LLMC_REQUIRE_SIGNATURES", "1")
+    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(bundle.parent / "keys"))
+    assert "not signed" in llmc("cache", "import", "b.tar").failed(5)
+    assert "not signed" in llmc("generate", "b.tar", *PROMPT).failed(5)
+
+
+def test_a_signed_bundle_passes_and_a_wrong_signature_never(
+    llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(here / "keys"))
+    assert llmc("cache", "keygen", "private").code == 0
+    assert llmc("cache", "sign", "bundle", "--key", "private").code == 0
+    llmc("cache", "export", "b.tar", "bundle")
+    assert llmc("cache", "import", "b.tar", "--cache-dir", "a").code == 0
+    assert "not trusted here" in llmc("cache", "import", "b.tar", "--cache-dir", "b", "--require-signature").failed(5)
+    assert llmc("cache", "trust", "private.pub").code == 0
+    done = llmc("cache", "import", "b.tar", "--cache-dir", "b", "--require-signature", "-o", "out", "--json").json
+    assert done["bundle"] == str(here / "out")
+    data = json.loads((here / "out" / "manifest.json").read_bytes())
+    (here / "bundle" / "manifest.json").write_text(json.dumps(data | {"llmc": "9"}, sort_keys=True, indent=1) + "\n")
+    llmc("cache", "export", "wrong.tar", "bundle")
+    assert "signature is not valid" in llmc("cache", "import", "wrong.tar").failed(5)
+
+
+def test_mistakes_are_told(llmc: Llmc, bundle: Path, tmp_path: Path, here: Path) -> None:
+    assert "name an archive" in llmc("cache", "export", "b.tgz", "bundle").failed(2)
+    assert "--json and the archive" in llmc("cache", "export", "-", "bundle", "--json").failed(2)
+    assert "nothing to export" in llmc("cache", "export", "b.tar", "--cache-dir", tmp_path / "empty").failed(2)
+    assert "level 99 is not" in llmc("cache", "export", "b.tzst", "bundle", "--level", 99).failed(2)
+    assert "not a bundle" in llmc("cache", "export", "b.tar", "./nowhere").failed(5)
+    assert "No such file" in llmc("cache", "import", "b.tar").failed(5)
+    llmc("cache", "export", "two.tar")
+    store = Store(tmp_path / "cache")
+    llmc("cache", "export", "executable.tar", store.entries("executable")[0].key.short)
+    assert "there are 0 in it" in llmc("cache", "import", "executable.tar", "-o", "out").failed(2)
+    flip(BundleFiles.open(bundle).path("tokenizer.json"))
+    assert "nothing was exported" in llmc("cache", "export", "b.tar", "bundle").failed(5)
+    assert not (here / "b.tar").exists()
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_help_has_an_example(command: str) -> None:
+    from typer.testing import CliRunner
+
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0 and f"\n    llmc cache {command}" in result.stdout and "--json" in result.stdout

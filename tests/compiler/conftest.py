@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from llmc.artifacts.store import Store
+from llmc.buckets.limits import Limits
+from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys
+from tests.toy import toy_plan, write_toy
+
+SMALL = toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """A compile of a tiny model for each device, made when it is first asked for, and its keys."""
+    made: dict[str, tuple[Keyed, Keys]] = {}
+
+    def get(device: str) -> tuple[Keyed, Keys]:
+        if device not in made:
+            folder = tmp_path_factory.mktemp(device)
+            if device == "fake":
+                model, options = write_toy(folder / "model"), {}
+            else:
+                from tests.compiler import tiny
+
+                model, options = tiny.write_model(folder / "model", "qwen2"), {"quantize": "none"}
+            keyed = Keyed(model, Store(folder / "store"), SMALL, {"device": device, "specialise": True, **options})
+            keyed.build()
+            made[device] = keyed, keyed.ask()
+        return made[device]
+
+    return get
+
+
+@pytest.fixture(params=DEVICES)
+def keyed(request: pytest.FixtureRequest, compiled: Compiled) -> Keyed:
+    return compiled(request.param)[0]

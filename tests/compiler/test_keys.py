@@ -1,0 +1,303 @@
+"""Keys, both ways: each input that shapes a result changes the component that names it, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.store import Store
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.provenance import Provenance
+from llmc.compiler import stages
+from llmc.compiler.targets import cpu, fake, hpu
+from llmc.compiler.targets.base import Target
+from llmc.compiler.verification import stage as verification
+from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
+from tests.toy import DECODE, Toy, toy_plan
+
+TARGETS: dict[str, type[Target]] = {"fake": fake.FakeTarget, "cpu": cpu.CpuTarget, "hpu": hpu.HpuTarget}
+READ = {"weights:checkpoint", "tokenizer:checkpoint", "reference:checkpoint"}
+FIXED = {"lower:dialect", "lower:cached", "reference:reference"}
+"""Components that tell one stage of a target from another: no input changes them."""
+
+
+# What changes a key
+
+Change = Callable[["Case"], Keys]
+
+
+class Case:
+    """A compile, what may be patched for one look at its keys, and a folder to work in."""
+
+    def __init__(self, keyed: Keyed, patch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.keyed, self.patch, self.folder = keyed, patch, folder
+        self.target = TARGETS[keyed.options["device"]]
+
+    def copy(self) -> Path:
+        return shutil.copytree(self.keyed.model, self.folder / "copy")
+
+
+def package(name: str) -> Change:
+    """Another version of a package."""
+
+    def change(case: Case) -> Keys:
+        real = stages.version_of
+        other = lambda asked, extra="compile": "99.9" if asked == name else real(asked, extra)  # noqa: E731
+        for module in (stages, cpu, hpu):
+            case.patch.setattr(module, "version_of", other)
+        return case.keyed.ask()
+
+    return change
+
+
+def python(case: Case) -> Keys:
+    case.patch.setattr(stages, "sys", SimpleNamespace(version_info=(3, 99, 0, "final", 0)))
+    return case.keyed.ask()
+
+
+def fake_version(case: Case) -> Keys:
+    case.patch.setattr(fake, "FAKE_VERSION", "9.9")
+    return case.keyed.ask()
+
+
+def features(case: Case) -> Keys:
+    """A host with another instruction set."""
+    for module in (cpu, verification):
+        case.patch.setattr(module, "cpu_features", lambda: ("x86_64", "avx"))
+    return case.keyed.ask()
+
+
+def compiled_for(case: Case) -> Keys:
+    """A toy device with instruction sets."""
+    case.patch.setattr(fake.FakeTarget, "isa", lambda self: ("v2",))
+    return case.keyed.ask()
+
+
+def portable_for(case: Case) -> Keys:
+    case.patch.setattr(hpu.HpuTarget, "isa", lambda self: ("gaudi9",))
+    return case.keyed.ask()
+
+
+def limited(case: Case) -> Keys:
+    case.patch.setenv("ATEN_CPU_CAPABILITY", "default")
+    return case.keyed.ask()
+
+
+def attribute(name: str, value: object) -> Change:
+    """Another attribute of the target."""
+
+    def change(case: Case) -> Keys:
+        case.patch.setattr(case.target, name, value)
+        return case.keyed.ask()
+
+    return change
+
+
+def option(**options: Any) -> Change:
+    """Another option, offered or not."""
+
+    def change(case: Case) -> Keys:
+        case.patch.setattr(case.target, "quantisations", ("none", "int8"))
+        case.patch.setattr(case.target, "dtypes", ("f32", "bf16"))
+        return case.keyed.ask(**options)
+
+    return change
+
+
+def shape(**sizes: Any) -> Change:
+    def change(case: Case) -> Keys:
+        reshape(case.patch, case.target, **sizes)
+        return case.keyed.ask()
+
+    return change
+
+
+def config(**members: Any) -> Change:
+    """Another member in config.json."""
+
+    def change(case: Case) -> Keys:
+        path = case.copy() / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+        return case.keyed.ask(model=path.parent)
+
+    return change
+
+
+def file(name: str) -> Change:
+    """One more byte, or another, in a file of the checkpoint."""
+
+    def change(case: Case) -> Keys:
+        path = case.copy() / name
+        data = path.read_bytes()
+        path.write_bytes(data + b"\n" if name.endswith("json") else data[:-1] + bytes([data[-1] ^ 1]))
+        return case.keyed.ask(model=path.parent)
+
+    return change
+
+
+def output(kind: str, *names: str) -> Change:
+    """A stage that made something else."""
+
+    def change(case: Case) -> Keys:
+        blob = case.keyed.store.put_bytes(b"something else")
+        return case.keyed.ask(other={(kind, name): blob for name in names})
+
+    return change
+
+
+def longer(case: Case) -> Keys:
+    """The same buckets for longer sequences."""
+    limits = case.keyed.plan.limits
+    most = limits.max_model_len * 3
+    return case.keyed.ask(
+        plan=Plan(Limits(most, limits.max_num_seqs, most, 8), case.keyed.plan.buckets, Provenance(""))
+    )
+
+
+def another_bucket(case: Case) -> Keys:
+    """A decode bucket with room for one token less."""
+    *decode, last = case.keyed.plan.decode
+    buckets = (*case.keyed.plan.prompt, *decode, Bucket("decode", last.batch, 1, last.context - 1))
+    return case.keyed.ask(plan=Plan(case.keyed.plan.limits, buckets, Provenance("")))
+
+
+EVERYWHERE: dict[str, tuple[Change, set[str]]] = {
+    "numpy": (package("numpy"), {"reference:toolchain.numpy", "verify:toolchain.numpy"}),
+    "tokenizers": (package("tokenizers"), {"reference:toolchain.tokenizers"}),
+    "a kernel limit": (limited, {"verify:environment.ATEN_CPU_CAPABILITY"}),
+    "target": (attribute("name", "other"), {"executable:target"}),
+    "quantize": (option(quantize="int8"), {"executable:option.quantize"}),
+    "dtype": (option(dtype="bf16"), {"executable:option.dtype"}),
+    "phase": (shape(phase="other"), {"executable:shape.phase", "verify:executables", "verify:past.executables"}),
+    "batch": (shape(batch=77), {"executable:shape.batch", "verify:executables"}),
+    "query": (shape(query=77), {"executable:shape.query", "verify:executables"}),
+    "context": (shape(context=77), {"executable:shape.context", "verify:executables"}),
+    "weights file": (file("model.safetensors"), READ),
+    "tokenizer file": (file("tokenizer.json"), READ),
+    "executable": (output("executable", "executable"), {"verify:executables", "verify:past.executables"}),
+    "reference logits": (output("reference", "probes"), {"verify:reference"}),
+    "tokenizer": (output("tokenizer", "tokenizer.json"), {"verify:file.tokenizer.json"}),
+    "template": (output("tokenizer", "chat_template.jinja"), {"verify:file.chat_template.jinja"}),
+    "placements": (output("weights", "placements"), {"executable:input.placements"}),
+    "longer": (longer, {"reference:longest", "verify:past.plan", "verify:plan"}),
+    "bucket": (another_bucket, {"executable:shape.context", "verify:bucket", "verify:plan"}),
+}
+TRACED = {"lower:toolchain.numpy", "reference:toolchain.numpy", "verify:toolchain.numpy"}
+BUILT = {"lower:toolchain.torch", "reference:toolchain.torch"}
+TRANSFORMERS = {"lower:toolchain.transformers", "reference:toolchain.transformers"}
+REAL: dict[str, tuple[Change, set[str]]] = {
+    **EVERYWHERE,
+    "numpy": (package("numpy"), TRACED),
+    "sympy": (package("sympy"), {"lower:toolchain.sympy"}),
+    "python": (python, {"lower:toolchain.python", "reference:toolchain.python"}),
+    "config": (config(rms_norm_eps=2e-5), {"lower:config", *READ}),
+}
+CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
+    "fake": {
+        **EVERYWHERE,
+        "state": (attribute("state", "portable"), {"executable:state"}),
+        "version": (fake_version, {"executable:toolchain.fake", "verify:toolchain.fake"}),
+        "isa": (compiled_for, {"executable:isa"}),
+        "host": (features, {"verify:isa"}),
+        "config": (config(note=1), READ),
+        "positions": (config(max_position_embeddings=128), {"executable:input.positions", *READ}),
+        "weights": (output("weights", "weights"), {"executable:input.weights", "verify:file.weights"}),
+    },
+    "cpu": {
+        **REAL,
+        "state": (attribute("state", "portable"), {"executable:state"}),
+        "torch": (package("torch"), BUILT),
+        "transformers": (package("transformers"), TRANSFORMERS),
+        "onnx": (
+            package("onnx"), {f"{kind}:toolchain.onnx" for kind in ("lower", "pack", "executable", "verify")},
+        ),
+        "onnxruntime": (
+            package("onnxruntime"), {f"{kind}:toolchain.onnxruntime" for kind in ("pack", "executable", "verify")},
+        ),
+        "isa": (features, {"pack:isa", "executable:isa", "verify:isa"}),
+        "quantize": (option(quantize="int8"), {"lower:block", "executable:option.quantize"}),
+        "longer": (longer, {"lower:max_positions", *EVERYWHERE["longer"][1]}),
+        "graph": (output("lower", "model"), {"pack:lowered", "executable:input.lowered"}),
+        "recipes": (output("lower", "recipes"), {"weights:recipes"}),
+        "tables": (output("lower", "tables"), {"weights:tables"}),
+        "weights": (output("weights", "weights"), {"pack:weights"}),
+        "placements": (output("weights", "placements"), {"pack:placements"}),
+        "packed": (output("pack", "weights"), {"executable:input.weights", "verify:file.weights"}),
+        "packed placements": (output("pack", "placements"), {"executable:input.placements"}),
+    },
+    "hpu": {
+        **REAL,
+        "state": (attribute("state", "native"), {"executable:state"}),
+        "torch": (package("torch"), {*BUILT, "executable:toolchain.torch", "verify:toolchain.torch"}),
+        "transformers": (
+            package("transformers"),
+            {*TRANSFORMERS, "executable:toolchain.transformers", "verify:toolchain.transformers"},
+        ),
+        "isa": (portable_for, {"executable:isa"}),
+        "host": (features, {"verify:isa"}),
+        "dtype": (option(dtype="bf16"), {"lower:dtype", "executable:option.dtype"}),
+        "program": (
+            output("lower", "program"), {"executable:input.program_first", "executable:input.program_cached"},
+        ),
+        "tensors": (output("lower", "tensors"), {"weights:tensors"}),
+        "tables": (output("lower", "tables"), {"weights:tables"}),
+        "weights": (output("weights", "weights"), {"executable:input.weights", "verify:file.weights"}),
+        "placements": (output("weights", "placements"), {"executable:input.placements", "verify:file.weights.json"}),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "what"), [pytest.param(d, what, id=f"{d}-{what}") for d in DEVICES for what in CHANGES[d]]
+)
+def test_each_input_changes_the_components_that_name_it_and_no_other(
+    device: str, what: str, compiled: Compiled, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    keyed, base = compiled(device)
+    change, expected = CHANGES[device][what]
+    assert changed(base, change(Case(keyed, monkeypatch, tmp_path))) == expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_component_is_left_without_an_input_that_changes_it(device: str, compiled: Compiled) -> None:
+    named = components(compiled(device)[1])
+    tested = set().union(*(expected for _, expected in CHANGES[device].values()))
+    code = {name for name in named if name.endswith(":code")}
+    assert named - FIXED - code == tested - {"verify:environment.ATEN_CPU_CAPABILITY"}
+    assert code == {f"{name.partition(':')[0]}:code" for name in named}, "every kind of key names its code"
+
+
+def test_what_decodes_a_gguf_file_is_named_by_what_is_made_of_it(tmp_path: Path) -> None:
+    checkpoint: Any = SimpleNamespace(format="gguf", digest=lambda _: "sha256:0")
+    read = stages.Stages(Store(tmp_path), checkpoint, toy_plan(), lambda _: None)
+    assert read.reading() == {"checkpoint": "sha256:0", "toolchain.gguf": stages.version_of("gguf")}
+    assert set(read.reading(tokenizer=True)) == {"checkpoint", "toolchain.tokenizers"}
+    checkpoint.format = "huggingface"
+    assert set(read.reading()) == set(read.reading(tokenizer=True)) == {"checkpoint"}
+
+
+def test_every_build_of_a_compile_is_logged_once_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy = Toy.make(tmp_path)
+    toy.compile()
+    with caplog.at_level(logging.INFO, "llmc.artifacts"):
+        caplog.clear()
+        toy.compile()
+        assert [message for message in caplog.messages if message.startswith("miss")] == []
+        before = {entry.key for entry in toy.store.entries()}
+        toy.compile(toy_plan(decode=[*DECODE, (3, 24)]))
+        misses = [message.split(":")[0] for message in caplog.messages if message.startswith("miss")]
+    built = [entry.key for entry in toy.store.entries() if entry.key not in before]
+    assert sorted(misses) == sorted(f"miss {key.kind} {key.short}" for key in built)
+    assert {key.kind for key in built} == {"executable", "verify", "bundle"}
