@@ -14,7 +14,8 @@ class Row:
     """What one kind of fault did. wrong: other bytes than were put under the key were returned. lost: `put` had
     returned (and nothing was damaged later), yet a new process does not find it. wedged: a new process that looks the
     key up, and puts it again on a miss, leaves the next process without it. raised: `get` or `put` raised instead of
-    missing or going on; no fault by itself where the library's caller catches it. left: temporaries after a sweep.
+    missing or going on; no fault by itself where the library's caller catches it. left: temporaries after a sweep. All
+    but injected and left count keys, of which one fault may hit several.
     """
 
     fault: str

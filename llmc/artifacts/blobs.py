@@ -12,7 +12,8 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from llmc.artifacts.digest import BUFFER, PREFIX, NotRegularError, digest_bytes, digest_file, open_regular
+from llmc.artifacts.blob_writer import BlobWriter
+from llmc.artifacts.digest import PREFIX, NotRegularError, digest_bytes, digest_file, open_regular
 from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import Layout
 from llmc.artifacts.log import logger
@@ -31,6 +32,8 @@ from llmc.errors import ArtifactError
 
 REMEDY = "choose another store with --cache-dir"
 SAVE_STAMPS_FROM = 8 << 20
+COPY_BYTES = 4 << 20
+HASH_FIRST_BELOW = 8 << 20
 T = TypeVar("T")
 _GONE = "gone"
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -47,38 +50,6 @@ class Blob(NamedTuple):
 
 class BlobMissingError(ArtifactError):
     """A blob that is not in the store, or was found damaged and put aside: a miss, to be built again."""
-
-
-class BlobWriter:
-    """A write-only stream into a new blob; `blob` is set when the stream has been published."""
-
-    def __init__(self, fd: int, path: Path) -> None:
-        self._fd = fd
-        self._path = path
-        self._hasher = hashlib.sha256()
-        self._size = 0
-        self.blob: Blob | None = None
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append `data`; returns its length in bytes. Raises CapacityError or UnwritableError."""
-        view = memoryview(data).cast("B")
-        with writing(self._path, self._size + view.nbytes, REMEDY):
-            write_all(self._fd, view)
-        self._hasher.update(view)
-        self._size += view.nbytes
-        return view.nbytes
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-        return self._size
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    @property
-    def digest(self) -> str:
-        """Digest of what was written so far."""
-        return PREFIX + self._hasher.hexdigest()
 
 
 class Blobs:
@@ -156,6 +127,11 @@ class Blobs:
     def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
         """Store `data`; an intact blob that is there already is kept."""
         view = memoryview(data).cast("B")
+        if view.nbytes >= HASH_FIRST_BELOW:
+            with self._writer(view.nbytes) as stream:
+                for at in range(0, view.nbytes, COPY_BYTES):
+                    stream.write(view[at : at + COPY_BYTES])
+            return Blob(stream.digest, stream.tell())
         blob = Blob(digest_bytes(view), view.nbytes)
         if not self._has(blob):
             with writing(self._layout.base, blob.size, REMEDY), self._new() as (fd, temporary):
@@ -172,6 +148,8 @@ class Blobs:
         source = Path(path)
         with _open_source(source) as file:
             before = os.fstat(file.fileno())
+            if not (move or link):
+                return self._copy(file, source, before.st_size)
             digest = _read_source(source, lambda: PREFIX + hashlib.file_digest(file, "sha256").hexdigest())
             blob = Blob(digest, before.st_size)
             if not self._has(blob):
@@ -186,13 +164,8 @@ class Blobs:
     @contextmanager
     def writer(self) -> Iterator[BlobWriter]:
         """A stream into a blob that is published when the block ends well, and forgotten when it raises."""
-        with self._new() as (fd, temporary):
-            stream = BlobWriter(fd, temporary)
+        with self._writer(0) as stream:
             yield stream
-            blob = Blob(stream.digest, stream.tell())
-            if not self._has(blob):
-                self.publish(fd, temporary, blob)
-            stream.blob = blob
 
     def _has(self, blob: Blob) -> bool:
         """Whether an intact blob is there, and stays there for whoever stores it again."""
@@ -200,13 +173,20 @@ class Blobs:
 
     def _copy(self, file: FileIO, source: Path, needed: int) -> Blob:
         """Copy an open file; the blob is named by what was written, even if the source changes."""
-        with self._new(needed) as (fd, temporary):
-            stream = BlobWriter(fd, temporary)
-            while piece := _read_source(source, lambda: file.read(BUFFER)):
+        with self._writer(needed) as stream:
+            while piece := _read_source(source, lambda: file.read(COPY_BYTES)):
                 stream.write(piece)
+        return Blob(stream.digest, stream.tell())
+
+    @contextmanager
+    def _writer(self, needed: int) -> Iterator[BlobWriter]:
+        with self._new(needed) as (fd, temporary):
+            stream = BlobWriter(fd, temporary, REMEDY)
+            yield stream
             blob = Blob(stream.digest, stream.tell())
-            self.publish(fd, temporary, blob)
-        return blob
+            if not self._has(blob):
+                self.publish(fd, temporary, blob)
+            stream.blob = blob
 
     def _adopt(self, file: FileIO, source: Path, before: os.stat_result, blob: Blob) -> bool:
         """Make a file of this file system into a blob by renaming it; False where it should be copied.

@@ -65,6 +65,19 @@ def publish_bundle(store: Store, manifest: Manifest, signature: bytes | None = N
     return store.publish(bundle_key(manifest), bundle_outputs(manifest, signature), bundle_meta(manifest))
 
 
+def publish_arrived(store: Store, manifest: Manifest, signature: bytes | None, vouched: bool) -> tuple[Entry, bool]:
+    """`publish_bundle` for one that came from elsewhere, and whether it is new here.
+
+    A signature that the store has already gives way only to one that is `vouched` for by a trusted key.
+    """
+    entry = store.lookup(bundle_key(manifest))
+    if entry is None:
+        return publish_bundle(store, manifest, signature), True
+    if signature is not None and (vouched or SIGNATURE_NAME not in entry.outputs):
+        return publish_bundle(store, manifest, signature), False
+    return entry, False
+
+
 def remember_bundle(store: Store, manifest: Manifest) -> Entry:
     """Note a bundle that was made from this store's blobs; where the store has no room, a warning is all."""
 

@@ -85,12 +85,9 @@ def find_bundle(store: Store, prefix: str) -> Entry:
         raise ArtifactError(f"{STORE}{prefix} is too short: give {SHORTEST_PREFIX} digits or more")
     named = [(entry, str(entry.key.components.get("manifest")).removeprefix(PREFIX)) for entry in store.entries(KIND)]
     found = [entry for entry, manifest in named if entry.key.hex.startswith(digits) or manifest.startswith(digits)]
-    if not found:
-        raise ArtifactError(f"no bundle {STORE}{prefix} in {store.root}; `llmc cache ls --kind bundle` lists them")
-    if len(found) > 1:
-        keys = ", ".join(entry.key.short for entry in found[:8])
-        raise ArtifactError(f"{STORE}{prefix} is ambiguous in {store.root}: {keys}; give more digits")
-    return found[0]
+    from llmc.artifacts.store import the_one
+
+    return the_one(found, f"bundle {STORE}{prefix}", f"{store.root}; `llmc cache ls --kind bundle` lists them")
 
 
 def _folder(store: Store, entry: Entry) -> Path:

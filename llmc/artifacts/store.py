@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from llmc.artifacts.blobs import Blob, BlobMissingError, BlobWriter
+from llmc.artifacts.blob_writer import BlobWriter
+from llmc.artifacts.blobs import Blob, BlobMissingError
 from llmc.artifacts.care import Report, Usage, usage, verify
 from llmc.artifacts.entries import Entry
 from llmc.artifacts.finding import claim_blob, find_blob, find_entry, insist, lost_output, names_of
@@ -147,6 +148,10 @@ class Store:
         """Keep what leases.py calls by these names from being collected as long as this object lives."""
         self._main.lease.hold(*names)
 
+    def is_intact(self, blob: Blob) -> bool:
+        """Whether the blob is there, by its digest; then it stays there."""
+        return claim_blob(self._areas, *blob, verify=True) is not None
+
     # Entries
 
     def lookup(self, key: Key, *, verify: bool = False) -> Entry | None:
@@ -167,6 +172,10 @@ class Store:
         if log.isEnabledFor(INFO):
             log.info("miss %s %s: %s", key.kind, key.short, self.why(key))
         return None
+
+    def obtain(self, key: Key) -> Entry | None:
+        """As `lookup`, but what is not here is asked of upstream too."""
+        return self.lookup(key) or self._fetch(key)
 
     def nearest(self, key: Key) -> tuple[Entry, list[Difference]] | None:
         """Of the entries of this kind used last, the one most like `key`, and `key.explain` of it (see entries.py)."""
@@ -233,12 +242,7 @@ class Store:
         if len(digits) < SHORTEST_PREFIX:
             raise ArtifactError(f"key {prefix!r} is too short: give {SHORTEST_PREFIX} digits or more")
         found = [entry for entry in self.entries() if entry.key.hex.startswith(digits)]
-        if not found:
-            raise ArtifactError(f"no entry with key {prefix} in {self.root}; `llmc cache ls` lists them")
-        if len(found) > 1:
-            keys = ", ".join(entry.key.short for entry in found[:8])
-            raise ArtifactError(f"key {prefix} is ambiguous in {self.root}: {keys}; give more digits")
-        return found[0]
+        return the_one(found, f"entry with key {prefix}", f"{self.root}; `llmc cache ls` lists them")
 
     # Care
 
@@ -317,6 +321,16 @@ class Store:
             except (CapacityError, UnwritableError) as error:
                 return self._overflow.take(error).entries.write(key, outputs, meta)
             return self._overflow.take(None).entries.write(key, outputs, meta)
+
+
+def the_one(found: Sequence[Entry], name: str, place: str) -> Entry:
+    """The only one of the entries that a name fits. Raises ArtifactError when there is none or more than one."""
+    if not found:
+        raise ArtifactError(f"no {name} in {place}")
+    if len(found) > 1:
+        keys = ", ".join(entry.key.short for entry in found[:8])
+        raise ArtifactError(f"{name} is ambiguous: {keys}; give more digits")
+    return found[0]
 
 
 def _reopen(root: Path, overflow: Path | None, shared: list[Path]) -> Store:

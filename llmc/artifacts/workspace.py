@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.blobs import REMEDY, Blob, Blobs, BlobWriter
+from llmc.artifacts.blob_writer import BlobWriter
+from llmc.artifacts.blobs import REMEDY, Blob, Blobs
 from llmc.artifacts.entries import Entries
 from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import Layout

@@ -233,6 +233,20 @@ def test_a_compile_offline_works_from_local(
     assert len(warnings) == 1
 
 
+def test_a_compile_of_what_the_remote_has_builds_and_verifies_nothing(
+    llmc: Llmc, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "--json")
+    made = llmc("compile", toy, *flags, "-o", tmp_path / "b").json
+    llmc("cache", "push", tmp_path / "far")
+    monkeypatch.setenv("LLMC_REMOTE_CACHE", str(tmp_path / "far"))
+    monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
+    monkeypatch.setattr("llmc.compiler.verification.stage._run", lambda *arguments: pytest.fail("verified again"))
+    again = llmc("compile", toy, *flags, "-o", tmp_path / "c", "--cache-dir", tmp_path / "empty").json
+    assert (again["built"], again["reused"]) == (0, made["built"])
+    assert (tmp_path / "c" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
+
+
 # Progress
 
 

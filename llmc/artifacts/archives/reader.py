@@ -29,7 +29,7 @@ from llmc.artifacts.archives.format import (
 from llmc.artifacts.archives.stream import Members, Progress, open_members
 from llmc.artifacts.blobs import Blob, BlobMissingError
 from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
-from llmc.artifacts.bundles import KIND, bundle_key, publish_bundle, read_bundle
+from llmc.artifacts.bundles import KIND, publish_arrived, read_bundle
 from llmc.artifacts.digest import PREFIX, digest_bytes
 from llmc.artifacts.entries import MAX_BYTES as MAX_ENTRY
 from llmc.artifacts.entries import Entries, Entry, decode_entry, entry_body
@@ -119,7 +119,7 @@ def import_archive(
         store.hold(*map(leases.blob_name, wanted))
         new_blobs, new_bytes = _read_blobs(store, members, head.next, wanted)
         if head.manifest is not None:
-            entries = [_publish_bundle(store, head.manifest, head.signature, head.vouched)]
+            entries = [publish_arrived(store, head.manifest, head.signature, head.vouched)]
         else:
             entries = _publish_entries(store, members, guard, head.entries)
     return Imported(
@@ -223,7 +223,7 @@ def _read_blobs(
 
 def _read_blob(store: Store, members: Members, member: Member, digest: str) -> bool:
     """Read one blob, into the store unless it is there and intact; whether it was not."""
-    if _is_intact(store, Blob(digest, member.size)):
+    if store.is_intact(Blob(digest, member.size)):
         hasher = hashlib.sha256()
         for piece in members.pieces(member):
             hasher.update(piece)
@@ -236,27 +236,9 @@ def _read_blob(store: Store, members: Members, member: Member, digest: str) -> b
     return True
 
 
-def _is_intact(store: Store, blob: Blob) -> bool:
-    try:
-        store.path(blob)
-    except BlobMissingError:
-        return False
-    return True
-
-
 def _require_digest(members: Members, member: Member, wanted: str, found: str) -> None:
     if found != wanted:
         members.fail(f"{member.name} is damaged: its content has digest {found}")
-
-
-def _publish_bundle(store: Store, manifest: Manifest, signature: bytes | None, vouched: bool) -> tuple[Entry, bool]:
-    """Publish a bundle, and say whether it is new; its signature in the store gives way to a trusted one only."""
-    entry = store.lookup(bundle_key(manifest))
-    if entry is None:
-        return publish_bundle(store, manifest, signature), True
-    if signature is not None and (vouched or SIGNATURE_NAME not in entry.outputs):
-        return publish_bundle(store, manifest, signature), False
-    return entry, False
 
 
 def _publish_entries(store: Store, members: Members, guard: Guard, entries: list[Entry]) -> list[tuple[Entry, bool]]:
@@ -264,7 +246,7 @@ def _publish_entries(store: Store, members: Members, guard: Guard, entries: list
     published = []
     for entry in entries:
         if entry.key in bundles:
-            published.append(_publish_bundle(store, *bundles[entry.key]))
+            published.append(publish_arrived(store, *bundles[entry.key]))
         elif (there := store.lookup(entry.key)) is not None:
             published.append((there, False))
         else:

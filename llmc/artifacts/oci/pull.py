@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.blobs import Blob, BlobMissingError
 from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
-from llmc.artifacts.bundles import bundle_key, publish_bundle
+from llmc.artifacts.bundles import publish_arrived
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
 from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
@@ -48,10 +47,10 @@ def pull(
     config = read_small(images, image.config)
     diff_ids = read_diff_ids(config, len(image.layers), str(reference))
     manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], str(reference))
-    trust.require(manifest.to_bytes(), signature, native=holds_native(manifest), origin=str(reference))
+    signer = trust.require(manifest.to_bytes(), signature, native=holds_native(manifest), origin=str(reference))
 
     parts = _match(split(manifest.blobs), image.layers[:-1], diff_ids, str(reference))
-    missing = [part for part in parts if not all(_is_intact(store, blob) for blob in part.layer.blobs)]
+    missing = [part for part in parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
     size = sum(part.blob.size for part in missing)
     with Mover(jobs, progress) as mover:
         mover.expect(size)
@@ -66,7 +65,8 @@ def pull(
         skipped_bytes=sum(part.blob.size for part in parts) - size,
         seconds=time.monotonic() - began,
     )
-    return _publish(store, manifest, signature), report
+    entry, _ = publish_arrived(store, manifest, signature, vouched=signer is not None)
+    return entry, report
 
 
 def _read_facts(images: Images, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
@@ -101,14 +101,6 @@ def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Seque
     return parts
 
 
-def _is_intact(store: Store, blob: Blob) -> bool:
-    try:
-        store.path(blob)
-    except BlobMissingError:
-        return False
-    return True
-
-
 def _fetch(store: Store, images: Images, part: _Part, moved: Progress) -> None:
     """Put the blobs of a layer into the store, each once its digest is right."""
     origin = f"{images.name}: layer {part.blob.digest}"
@@ -119,9 +111,3 @@ def _fetch(store: Store, images: Images, part: _Part, moved: Progress) -> None:
                     stream.write(piece)
                 if stream.digest != blob.digest:
                     raise ArtifactError(f"{origin}: {blob.digest} is damaged, it has digest {stream.digest}; {MEND}")
-
-
-def _publish(store: Store, manifest: Manifest, signature: bytes | None) -> Entry:
-    """Note the bundle; one that is there already keeps its signature when this one has none."""
-    there = store.lookup(bundle_key(manifest)) if signature is None else None
-    return there or publish_bundle(store, manifest, signature)

@@ -116,7 +116,7 @@ def verify_stage(
     limits = target.limits(options)
     buckets = sample_buckets(stages.plan, every=options.verify == "all")
     keys = [(part, _key(stages, target, manifest, probes, part)) for part in (None, *buckets)]
-    outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.lookup(key)) is not None}
+    outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.obtain(key)) is not None}
     missing = [(bucket, key) for bucket, key in keys if key.digest not in outcomes]
     stages.report(StageReport("verify", False, None))
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Kills a process at each of its system calls, one after the other, and looks at what is left.
+"""Kills a process at its system calls, one after the other, and looks at what is left.
 
     kills.main(SCENARIO, FOLDER)        prints {"calls": n, "leftovers": n} as JSON
 
@@ -210,12 +210,12 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS = {
-    "build": Scenario(start, run, heals),
-    "heal a damaged blob": Scenario(start_damaged, run, heals, stride=2),
+    "build": Scenario(start, run, heals, stride=2),
+    "heal a damaged blob": Scenario(start_damaged, run, heals, stride=3),
     "replace an entry": Scenario(start_built, replace, is_old_or_new),
-    "save stamps": Scenario(start_built, stamp, heals),
-    "write a bundle": Scenario(start_bundle, write, is_whole_bundle),
-    "add a bundle": Scenario(start_bundle, add, is_added, stride=3),
+    "save stamps": Scenario(start_built, stamp, heals, stride=2),
+    "write a bundle": Scenario(start_bundle, write, is_whole_bundle, stride=2),
+    "add a bundle": Scenario(start_bundle, add, is_added, stride=5),
 }
 
 

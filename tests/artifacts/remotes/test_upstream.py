@@ -54,6 +54,15 @@ def own(space: Workspace) -> Mapping[str, Blob]:
     return {"own": space.put_bytes(b"own")}
 
 
+def test_what_is_looked_up_only_is_fetched_if_asked_for(far: Path, entries: list[Entry], tmp_path: Path) -> None:
+    target = reading(tmp_path / "target", Watched(far))
+    assert target.lookup(entries[0].key) is None
+    found = target.obtain(entries[0].key)
+    assert found is not None and found.outputs == entries[0].outputs
+    assert target.lookup(entries[0].key) is not None
+    assert target.obtain(key(batch=99)) is None
+
+
 def test_what_the_remote_has_is_not_built(far: Path, entries: list[Entry], tmp_path: Path) -> None:
     target = reading(tmp_path / "target", Watched(far))
     found, hit = target.get_or_build(entries[0].key, never)
