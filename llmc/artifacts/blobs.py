@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -130,7 +130,7 @@ class Blobs:
         if view.nbytes >= HASH_FIRST_BELOW:
             with self._writer(view.nbytes) as stream:
                 for at in range(0, view.nbytes, COPY_BYTES):
-                    stream.write(view[at : at + COPY_BYTES])
+                    stream.write(view[at : at + COPY_BYTES], kept=True)
             return Blob(stream.digest, stream.tell())
         blob = Blob(digest_bytes(view), view.nbytes)
         if not self._has(blob):
@@ -181,9 +181,10 @@ class Blobs:
     @contextmanager
     def _writer(self, needed: int) -> Iterator[BlobWriter]:
         with self._new(needed) as (fd, temporary):
-            stream = BlobWriter(fd, temporary, REMEDY)
-            yield stream
-            blob = Blob(stream.digest, stream.tell())
+            with closing(BlobWriter(fd, temporary, REMEDY)) as stream:
+                yield stream
+                stream.settle()
+                blob = Blob(stream.digest, stream.tell())
             if not self._has(blob):
                 self.publish(fd, temporary, blob)
             stream.blob = blob

@@ -1,6 +1,7 @@
 """Reading a bundle folder.
 
     <bundle>/manifest.json            see manifest.py
+    <bundle>/manifest.sha256          the manifest's checksum, as `sha256sum -c` reads it; may be absent
     <bundle>/signature.json           who vouches for manifest.json, and so for every blob; may be absent. See
                                       signing/envelope.py
     <bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder: graphs name their weights as

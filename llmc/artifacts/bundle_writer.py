@@ -30,7 +30,7 @@ from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import scan
 from llmc.artifacts.log import logger
 from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import FILE_NAME, KIND, SIGNATURE_NAME
+from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, KIND, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.publish import (
     BLOB_MODE,
     UnwritableError,
@@ -152,7 +152,11 @@ def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path], signature:
         _place(sources[digest], blob_path(new, digest), digest, size)
     sync_folder(blobs)
     sync_folder(blobs.parent)
-    for name, content in ((SIGNATURE_NAME, signature), (FILE_NAME, manifest.to_bytes())):
+    for name, content in (
+        (SIGNATURE_NAME, signature),
+        (CHECKSUM_NAME, checksum_line(manifest.digest)),
+        (FILE_NAME, manifest.to_bytes()),
+    ):
         if content is not None:
             fd = create_exclusive(new / name)
             try:

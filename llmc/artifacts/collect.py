@@ -25,7 +25,7 @@ from typing import NamedTuple
 from llmc.artifacts.census import Census, Counter
 from llmc.artifacts.eviction import Limits, Plan, decide, size_of
 from llmc.artifacts.gate import clock, gate, is_of_one_machine, keeps_all_out
-from llmc.artifacts.layout import Layout
+from llmc.artifacts.layout import Layout, put_back
 from llmc.artifacts.leases import blob_of, in_use
 from llmc.artifacts.pins import pins
 from llmc.artifacts.publish import make_folder, temporary_name
@@ -199,15 +199,8 @@ class _Run:
         """Undo the moves, and do not try them again; what has been made again meanwhile stays."""
         self._stuck[name] = "put to use meanwhile"
         for path, temporary in moved:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass
-            except OSError:  # a folder, or no links here
-                with suppress(OSError):
-                    os.rename(temporary, path)  # noqa: PTH104
             with suppress(OSError):
-                temporary.unlink()
+                put_back(temporary, path)
 
     def _remove(self, temporary: Path, path: Path) -> None:
         if self._remover.remove(temporary, path):

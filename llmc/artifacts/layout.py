@@ -57,11 +57,11 @@ class Layout:
     def blob(self, digest: str) -> Path:
         """Path of a blob. Raises ValueError for what is not a digest."""
         name = parse(digest)
-        return self.blobs / name[:2] / name[2:]
+        return self.blobs / f"{name[:2]}/{name[2:]}"
 
     def entry(self, kind: str, hex_digest: str) -> Path:
         """Path of the entry of a key."""
-        return self.entries / kind / f"{hex_digest}.json"
+        return self.entries / f"{kind}/{hex_digest}.json"
 
     def lock(self, kind: str, hex_digest: str) -> Path:
         """Path of the lock of a key."""

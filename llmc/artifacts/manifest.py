@@ -23,9 +23,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.manifest_schema import FILE_NAME, KIND, MAX_BYTES, SCHEMA, Check, Executable
+from llmc.artifacts.digest import digest_bytes, open_regular
+from llmc.artifacts.manifest_schema import (
+    CHECKSUM_NAME,
+    FILE_NAME,
+    KIND,
+    MAX_BYTES,
+    SCHEMA,
+    Check,
+    Executable,
+    checksum_line,
+)
 from llmc.errors import ArtifactError
+
+MAX_CHECKSUM_BYTES = 256
+ATTEMPTS = 5
 
 
 class Manifest:
@@ -176,7 +188,8 @@ class Manifest:
 def read_manifest(path: str | Path) -> Manifest:
     """The manifest of a bundle folder (or the manifest file itself).
 
-    Raises ArtifactError, naming the file and the member, for everything that can be wrong with it.
+    Raises ArtifactError, naming the file and the member, for everything that can be wrong with it: also when it is
+    not what its checksum says, which may be absent.
     """
     given = Path(path)
     try:
@@ -184,11 +197,27 @@ def read_manifest(path: str | Path) -> Manifest:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactError(f"{file}: not a bundle (a regular file is needed)")
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        for _ in range(ATTEMPTS):  # the bundle may be replaced between the two files
+            with file.open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+            if _checksum(file.parent / CHECKSUM_NAME) in (None, checksum_line(digest_bytes(data))):
+                break
+        else:
+            raise ArtifactError(
+                f"{file}: was altered, or its checksum in {CHECKSUM_NAME} was; compile the bundle again with "
+                "`llmc compile`"
+            )
     except FileNotFoundError as error:
         reason = f"no {FILE_NAME} in it" if given.is_dir() else "no such file or folder"
         raise ArtifactError(f"{given}: not a bundle ({reason}); make one with `llmc compile`") from error
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{given}: the bundle cannot be read ({error})") from error
     return Manifest.from_bytes(data, file)
+
+
+def _checksum(file: Path) -> bytes | None:
+    try:
+        with open_regular(file) as stream:
+            return stream.read(MAX_CHECKSUM_BYTES)
+    except FileNotFoundError:
+        return None

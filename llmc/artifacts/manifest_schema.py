@@ -8,12 +8,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from llmc.artifacts.digest import is_digest
+from llmc.artifacts.digest import is_digest, parse
 from llmc.errors import ArtifactError
 
 SCHEMA = 1
 KIND = "llmc-bundle"
 FILE_NAME = "manifest.json"
+CHECKSUM_NAME = "manifest.sha256"
 SIGNATURE_NAME = "signature.json"
 MAX_BYTES = 64 << 20
 MAX_BLOB_BYTES = 1 << 50
@@ -22,6 +23,11 @@ STATES = ("portable", "native")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 _OBJECTS = ("model", "options", "plan", "toolchain", "verification", "provenance", "summary")
 _STRINGS = ("llmc", "device", "target", "executor")
+
+
+def checksum_line(digest: str) -> bytes:
+    """The content of "manifest.sha256", for a manifest of that digest: a line that `sha256sum -c` reads."""
+    return f"{parse(digest)}  {FILE_NAME}\n".encode()
 
 
 class Executable(NamedTuple):

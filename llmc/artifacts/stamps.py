@@ -57,15 +57,15 @@ class Stamps:
         self._file = Path(folder) / FILE_NAME
         self._table: dict[str, tuple[Signature, str]] | None = None
         self._dirty = False
+        self._folders: dict[str, str] = {}
 
     def verified(self, path: str | Path, digest: str) -> bool:
         """Whether `path` was found to have this digest and has not been touched since. One `stat`."""
         try:
-            name = os.path.realpath(path)
-            seen = signature(os.stat(name))  # noqa: PTH116
+            seen = signature(os.stat(path))  # noqa: PTH116
+            return self._load().get(self._name(path)) == (seen, digest)
         except (OSError, ValueError):
             return False
-        return self._load().get(name) == (seen, digest)
 
     def record(self, path: str | Path, digest: str, seen: Signature | None = None) -> None:
         """Note that `path` has this digest; `seen` is its signature from before it was hashed.
@@ -73,8 +73,8 @@ class Stamps:
         Nothing is noted when the file changed since then, or so shortly before that a change could hide.
         """
         try:
-            name = os.path.realpath(path)
-            now = signature(os.stat(name))  # noqa: PTH116
+            name = self._name(path)
+            now = signature(os.stat(path))  # noqa: PTH116
         except (OSError, ValueError):
             return
         if (seen is None or seen == now) and settled(now):
@@ -95,6 +95,23 @@ class Stamps:
             write_atomic(self._file, data, self._file.parent, durable=False)
         except (OSError, ValueError):
             return
+
+    def _name(self, path: str | Path) -> str:
+        """The real path, as far as it is not known to lead through the same folders as one before."""
+        folder, name = os.path.split(path)
+        if not os.path.isabs(folder) or os.path.islink(path):  # noqa: PTH114, PTH117
+            return os.path.realpath(path)
+        return os.path.join(self._real(folder), name)  # noqa: PTH118
+
+    def _real(self, folder: str) -> str:
+        if (found := self._folders.get(folder)) is None:
+            parent, name = os.path.split(folder)
+            if parent == folder or name in ("", ".", "..") or os.path.islink(folder):  # noqa: PTH114
+                found = os.path.realpath(folder)
+            else:
+                found = os.path.join(self._real(parent), name)  # noqa: PTH118
+            self._folders[folder] = found
+        return found
 
     def _load(self) -> dict[str, tuple[Signature, str]]:
         if self._table is None:

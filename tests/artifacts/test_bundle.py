@@ -31,7 +31,7 @@ def refuse(path: Path) -> str:
 
 def test_a_bundle_is_a_manifest_and_one_flat_folder_of_blobs(bundle: Path) -> None:
     names = {str(path.relative_to(bundle)) for path in files_below(bundle)}
-    assert names == {"manifest.json", *(f"blobs/sha256/{digest[7:]}" for digest in DIGESTS.values())}
+    assert names == {"manifest.json", "manifest.sha256", *(f"blobs/sha256/{digest[7:]}" for digest in DIGESTS.values())}
     assert (bundle / "manifest.json").read_bytes() == manifest().to_bytes()
     assert stat.S_IMODE(blob_path(bundle, DIGESTS["decode"]).stat().st_mode) == 0o444
     assert stat.S_IMODE(bundle.stat().st_mode) == 0o777 & ~_umask()
@@ -137,7 +137,7 @@ def test_what_llmc_leaves_in_a_bundle_does_not_keep_it_from_being_replaced(tmp_p
     (bundle / "0123456789abcdef01234567").write_text("stamps that a killed process was writing")
     (bundle / "manifest.sig").write_text("x")
     write_bundle(bundle, manifest(device="other"), sources(tmp_path / "store"))
-    assert sorted(path.name for path in bundle.iterdir()) == ["blobs", "manifest.json"]
+    assert sorted(path.name for path in bundle.iterdir()) == ["blobs", "manifest.json", "manifest.sha256"]
 
 
 @pytest.mark.parametrize("make", [make_file, make_home, make_app, make_bundle_with_notes, make_bundle_in_git])

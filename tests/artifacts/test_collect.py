@@ -79,7 +79,7 @@ def own_size(layout: Layout) -> int:
 def test_the_least_recently_used_goes_first(layout: Layout) -> None:
     fill(layout, 1, 2, 3, 4)
     use(layout, 1, time.time())
-    found = collect(layout, max_size=2 * own_size(layout) + 50)
+    found = collect(layout, max_size=2 * own_size(layout) + SIZE // 2)
     assert kept(layout) == [1, 4]
     assert (found.entries, found.blobs, found.over) == (2, 2, 0)
     assert found.freed == found.before - found.after > 2 * SIZE
@@ -434,7 +434,7 @@ def test_times_in_the_future_neither_block_nor_reorder(layout: Layout) -> None:
         use(layout, number, time.time() + (10 - number) * 365 * DAY)
     age_blobs(layout, -365 * DAY)
     Store(layout.root)
-    collect(layout, max_size=2 * own_size(layout) + 50)
+    collect(layout, max_size=2 * own_size(layout) + SIZE // 2)
     assert kept(layout) == [1, 2], "3 was used before the others"
     used = {int(entry.key.components["number"] or 0): entry.used for entry in Store(layout.root).entries()}
     assert time.time() - 60 < used[2] < used[1] <= time.time() + 1, "from now on they age"
@@ -570,7 +570,9 @@ def test_many_things_go_in_rounds(layout: Layout, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "BATCH", 3)
     fill(layout, *range(1, 9))
     seen: list[tuple[int, int]] = []
-    found = collect(layout, max_size=2 * own_size(layout) + 50, progress=lambda done, total: seen.append((done, total)))
+    found = collect(
+        layout, max_size=2 * own_size(layout) + SIZE // 2, progress=lambda done, total: seen.append((done, total))
+    )
     assert kept(layout) == [7, 8]
     assert (found.entries, found.blobs) == (6, 6)
     assert seen[-1][0] == seen[-1][1] == 12

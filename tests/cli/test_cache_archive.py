@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.store import Store
 from llmc.cli.cache import app
 from tests.artifacts.helpers import flip, key
 from tests.cli.helpers import Llmc
+from tests.manifests import write_manifest
 
 PROMPT = ("--prompt", "a river", "--max-tokens", 4, "--ignore-eos", "--json")
 
@@ -126,7 +128,7 @@ def test_a_signed_bundle_passes_and_a_wrong_signature_never(
     done = llmc("cache", "import", "b.tar", "--cache-dir", "b", "--require-signature", "-o", "out", "--json").json
     assert done["bundle"] == str(here / "out")
     data = json.loads((here / "out" / "manifest.json").read_bytes())
-    (here / "bundle" / "manifest.json").write_text(json.dumps(data | {"llmc": "9"}, sort_keys=True, indent=1) + "\n")
+    write_manifest(here / "bundle", Manifest(data | {"llmc": "9"}).to_bytes())
     llmc("cache", "export", "wrong.tar", "bundle")
     assert "signature is not valid" in llmc("cache", "import", "wrong.tar").failed(5)
 

@@ -17,6 +17,7 @@ from llmc.artifacts.signing.keys import read_public
 from llmc.artifacts.store import Store
 from tests.artifacts.signing.helpers import secrets_of
 from tests.cli.helpers import Llmc
+from tests.manifests import write_manifest
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def test_a_signed_bundle_is_opened_once_its_key_is_trusted(
 def alter(bundle: Path) -> None:
     """What an attacker with an editor does: another manifest, well-formed."""
     members = read_manifest(bundle).to_dict() | {"isa": ["avx999"]}
-    (bundle / "manifest.json").write_bytes(Manifest(members).to_bytes())
+    write_manifest(bundle, Manifest(members).to_bytes())
 
 
 def test_a_manifest_that_was_altered_after_signing_is_refused(

@@ -16,6 +16,7 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.runtime.tokenizer import Tokenizer
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc, Ran
+from tests.manifests import edit_manifest
 from tests.toy import EOS, greedy, tokenizer_json, write_toy
 
 LIMIT = 31
@@ -314,7 +315,5 @@ def test_damage_is_told_with_the_file_and_the_way_out(
 def test_a_manifest_that_does_not_fit_this_host_says_why(
     generate: Llmc, bundle: Path, change: Callable[[dict[str, Any]], None], words: str
 ) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    change(manifest)
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(bundle, change)
     assert words in generate("--prompt", "x").failed(5)

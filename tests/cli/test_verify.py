@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.runtime.executors.fake import Program
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc
+from tests.manifests import edit_manifest
 from tests.toy import write_toy
 
 REPLAY = Program.replay
@@ -85,9 +85,7 @@ def test_the_reference_may_be_a_copy_of_the_checkpoint_and_nothing_else(
 
 
 def test_a_bundle_of_another_device_version_is_refused(llmc: Llmc, bundle: Path) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["toolchain"]["fake"] = "0.9"
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(bundle, lambda manifest: manifest["toolchain"].update(fake="0.9"))
     assert "compiled with the fake device 0.9" in llmc("verify", bundle, "-q").failed(5)
 
 

@@ -35,6 +35,7 @@ from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, pad
 from tests.artifacts.helpers import child, finish
 from tests.compiler import tiny
+from tests.manifests import edit_manifest
 
 CASE = "llama"
 LENGTH, SEQUENCES, CHUNK = 48, 8, 16
@@ -117,9 +118,7 @@ def generate(bundle: Path, ids: list[list[int]]) -> list[list[int]]:
 def edited(bundle: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """A copy of a bundle whose manifest was changed."""
     shutil.copytree(bundle, copy)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    change(manifest)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    edit_manifest(copy, change)
     return copy
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +19,7 @@ from llmc.runtime.executors.fake import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from tests.artifacts.helpers import flip, overwrite, truncate
+from tests.manifests import edit_manifest
 from tests.toy import EOS, TEMPLATE, Toy, greedy
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0)
@@ -37,14 +36,6 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
 def copy(toy: Toy, tmp_path: Path) -> Path:
     """A copy of the bundle, to be damaged."""
     return shutil.copytree(toy.bundle, tmp_path / "copy")
-
-
-def edit(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the manifest, as someone with an editor would."""
-    file = bundle / "manifest.json"
-    document = json.loads(file.read_bytes())
-    change(document)
-    file.write_text(json.dumps(document))
 
 
 # What a bundle says
@@ -166,26 +157,26 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
 
 
 def test_a_schema_from_the_future(copy: Path) -> None:
-    edit(copy, lambda m: m.update(schema=2))
+    edit_manifest(copy, lambda m: m.update(schema=2))
     with pytest.raises(ArtifactError, match=r"bundle schema 2 is newer than schema 1.*upgrade llmc"):
         Bundle.open(copy)
 
 
 def test_a_plan_from_the_future_or_with_holes(copy: Path) -> None:
-    edit(copy, lambda m: m["plan"].update(schema=9))
+    edit_manifest(copy, lambda m: m["plan"].update(schema=9))
     with pytest.raises(
         ArtifactError, match=r"field 'schema' is 9.*compile again: llmc compile .* --device fake"
     ) as caught:
         BundleLLM(copy)
     assert caught.value.exit_code == 5
-    edit(copy, lambda m: m["plan"].update(schema=1, decode=[[1, 1, 8]]))
+    edit_manifest(copy, lambda m: m["plan"].update(schema=1, decode=[[1, 1, 8]]))
     with pytest.raises(ArtifactError, match=r"no bucket for .*compile again"):
         BundleLLM(copy)
 
 
 @pytest.mark.parametrize("version", ["0.9", "1.1", None])
 def test_another_toolchain_version(copy: Path, version: str | None) -> None:
-    edit(copy, lambda m: m.update(toolchain={"fake": version} if version else {}))
+    edit_manifest(copy, lambda m: m.update(toolchain={"fake": version} if version else {}))
     message = rf"compiled with the fake device {version}, this host has 1\.0; compile again: llmc compile"
     with pytest.raises(ArtifactError, match=message) as caught:
         BundleLLM(copy)
@@ -199,13 +190,13 @@ def test_an_upgraded_host_refuses_what_was_compiled_before(toy: Toy, monkeypatch
 
 
 def test_an_executor_of_the_future(copy: Path) -> None:
-    edit(copy, lambda m: m.update(executor="quantum"))
+    edit_manifest(copy, lambda m: m.update(executor="quantum"))
     with pytest.raises(ArtifactError, match="unknown executor 'quantum'"):
         BundleLLM(copy)
 
 
 def test_a_missing_executable_is_named_when_its_bucket_is_needed(copy: Path) -> None:
-    edit(copy, lambda m: m.update(executables=[e for e in m["executables"] if e["query"] != 16]))
+    edit_manifest(copy, lambda m: m.update(executables=[e for e in m["executables"] if e["query"] != 16]))
     with BundleLLM(copy) as llm:
         llm.generate([[1, 2]], GREEDY)
         missing = (
@@ -218,16 +209,16 @@ def test_a_missing_executable_is_named_when_its_bucket_is_needed(copy: Path) -> 
 
 
 def test_a_missing_executable_of_the_warm_up_fails_at_once(copy: Path) -> None:
-    edit(copy, lambda m: m.update(executables=[e for e in m["executables"] if e["query"] != 4]))
+    edit_manifest(copy, lambda m: m.update(executables=[e for e in m["executables"] if e["query"] != 4]))
     with pytest.raises(ArtifactError, match="no executable for prompt batch 1, query 4, context 0"):
         BundleLLM(copy)
 
 
 def test_a_bundle_without_tokenizer_or_template(copy: Path) -> None:
-    edit(copy, lambda m: m["files"].pop("chat_template.jinja"))
+    edit_manifest(copy, lambda m: m["files"].pop("chat_template.jinja"))
     with BundleLLM(copy) as llm:
         assert llm.bundle.chat_template is None
-    edit(copy, lambda m: m["files"].pop("tokenizer.json"))
+    edit_manifest(copy, lambda m: m["files"].pop("tokenizer.json"))
     with BundleLLM(copy) as llm:
         (output,) = llm.generate([[1, 2]], GREEDY)
         assert (output.outputs[0].text, len(output.outputs[0].token_ids)) == ("", 4)

@@ -21,7 +21,6 @@ from typing import NamedTuple, NoReturn
 
 from llmc.artifacts.digest import PREFIX, is_digest, parse
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest_schema import FILE_NAME
 from llmc.errors import ArtifactError
 
 VERSION = 1
@@ -30,7 +29,6 @@ VERSION = 1
 BLOCK = 512
 END = bytes(2 * BLOCK)
 PIECE = 1 << 20
-CHECKSUM_NAME = "manifest.sha256"
 BLOB_FOLDER = "blobs/sha256/"
 ENTRY_FOLDER = "entries/"
 MAX_ENTRY_BYTES = 256 << 20
@@ -75,11 +73,6 @@ def blob_digest(name: str) -> str | None:
 def entry_name(key: Key) -> str:
     """The member that holds the entry of a key."""
     return f"{ENTRY_FOLDER}{key.kind}/{key.hex}.json"
-
-
-def checksum_line(digest: str) -> bytes:
-    """The content of "manifest.sha256"."""
-    return f"{parse(digest)}  {FILE_NAME}\n".encode()
 
 
 def padding(size: int) -> int:

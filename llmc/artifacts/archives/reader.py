@@ -18,12 +18,10 @@ from typing import BinaryIO, NamedTuple
 from llmc.artifacts import leases
 from llmc.artifacts.archives.format import (
     BLOB_FOLDER,
-    CHECKSUM_NAME,
     ENTRY_FOLDER,
     MAX_ENTRY_BYTES,
     Member,
     blob_digest,
-    checksum_line,
     entry_name,
 )
 from llmc.artifacts.archives.stream import Members, Progress, open_members
@@ -36,7 +34,7 @@ from llmc.artifacts.entries import Entries, Entry, decode_entry, entry_body
 from llmc.artifacts.gate import gate
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST
 from llmc.artifacts.store import Store
 from llmc.artifacts.trust import Trust, UntrustedError

@@ -14,12 +14,10 @@ from typing import BinaryIO, NamedTuple
 from llmc.artifacts import leases
 from llmc.artifacts.archives.compression import LEVEL, LEVELS, SUFFIXES, Compressor
 from llmc.artifacts.archives.format import (
-    CHECKSUM_NAME,
     END,
     MAX_ENTRY_BYTES,
     PIECE,
     blob_name,
-    checksum_line,
     entry_name,
     header,
     packed,
@@ -32,7 +30,7 @@ from llmc.artifacts.bundles import KIND, bundle_key, bundle_meta, bundle_outputs
 from llmc.artifacts.digest import PREFIX
 from llmc.artifacts.entries import Entry, encode_entry
 from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.publish import create_exclusive, discard, sync_folder, write_all, writing
 from llmc.artifacts.store import Store
 from llmc.errors import ArtifactError, InputError

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.archives import format as grammar
 from llmc.artifacts.archives.format import BLOCK, END, blob_name, entry_name, header
 from llmc.artifacts.bundles import bundle_key, bundle_outputs
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.entries import Entry, encode_entry
-from llmc.artifacts.manifest_schema import FILE_NAME
+from llmc.artifacts.manifest_schema import FILE_NAME, checksum_line
 from llmc.artifacts.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.archives.helpers import blob_members, head, import_bytes, member, refused, sound
@@ -153,19 +152,17 @@ def test_no_blob_under_a_name_that_is_not_its_own(store: Store) -> None:
 @pytest.mark.parametrize(("old", "new"), [(b'"schema": 1', b'"schema": 9'), (b"{", b"["), (b"sha256:", b"../../")])
 def test_a_manifest_that_is_not_one(store: Store, old: bytes, new: bytes) -> None:
     content = manifest().to_bytes().replace(old, new)
-    line = grammar.checksum_line(digest_bytes(content))
+    line = checksum_line(digest_bytes(content))
     with pytest.raises(ArtifactError):
         import_bytes(store, member(FILE_NAME, content) + member("manifest.sha256", line) + b"".join(BLOBS) + END)
 
 
 def test_a_manifest_in_another_spelling(store: Store) -> None:
     content = manifest().to_bytes().replace(b"\n", b"\r\n")
-    line = grammar.checksum_line(digest_bytes(content))
+    line = checksum_line(digest_bytes(content))
     data = member(FILE_NAME, content) + member("manifest.sha256", line) + b"".join(BLOBS) + END
     assert "not written as llmc writes it" in refused(store, data)
-    assert "not what manifest.sha256 says" in refused(
-        store, data.replace(line, grammar.checksum_line(DIGESTS["decode"]))
-    )
+    assert "not what manifest.sha256 says" in refused(store, data.replace(line, checksum_line(DIGESTS["decode"])))
 
 
 def entries_archive(*found: tuple[str, bytes], blobs: tuple[bytes, ...] = ()) -> bytes:

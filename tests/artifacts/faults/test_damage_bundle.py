@@ -11,7 +11,7 @@ import pytest
 from llmc.artifacts.bundle import BundleFiles, blob_path
 from llmc.artifacts.bundle_writer import write_bundle, write_signature
 from llmc.artifacts.bundles import add_bundle, checkout
-from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME
 from llmc.artifacts.stamps import FILE_NAME as STAMPS_NAME
 from llmc.artifacts.store import Store
 from llmc.errors import ArtifactError
@@ -40,10 +40,18 @@ def test_every_region_of_a_blob_is_checked_when_it_is_read(bundle: Path, name: s
         assert len(files.verify()) == 1
 
 
-def test_no_flipped_bit_in_a_manifest_is_more_than_an_error_or_other_words(bundle: Path) -> None:
-    """A manifest is guarded by its signature, or by the store it is in; alone it may say another word. Whatever it
-    says, what it names has the digest by which it is named.
-    """
+@pytest.mark.parametrize("name", [FILE_NAME, CHECKSUM_NAME])
+def test_no_flipped_bit_in_a_manifest_or_its_checksum_goes_unnoticed(bundle: Path, name: str) -> None:
+    data = (bundle / name).read_bytes()
+    for _, flipped in islice(flips(data), 0, None, 37 if name == FILE_NAME else 1):
+        (bundle / name).write_bytes(flipped)
+        with pytest.raises(ArtifactError):
+            BundleFiles.open(bundle)
+
+
+def test_without_a_checksum_a_flipped_bit_in_a_manifest_is_an_error_or_another_word(bundle: Path) -> None:
+    """What it names has the digest by which it is named, whatever it says."""
+    (bundle / CHECKSUM_NAME).unlink()
     data = (bundle / FILE_NAME).read_bytes()
     contents = {DIGESTS[name]: content for name, content in CONTENT.items()}
     for name, flipped in islice(flips(data), 0, None, 37):
@@ -75,7 +83,7 @@ def test_a_folder_of_a_store_whose_manifest_was_altered_is_put_right(tmp_path: P
 
 
 @pytest.mark.parametrize("stand_in", STAND_INS)
-@pytest.mark.parametrize("name", [FILE_NAME, SIGNATURE_NAME, STAMPS_NAME, "blob"])
+@pytest.mark.parametrize("name", [FILE_NAME, CHECKSUM_NAME, SIGNATURE_NAME, STAMPS_NAME, "blob"])
 def test_whatever_stands_in_the_place_of_a_file_is_an_error_and_is_written_anew(
     tmp_path: Path, bundle: Path, no_waiting: None, name: str, stand_in: str
 ) -> None:

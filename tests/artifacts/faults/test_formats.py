@@ -15,7 +15,7 @@ from llmc.artifacts.entries import encode_entry
 from llmc.artifacts.store import Store
 from tests.artifacts.helpers import files_below, key, manifest
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "v1" / "signed"
 """A store as llmc 0.1.0 wrote it. Never change it: a new layout is a new folder beside "v1" (layout.SCHEMA)."""
 
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml", "joblib"}
