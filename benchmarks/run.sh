@@ -28,6 +28,9 @@ plan=(--max-model-len 2048 --max-prompt-len 1024 --max-num-seqs 4 --prompt-batch
 "$BIN/python" benchmarks/harness.py --bundle "$WORK/bundle" --specialised "$WORK/specialised" --genai "$WORK/genai" \
   --peer-python "$PEERS/bin/python" -o "$WORK/harness.json"
 
+"$BIN/python" benchmarks/store.py --work "$WORK" -o "$WORK/store.json"
+"$BIN/python" benchmarks/faults.py --folder "$WORK" --peer-python "$PEERS/bin/python" -o "$WORK/faults.json"
+
 # Azure's request length traces are not part of the project: TRACES names the folder that has them
 if [ -n "${TRACES:-}" ]; then
   "$BIN/python" benchmarks/planning.py "$TRACES" -o "$WORK/planning.json"

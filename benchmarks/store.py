@@ -160,14 +160,16 @@ def puts(work: Path) -> dict[str, float]:
     for turn in range(ROUNDS):
         store = Store(work / f"put{turn}")
         other = Store(work / f"bytes{turn}")
+        for used in (store, other):
+            used.put_bytes(b"the folders are there")
         rows.append(
             (
                 seconds(lambda: copy(source, work / "copy")), seconds(lambda: store.put_file(source)),  # noqa: B023
                 seconds(lambda: other.put_bytes(data)),  # noqa: B023
             )
         )  # fmt: skip
-        for used in (store.root, other.root):
-            shutil.rmtree(used)
+        for used in (store, other):
+            shutil.rmtree(used.root)
         (work / "copy").unlink()
     plain, file, memory = (median(column) for column in zip(*rows, strict=True))
     return {

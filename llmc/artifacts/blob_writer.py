@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BESIDE_FROM = 256 << 10
 SYNC_FROM = 8 << 20
-DEPTH = 4
+DEPTH = 16
 
 
 class BlobWriter:

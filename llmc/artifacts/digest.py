@@ -28,6 +28,8 @@ def digest_file(path: str | Path, progress: Callable[[int], None] | None = None)
     Raises OSError as `open_regular` and read do.
     """
     with open_regular(path) as file:
+        if progress is None and os.fstat(file.fileno()).st_size < BUFFER:
+            return digest_bytes(file.read())
         if progress is None:
             return PREFIX + hashlib.file_digest(file, "sha256").hexdigest()
         hasher = hashlib.sha256()

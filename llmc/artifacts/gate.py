@@ -42,9 +42,13 @@ def gate(layout: Layout, *, exclusive: bool = False) -> Iterator[bool]:
 
 
 def _enter(path: Path, exclusive: bool) -> int | None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
-        make_folder(path.parent)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fd = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            make_folder(path.parent)
+            fd = os.open(path, flags, 0o666)
     except OSError as error:
         logger().debug("no gate at %s (%s): going on without", path, error)
         return None

@@ -93,9 +93,22 @@ class Lease:
 
         Where nothing can be noted (a store that is only read) it is there now, and no more is known.
         """
-        with gate(self._layout):
-            self.hold(*names)
+        wanted = list(names)
+        if self._keeps(wanted):
             return there()
+        with gate(self._layout):
+            self.hold(*wanted)
+            return there()
+
+    def _keeps(self, names: list[str]) -> bool:
+        """Whether all of them were noted before, and still are."""
+        with self._mutex:
+            return (
+                self._fd is not None
+                and self._is_sound(self._fd)
+                and time.monotonic() - self._renewed <= RENEW_SECONDS
+                and all(name in self._names for name in names)
+            )
 
     def claim_blob(self, digest: str) -> bool:
         """`claim` of a blob. Raises ValueError for what is not a digest."""

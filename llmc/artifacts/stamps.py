@@ -97,7 +97,7 @@ class Stamps:
             return
 
     def _name(self, path: str | Path) -> str:
-        """The real path, as far as it is not known to lead through the same folders as one before."""
+        """The real path, by which a file is known. A wrong name is only a file not known: folders are remembered."""
         folder, name = os.path.split(path)
         if not os.path.isabs(folder) or os.path.islink(path):  # noqa: PTH114, PTH117
             return os.path.realpath(path)

@@ -59,6 +59,13 @@ def test_a_bundle_is_pushed_and_pulled_as_a_folder(llmc: Llmc, bundle: Path, far
         assert files.manifest == BundleFiles.open(bundle).manifest
 
 
+def test_a_bundle_may_be_named_by_a_reference(llmc: Llmc, bundle: Path, far: Path, tmp_path: Path) -> None:
+    digest = BundleFiles.open(bundle).manifest.digest
+    llmc("cache", "export", tmp_path / "b.tar", bundle)
+    assert llmc("cache", "push", far, f"store:{digest[7:19]}", "--json").json["entries"] == 1
+    assert llmc("cache", "push", tmp_path / "farther", tmp_path / "b.tar", "--json").json["entries"] == 1
+
+
 def test_everything_is_pushed_but_what_means_something_here_only(
     llmc: Llmc, bundle: Path, far: Path, store: Store
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, is_bundle, print_json, size_text
+from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, is_bundle, print_json, size_text
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _add(store: Store, folder: str) -> Entry:
     from llmc.artifacts.bundle import BundleFiles
     from llmc.artifacts.bundles import add_bundle
 
-    with BundleFiles.open(folder, store.root) as files:
+    with BundleFiles.open(bundle_folder(folder, store), store.root) as files:
         return add_bundle(store, files)
 
 
