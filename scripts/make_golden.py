@@ -4,6 +4,8 @@
 
     <folder>/store/v1/        a store with five entries: weights, tokenizer, two executables, and their bundle
     <folder>/bundle/          the same bundle as a folder
+    <folder>/bundle.tar       the same bundle as an archive
+    <folder>/image/           the same bundle as an OCI image layout, tag v1
     <folder>/expected.json    {"store": layout schema, "manifest": manifest schema, "llmc": version,
                                "entries": [{"key": digest, "kind": str, "components": {…}, "outputs": {name: digest}}],
                                "bundle": digest of the manifest,
@@ -26,9 +28,13 @@ from typing import Any
 from unittest.mock import patch
 
 import llmc
+from llmc.artifacts.archives.writer import bundle_contents, write_archive
+from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.bundles import add_bundle
 from llmc.artifacts.layout import SCHEMA as STORE_SCHEMA
 from llmc.artifacts.manifest import read_manifest
 from llmc.artifacts.manifest_schema import SCHEMA as MANIFEST_SCHEMA
+from llmc.artifacts.oci import push_bundle
 from llmc.artifacts.store import Store
 from llmc.buckets.limits import Limits
 from llmc.runtime.llm import BundleLLM
@@ -71,6 +77,9 @@ def write(toy: Toy, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     shutil.copytree(toy.bundle, folder / "bundle", ignore=shutil.ignore_patterns(".stamps.json"))
+    with BundleFiles.open(toy.bundle) as files:
+        write_archive(bundle_contents(toy.store, files), folder / "bundle.tar")
+        push_bundle(toy.store, add_bundle(toy.store, files), f"oci-layout:{folder / 'image'}:v1")
     text = json.dumps(expected(toy, entries), indent=1, sort_keys=True)
     (folder / "expected.json").write_text(text + "\n")
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.archives.reader import import_archive
+from llmc.artifacts.archives.writer import bundle_contents, write_archive
 from llmc.artifacts.blobs import Blob
 from llmc.artifacts.bundle import BundleFiles
 from llmc.artifacts.bundles import bundle_key, checkout, read_bundle
@@ -18,6 +20,8 @@ from llmc.artifacts.entries import Entry, decode_entry, encode_entry, entry_body
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.layout import SCHEMA
 from llmc.artifacts.manifest import Manifest, read_manifest
+from llmc.artifacts.oci import pull_bundle, push_bundle
+from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.store import Store
 from llmc.errors import ArtifactError
 from llmc.runtime.llm import BundleLLM
@@ -27,6 +31,7 @@ from tests.artifacts.helpers import files_below, flip
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 RELEASED = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
 LARGEST = 200_000
+TRUST = Keyring(Path("nobody"), allow_unsigned=True)
 OWN = {".stamps.json"}
 """Files that reading may write: notes about what was verified here."""
 
@@ -115,6 +120,23 @@ def test_what_is_read_is_written_back_to_the_byte(golden: Golden) -> None:
     assert manifest.to_bytes() == (golden.bundle / "manifest.json").read_bytes()
     assert manifest.digest == golden.expected["bundle"]
     assert bundle_key(manifest) in golden.keys
+
+
+def test_an_archive_is_read_and_written_again_to_the_byte(golden: Golden, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    (entry,) = import_archive(store, golden.folder / "bundle.tar", trust=TRUST).entries
+    assert read_bundle(store, entry) == (read_manifest(golden.bundle), None)
+    write_archive(bundle_contents(store, entry), tmp_path / "again.tar")
+    assert (tmp_path / "again.tar").read_bytes() == (golden.folder / "bundle.tar").read_bytes()
+
+
+def test_an_image_is_pulled_and_pushed_again_to_the_byte(golden: Golden, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    entry, _ = pull_bundle(store, f"oci-layout:{golden.folder / 'image'}:v1", trust=TRUST)
+    assert read_bundle(store, entry) == (read_manifest(golden.bundle), None)
+    push_bundle(store, entry, f"oci-layout:{tmp_path / 'again'}:v1")
+    (tmp_path / "again" / ".index.lock").unlink()
+    assert content(tmp_path / "again") == content(golden.folder / "image")
 
 
 def test_reading_changes_no_file(golden: Golden, tmp_path: Path) -> None:
