@@ -14,7 +14,7 @@ from llmc.artifacts.digest import PREFIX, digest_file
 from llmc.artifacts.entries import Entries
 from llmc.artifacts.key import Key
 from llmc.artifacts.layout import Layout, scan
-from llmc.artifacts.leases import bundle_name, in_use
+from llmc.artifacts.leases import bundle_name, entry_name, in_use, name_of_entry
 from llmc.artifacts.manifest_schema import FILE_NAME
 from llmc.artifacts.pins import pins
 
@@ -87,7 +87,7 @@ class Counter:
     def _items(self) -> dict[str, Item]:
         items = {}
         for kind, found in self._layout.all_entries():
-            name = f"entries/{kind}/{found.name[:64]}"
+            name = name_of_entry(kind, found.name[:64])
             with suppress(OSError):
                 seen = _file(found.stat(follow_symlinks=False))
                 digests = self._digests(Path(found.path), name, seen)
@@ -125,8 +125,7 @@ class Counter:
             seen = _file(path.stat())
             known = self._manifests.get(folder)
             if known is None or known[0] != seen:
-                key = Key(BUNDLE, {"manifest": digest_file(path)})
-                known = self._manifests[folder] = seen, f"entries/{key.kind}/{key.hex}"
+                known = self._manifests[folder] = seen, entry_name(Key(BUNDLE, {"manifest": digest_file(path)}))
         except OSError:
             return None
         return known[1]

@@ -48,6 +48,11 @@ class Entry(NamedTuple):
     signature: Mapping[str, Any] | None = None
 
     @property
+    def envelope(self) -> bytes | None:
+        """The signature as the content of a signature file."""
+        return None if self.signature is None else canonical_json(self.signature)
+
+    @property
     def size(self) -> int:
         """Bytes of all outputs."""
         return sum(blob.size for blob in self.outputs.values())

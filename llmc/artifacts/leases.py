@@ -38,7 +38,12 @@ _NAME = re.compile(r"(?:entries/[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{64}|blobs/[0-9
 
 def entry_name(key: Key) -> str:
     """What a lease calls an entry."""
-    return f"entries/{key.kind}/{key.hex}"
+    return name_of_entry(key.kind, key.hex)
+
+
+def name_of_entry(kind: str, hex_digest: str) -> str:
+    """`entry_name`, where the key itself is not known."""
+    return f"entries/{kind}/{hex_digest}"
 
 
 def blob_name(digest: str) -> str:

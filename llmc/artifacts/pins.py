@@ -15,6 +15,7 @@ from typing import NamedTuple
 from llmc.artifacts.gate import REMEDY, gate
 from llmc.artifacts.key import Key, is_kind
 from llmc.artifacts.layout import HEX, Layout, scan
+from llmc.artifacts.leases import name_of_entry
 from llmc.artifacts.publish import create_exclusive, make_folder, sync_folder, writing
 from llmc.errors import ArtifactError
 
@@ -29,7 +30,7 @@ class Pin(NamedTuple):
     @property
     def name(self) -> str:
         """What a lease calls the entry."""
-        return f"entries/{self.kind}/{self.hex}"
+        return name_of_entry(self.kind, self.hex)
 
 
 def pin(layout: Layout, key: Key) -> None:

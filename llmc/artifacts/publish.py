@@ -12,14 +12,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmc.errors import ArtifactError, CapacityError
 
 CAPACITY_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-UNWRITABLE_ERRNOS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 BLOB_MODE = 0o444
 _NO_FOLDER_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF})
 
@@ -85,17 +84,23 @@ def create_exclusive(path: Path, mode: int = 0o666) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
-def write_atomic(path: Path, data: bytes, temporaries: Path, *, durable: bool = True) -> None:
-    """Publish `data` as `path`, replacing what was there; `temporaries` is a folder of the same file system.
+def write_atomic(
+    path: Path, data: bytes | Iterable[bytes], temporaries: Path, *, durable: bool = True, mode: int | None = None
+) -> None:
+    """Publish `data`, whole or in pieces, as `path`, replacing what was there.
 
-    Both folders must exist. On OSError, which is passed on, `path` is as it was and no temporary remains; but when
-    the folder cannot be made durable at the end, `path` has the new content already.
+    `temporaries` is a folder of the same file system. With a `mode` the umask does not apply. Both folders must
+    exist. On OSError, which is passed on, `path` is as it was and no temporary remains; but when the folder cannot be
+    made durable at the end, `path` has the new content already.
     """
     temporary = temporary_name(temporaries)
     try:
         fd = create_exclusive(temporary)
         try:
-            write_all(fd, data)
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_all(fd, piece)
+            if mode is not None:
+                os.fchmod(fd, mode)
             if durable:
                 os.fsync(fd)
         finally:

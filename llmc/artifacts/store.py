@@ -38,7 +38,7 @@ class _GoneError(BlobMissingError):
 
 
 class Upstream(Protocol):
-    """A far tier that a store asks before it builds (see tiers.py)."""
+    """A far tier that a store asks before it builds (see remotes/upstream.py)."""
 
     def fetch(self, key: Key, area: Area) -> Entry | None:
         """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.

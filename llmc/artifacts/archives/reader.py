@@ -32,7 +32,6 @@ from llmc.artifacts.digest import PREFIX, digest_bytes
 from llmc.artifacts.entries import MAX_BYTES as MAX_ENTRY
 from llmc.artifacts.entries import Entries, Entry, decode_entry, entry_body
 from llmc.artifacts.gate import gate
-from llmc.artifacts.key import canonical_json
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST
@@ -171,9 +170,8 @@ def _read_entry(members: Members, guard: Guard, member: Member) -> Entry:
     if entry_name(entry.key) != member.name:
         members.fail(f"{member.name!r:.200} is the entry of another key, {entry.key.kind} {entry.key.short}")
     if entry.key.kind != KIND:
-        signature = None if entry.signature is None else canonical_json(entry.signature)
         origin = f"{members.name}: {entry.key.kind} {entry.key.short}"
-        guard.check(entry_body(entry), signature, origin)
+        guard.check(entry_body(entry), entry.envelope, origin)
     return entry
 
 

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from llmc.artifacts.layout import Layout
-from llmc.artifacts.publish import (
-    BLOB_MODE,
-    create_exclusive,
-    discard,
-    make_folder,
-    sync_folder,
-    temporary_name,
-    write_all,
-)
+from llmc.artifacts.publish import BLOB_MODE, make_folder, write_atomic
 from llmc.artifacts.remotes.base import ObjectError, Progress, RemoteError
 from llmc.errors import InputError
 
@@ -79,23 +71,8 @@ class FolderRemote:
             self._require_mount()
             make_folder(self._layout.temporaries)
             make_folder(final.parent)
-            temporary = temporary_name(self._layout.temporaries)
-            try:
-                fd = create_exclusive(temporary)
-                try:
-                    for piece in _pieces(source):
-                        write_all(fd, piece)
-                        progress(len(piece))
-                    if final.is_relative_to(self._layout.blobs):
-                        os.fchmod(fd, BLOB_MODE)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-                os.rename(temporary, final)  # noqa: PTH104
-            except BaseException:
-                discard(temporary)
-                raise
-            sync_folder(final.parent)
+            mode = BLOB_MODE if final.is_relative_to(self._layout.blobs) else None
+            write_atomic(final, _pieces(source, progress), self._layout.temporaries, mode=mode)
 
     def list(self, prefix: str) -> Iterator[str]:
         """See base.Remote."""
@@ -134,10 +111,13 @@ def _path(url: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def _pieces(source: Path | bytes) -> Iterable[bytes]:
+def _pieces(source: Path | bytes, progress: Progress) -> Iterator[bytes]:
+    """What is to be written; `progress` is told of a piece when the next one is asked for."""
     if isinstance(source, bytes):
         yield source
+        progress(len(source))
         return
     with source.open("rb", buffering=0) as file:
         while piece := file.read(PIECE):
             yield piece
+            progress(len(piece))

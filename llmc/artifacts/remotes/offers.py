@@ -11,7 +11,6 @@ from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundles import KIND, require_agreement
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.entries import MAX_BYTES, Entry, decode_entry, entry_body
-from llmc.artifacts.key import canonical_json
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
 from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST_BYTES
@@ -47,9 +46,8 @@ def judge(remote: Remote, entry: Entry, trust: Trust) -> Mapping[str, bytes]:
     """
     origin = f"{remote.url}: {entry.key.kind} {entry.key.short}"
     if entry.key.kind != KIND:
-        signature = None if entry.signature is None else canonical_json(entry.signature)
         native = is_native(entry.key) or entry.meta.get("state") == "native"
-        trust.require(entry_body(entry), signature, native=native, origin=origin)
+        trust.require(entry_body(entry), entry.envelope, native=native, origin=origin)
         return {}
     if FILE_NAME not in entry.outputs:
         raise ObjectError(f"{origin} names no {FILE_NAME}; delete it there, or push it again")

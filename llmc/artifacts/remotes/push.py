@@ -12,7 +12,6 @@ from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundles import KIND, bundle_outputs, read_bundle
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.entries import Entry, encode_entry, entry_body
-from llmc.artifacts.key import canonical_json
 from llmc.artifacts.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.remotes.base import (
     JOBS,
@@ -114,10 +113,10 @@ def _sign_entry(
     from json import loads
 
     body = entry_body(entry)
-    existing = entry.signature
+    existing = entry.envelope
     if existing is None and theirs is not None and entry_body(theirs) == body:
-        existing = theirs.signature
-    signed = _sign(signer, body, None if existing is None else canonical_json(existing))
+        existing = theirs.envelope
+    signed = _sign(signer, body, existing)
     return entry._replace(signature=loads(signed)), {}
 
 

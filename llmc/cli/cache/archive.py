@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, is_bundle, open_cache, print_json, size_text
+from llmc.cli.cache.common import (
+    CacheDirFlag,
+    JsonFlag,
+    bundle_folder,
+    count_text,
+    is_bundle,
+    open_cache,
+    print_json,
+    size_text,
+)
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,7 +72,9 @@ def export_command(
         print_json({"file": file, **done._asdict()})
         return
     squeezed = f", written as {size_text(done.written)}" if done.written != done.bytes else ""
-    text = f"exported {_count(done.entries, 'entry', 'entries')} to {file}: {_count(done.blobs, 'blob', 'blobs')}"
+    text = (
+        f"exported {count_text(done.entries, 'entry', 'entries')} to {file}: {count_text(done.blobs, 'blob', 'blobs')}"
+    )
     typer.echo(f"{text}, {size_text(done.bytes)}{squeezed} in {done.seconds:.1f} s", err=file == STREAM)
 
 
@@ -138,7 +149,7 @@ def _whole(store: Store) -> list[Entry]:
     if not complete:
         raise InputError(f"there is nothing to export in {store.root}; name bundle folders, or another --cache-dir")
     if len(complete) != len(travels):
-        lost = _count(len(travels) - len(complete), "entry", "entries")
+        lost = count_text(len(travels) - len(complete), "entry", "entries")
         typer.echo(f"llmc: left out {lost} whose blobs are missing or damaged; see `llmc cache verify`", err=True)
     return complete
 
@@ -162,16 +173,12 @@ def _print_imported(done: Imported, file: str, folder: Path | None, as_json: boo
             found["bundle"] = str(folder)
         print_json(found)
         return
-    entries = f"{_count(len(done.entries), 'entry', 'entries')} ({done.new_entries} new)"
-    blobs = f"{_count(done.blobs, 'blob', 'blobs')}, {size_text(done.bytes)}"
+    entries = f"{count_text(len(done.entries), 'entry', 'entries')} ({done.new_entries} new)"
+    blobs = f"{count_text(done.blobs, 'blob', 'blobs')}, {size_text(done.bytes)}"
     new = f"{done.new_blobs} new, {size_text(done.new_bytes)}"
     typer.echo(f"imported {entries} from {file}: {blobs} ({new}) in {done.seconds:.1f} s")
     if folder is not None:
         typer.echo(f"bundle: {folder}")
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 def register(app: typer.Typer) -> None:

@@ -71,6 +71,11 @@ def show_value(value: object) -> str:
     return repr(value) if isinstance(value, Absent) else json.dumps(value, sort_keys=True)
 
 
+def count_text(number: int, one: str, many: str) -> str:
+    """A number of things, for people."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def size_text(count: float) -> str:
     """A number of bytes, for people."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -103,7 +103,6 @@ def _sign_entry(signer: Signer, store: Store, prefix: str) -> dict[str, Any]:
     """Sign what is in the store under a key."""
     from llmc.artifacts.bundles import KIND, publish_bundle, read_bundle
     from llmc.artifacts.entries import Entries, entry_body
-    from llmc.artifacts.key import canonical_json
 
     entry = store.find(prefix)
     if entry.key.is_local:
@@ -112,8 +111,7 @@ def _sign_entry(signer: Signer, store: Store, prefix: str) -> dict[str, Any]:
         manifest, there = read_bundle(store, entry)
         publish_bundle(store, manifest, signer.sign(manifest.to_bytes(), there))
     else:
-        so_far = None if entry.signature is None else canonical_json(entry.signature)
-        signature = json.loads(signer.sign(entry_body(entry), so_far))
+        signature = json.loads(signer.sign(entry_body(entry), entry.envelope))
         Entries(store.layout).adopt(entry._replace(signature=signature))
     return {
         "what": f"{entry.key.kind} {entry.key.short}",

@@ -12,6 +12,7 @@ from llmc.cli.cache.common import (
     JsonFlag,
     age_text,
     bundle_folder,
+    count_text,
     is_bundle,
     open_cache,
     print_json,
@@ -87,7 +88,7 @@ def did_something(found: Collection) -> bool:
 def summary(found: Collection, root: Path) -> list[str]:
     """What a collection did, or would do, in sentences."""
     counts = [
-        f"{count} {one if count == 1 else many}"
+        count_text(count, one, many)
         for count, one, many in (
             (found.entries, "entry", "entries"),
             (found.bundles, "bundle folder", "bundle folders"),

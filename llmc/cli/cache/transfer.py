@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, is_bundle, print_json, size_text
+from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_text, is_bundle, print_json, size_text
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -226,20 +226,16 @@ def _finish(done: str, way: str, place: str, report: TransferReport, as_json: bo
         print_json(found)
     else:
         speed = f" ({size_text(report.bytes / report.seconds)}/s)" if report.bytes and report.seconds else ""
-        moved = f"{_count(report.blobs, 'blob', 'blobs')}, {size_text(report.bytes)} moved"
-        there = f"{_count(report.skipped_blobs, 'blob', 'blobs')}, {size_text(report.skipped_bytes)} were there"
-        entries = _count(report.entries, "entry", "entries")
+        moved = f"{count_text(report.blobs, 'blob', 'blobs')}, {size_text(report.bytes)} moved"
+        there = f"{count_text(report.skipped_blobs, 'blob', 'blobs')}, {size_text(report.skipped_bytes)} were there"
+        entries = count_text(report.entries, "entry", "entries")
         typer.echo(f"{done} {entries} {way} {place}: {moved} in {report.seconds:.1f} s{speed}; {there}")
         if folder is not None:
             typer.echo(f"bundle: {folder}")
     if report.refused:
         shown = "; ".join(f"{item.name}: {item.reason}" for item in report.refused[:SHOWN])
         more = f"; and {len(report.refused) - SHOWN} more" if len(report.refused) > SHOWN else ""
-        raise ArtifactError(f"{_count(len(report.refused), 'entry', 'entries')} not {done}: {shown}{more}")
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+        raise ArtifactError(f"{count_text(len(report.refused), 'entry', 'entries')} not {done}: {shown}{more}")
 
 
 def register(app: typer.Typer) -> None:
