@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.artifacts.blobs import Blob
+from llmc.artifacts.blobs import Blob, BlobMissingError
 from llmc.artifacts.bundle_writer import write_bundle
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.leases import bundle_name, entry_name
+from llmc.artifacts.log import logger
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
-from llmc.errors import ArtifactError
+from llmc.artifacts.publish import UnwritableError
+from llmc.errors import ArtifactError, CapacityError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle import BundleFiles
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.store import Store
-    from llmc.artifacts.workspace import Workspace
 
 KIND = "bundle"
 
@@ -66,9 +67,10 @@ def publish_bundle(store: Store, manifest: Manifest, signature: bytes | None = N
 
 
 def publish_arrived(store: Store, manifest: Manifest, signature: bytes | None, vouched: bool) -> tuple[Entry, bool]:
-    """`publish_bundle` for one that came from elsewhere, and whether it is new here.
+    """`publish_bundle` for one that may be here already, and whether it is new.
 
-    A signature that the store has already gives way only to one that is `vouched` for by a trusted key.
+    A signature that the store has gives way only to one that is `vouched` for: by a trusted key, or because it is in
+    the user's own folder.
     """
     entry = store.lookup(bundle_key(manifest))
     if entry is None:
@@ -78,26 +80,25 @@ def publish_arrived(store: Store, manifest: Manifest, signature: bytes | None, v
     return entry, False
 
 
-def remember_bundle(store: Store, manifest: Manifest) -> Entry:
-    """Note a bundle that was made from this store's blobs; where the store has no room, a warning is all."""
-
-    def build(space: Workspace) -> Mapping[str, Blob]:
-        space.meta.update(bundle_meta(manifest))
-        space.put_bytes(manifest.to_bytes())
-        return bundle_outputs(manifest, None)
-
-    return store.get_or_build(bundle_key(manifest), build)[0]
+def remember_bundle(store: Store, manifest: Manifest) -> None:
+    """Note a bundle that was made from this store's blobs; a store without room for it, or for them, does without."""
+    try:
+        publish_arrived(store, manifest, None, vouched=False)
+    except (BlobMissingError, CapacityError, UnwritableError) as error:
+        logger().info("the bundle is not listed in the store: %s", error)
 
 
 def add_bundle(store: Store, files: BundleFiles) -> Entry:
     """Put a bundle folder into the store; what it has already is not copied, the rest is linked where possible.
+
+    The folder's signature, if it has one, becomes the store's; without one the store's stays.
 
     Raises ArtifactError when the bundle is damaged, CapacityError or UnwritableError as `Store.put_bytes`.
     """
     for digest, size in files.manifest.blobs.items():
         if not store.has(Blob(digest, size)):
             store.put_file(files.path(digest), link=True)
-    return publish_bundle(store, files.manifest, files.signature)
+    return publish_arrived(store, files.manifest, files.signature, vouched=True)[0]
 
 
 def read_bundle(store: Store, entry: Entry) -> tuple[Manifest, bytes | None]:

@@ -182,11 +182,10 @@ def _manifest(store: Store, text: str) -> Manifest:
 def _bundle_in(store: Store, text: str) -> Key:
     """The key of a bundle, which is put into the store if it is not there."""
     from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.bundles import add_bundle, bundle_key
+    from llmc.artifacts.bundles import add_bundle
 
     with BundleFiles.open(bundle_folder(text, store)) as files:
-        key = bundle_key(files.manifest)
-        return key if store.lookup(key) is not None else add_bundle(store, files).key
+        return add_bundle(store, files).key
 
 
 def _print_pins(store: Store, found: list[Pin], as_json: bool) -> None:
