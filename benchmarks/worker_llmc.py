@@ -26,13 +26,13 @@ class Llmc:
         params = SamplingParams(max_tokens=steps + 1, temperature=0, ignore_eos=True)
         prompts = [prompt[i:] + prompt[:i] for i in range(batch)]
         times, last = [], None
-        for index, _, _, _ in self.llm.stream(prompts, params):
+        for index, _, _ in self.llm.stream(prompts, params):
             if index == batch - 1:
                 now = time.perf_counter()
                 if last is not None:
                     times.append(now - last)
                 last = now
-        records = [r for r in self.llm.engine.records if r.phase == "decode"]
+        records = [r for r in self.llm.records if r.phase == "decode"]
         return {"steps": times, "execute": [r.execute_s for r in records]}
 
     def prefill(self, prompt: list[int]) -> dict:

@@ -13,19 +13,48 @@ if TYPE_CHECKING:
     from llmc.api import LLM as LLM
     from llmc.api import compile as compile  # noqa: A004
     from llmc.api import plan as plan
+    from llmc.async_api import AsyncEngineArgs as AsyncEngineArgs
+    from llmc.async_api import AsyncLLM as AsyncLLM
+    from llmc.async_api import AsyncLLMEngine as AsyncLLMEngine
     from llmc.runtime.bundle import Bundle as Bundle
+    from llmc.runtime.outputs import CompletionOutput as CompletionOutput
+    from llmc.runtime.outputs import RequestOutput as RequestOutput
+    from llmc.runtime.sampling import GuidedDecodingParams as GuidedDecodingParams
+    from llmc.runtime.sampling import RequestOutputKind as RequestOutputKind
     from llmc.runtime.sampling import SamplingParams as SamplingParams
+    from llmc.runtime.sampling import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Bundle", "SamplingParams", "compile", "plan"]
-
 _HOMES = {
+    "AsyncEngineArgs": "llmc.async_api",
+    "AsyncLLM": "llmc.async_api",
+    "AsyncLLMEngine": "llmc.async_api",
+    "Bundle": "llmc.runtime.bundle",
+    "CompletionOutput": "llmc.runtime.outputs",
+    "GuidedDecodingParams": "llmc.runtime.sampling",
     "LLM": "llmc.api",
+    "RequestOutput": "llmc.runtime.outputs",
+    "RequestOutputKind": "llmc.runtime.sampling",
+    "SamplingParams": "llmc.runtime.sampling",
+    "StructuredOutputsParams": "llmc.runtime.sampling",
     "compile": "llmc.api",
     "plan": "llmc.api",
-    "Bundle": "llmc.runtime.bundle",
-    "SamplingParams": "llmc.runtime.sampling",
 }
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "Bundle",
+    "CompletionOutput",
+    "GuidedDecodingParams",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "compile",
+    "plan",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.llm import BundleLLM
+from llmc.vllm_arguments import split
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
@@ -69,17 +70,27 @@ class LLM(BundleLLM):
     `model` is a bundle (a folder, or a reference to one, see artifacts/references.py), or a checkpoint, which is
     compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
     bundle, and what NEURON_COMPILED_ARTIFACTS holds for device neuron, is loaded whatever is asked for; each component
-    that is otherwise is named in a warning.
+    that is otherwise is named in a warning. Further arguments: those of EngineOptions, and vLLM's, see
+    vllm_arguments.py.
     """
 
     def __init__(
         self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, keep_steps: bool = False,
-        **compile_options: Any,
+        **arguments: Any,
     ) -> None:  # fmt: skip
-        super().__init__(_bundle_of(str(model), device, compile_options), threads, keep_steps)
+        compiled, engine = split(arguments)
+        super().__init__(bundle_of(str(model), device, compiled), threads, keep_steps, **engine)
 
 
-def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
+def bundle_of(
+    model: str, device: str = DEVICE, options: dict[str, Any] | None = None, report: Reporter | None = None
+) -> Path:
+    """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
+
+    Raises what `compile` and `resolve` raise.
+    """
+    options = dict(options or {})
+    making = options if report is None else {**options, "report": report}
     path = Path(model)
     if (path / "manifest.json").is_file() or (path.is_dir() and not _holds_checkpoint(path)):
         return _matching(path, None if device == DEVICE else device, options)
@@ -94,7 +105,7 @@ def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
     if place is not None:
         if load(place, settings.cache_dir / "stamps") is not None:
             return _matching(place, device, options, model)
-        compile(model, place, device=device, **options)
+        compile(model, place, device=device, **making)
         return place
     import hashlib
 
@@ -102,7 +113,7 @@ def _bundle_of(model: str, device: str, options: dict[str, Any]) -> Path:
 
     name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[:16]
     output = Layout(settings.cache_dir_for(device)).bundles / name
-    compile(model, output, device=device, **options)
+    compile(model, output, device=device, **making)
     return output
 
 

@@ -8,7 +8,9 @@ LlmcError                  exit 1   anything below; the message says what, where
 ├── DeviceError            exit 3   a device or toolchain is missing, or --require-native is unmet
 ├── VerificationError      exit 4   compiled graphs disagree with the reference model
 ├── ArtifactError          exit 5   a bundle or stored object is missing, damaged, incompatible or untrusted
-└── CapacityError          exit 1   disk full or a quota reached; nothing was published
+├── CapacityError          exit 1   disk full or a quota reached; nothing was published
+├── OverloadedError        exit 1   the engine's queue is full, or it is draining: try again later
+└── EngineDeadError        exit 1   the engine stopped on an error; the server has to be started again
 """
 
 from __future__ import annotations
@@ -63,3 +65,15 @@ class ArtifactError(LlmcError):
 
 class CapacityError(LlmcError):
     """The disk is full or a quota is reached; nothing half-written was published."""
+
+
+class OverloadedError(LlmcError):
+    """The engine takes no further request now; `retry_after_s` is when to try again, in seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineDeadError(LlmcError):
+    """The engine stopped on an error, and nothing runs any more."""

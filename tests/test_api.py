@@ -36,7 +36,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_everything_public_is_there() -> None:
-    assert set(llmc.__all__) == {"LLM", "Bundle", "SamplingParams", "compile", "plan"}
+    assert {"LLM", "AsyncLLM", "Bundle", "SamplingParams", "RequestOutput", "compile", "plan"} <= set(llmc.__all__)
     assert set(llmc.__all__) <= set(dir(llmc))
     assert all(getattr(llmc, name) is not None for name in llmc.__all__)
     with pytest.raises(AttributeError, match="module 'llmc' has no attribute 'nothing'"):

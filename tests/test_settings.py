@@ -37,6 +37,13 @@ def test_threads_default_to_the_usable_cpus():
     assert read().threads == len(os.sched_getaffinity(0))
 
 
+def test_the_key_of_the_server_has_two_spellings_and_no_blanks_around_it():
+    assert read(LLMC_API_KEY="ours", VLLM_API_KEY="theirs").api_key == "ours"
+    assert read(VLLM_API_KEY="theirs\n").api_key == "theirs"
+    assert read(LLMC_API_KEY=" ", VLLM_API_KEY="").api_key is None
+    assert "ours" not in repr(read(LLMC_API_KEY="ours"))
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
 def test_a_thread_count_that_is_none_is_named(value):
     with pytest.raises(InputError, match=r"LLMC_THREADS='?" + value):

@@ -13,7 +13,7 @@ from llmc.cli import output as messages
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine import StepRecord
+    from llmc.runtime.observer import StepRecord
     from llmc.runtime.llm import BundleLLM
     from llmc.runtime.outputs import RequestOutput
     from llmc.runtime.sampling import SamplingParams
@@ -91,7 +91,7 @@ def generate(
             records = _stream(llm, asked, params)
         else:
             outputs = llm.generate(asked, params)
-            records = llm.engine.records
+            records = llm.records
             for asked_prompt, output in zip(asked, outputs, strict=True):
                 _print(asked_prompt, output, as_json, several=len(outputs) > 1)
         if show_buckets and not as_json:
@@ -149,11 +149,11 @@ def _stream(llm: BundleLLM, asked: list[Any], params: SamplingParams) -> list[St
     """Print texts as they come, one prompt after the other; returns the steps of all."""
     records: list[StepRecord] = []
     for one in asked:
-        for _, text, _, _ in llm.stream([one], params):
-            typer.echo(text, nl=False)
+        for _, update, _ in llm.stream([one], params):
+            typer.echo(update.text, nl=False)
             sys.stdout.flush()
         typer.echo()
-        records += llm.engine.records
+        records += llm.records
     return records
 
 

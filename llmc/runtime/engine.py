@@ -1,99 +1,88 @@
-"""Generate for groups of prompts: prefill along the plan, decode, keep live sequences in the first slots.
+"""The engine, token by token: the scheduler says what runs, the executor replays it, the samplers choose.
 
-A request's life: admitted to a slot → prefilled in one or more steps → one decode step a token, its batch shrinking as
-others finish → finished. Each step is padded to the least-cost bucket, or runs at its exact shape where the executor
-can.
+Sequences are numbers here; requests, texts and stop strings are the generator's (generator.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.buckets.bucket import Bucket
-from llmc.buckets.lookup import prefill_path
-from llmc.buckets.plan import Plan
-from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.base import Executor
-from llmc.runtime.sampling import SamplingParams, SequenceSampler, sample
+from llmc.errors import InputError
+from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.observer import EngineStats, FinishReason, StepRecord
+from llmc.runtime.sampling import Constraint, Samples, SamplingParams, SequenceSampler, sample, sample_top
+from llmc.runtime.scheduling.base import SchedulerConfig, Work
+from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.step import Step, exact, pad
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """What one step ran as: the bucket, how full it was, the executable, and seconds for each part of the work.
-
-    `requests` are the indices of the requests in its live rows.
-    """
-
-    phase: str
-    batch: int
-    query: int
-    context: int
-    live_rows: int
-    padding_tokens: int
-    executable: str
-    prepare_s: float
-    execute_s: float
-    sample_s: float
-    requests: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A prompt as token ids, and how to continue it."""
-
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams
-    end_ids: Sequence[int] = ()
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.requests import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Token `token_id` of request `index`; `finish_reason` is set on the last one."""
+    """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token."""
 
-    index: int
+    sequence: int
     token_id: int
-    finish_reason: FinishReason | None
-    step: int
-    """Index into `Engine.records`."""
+    finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    ends: bool = False
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step gave. `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved."""
+
+    record: StepRecord
+    tokens: list[TokenEvent]
+    admitted: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
 class _Sequence:
-    index: int
-    request: Request
     sampler: SequenceSampler
     budget: int
-    cached: int = 0
-    last_token: int = -1
-    produced: int = 0
-    cancelled: bool = False
-    end_ids: frozenset[int] = field(default_factory=frozenset)
+    least: int
+    ends: frozenset[int]
+    produced: int = field(default=0)
 
 
 class Engine:
-    """Runs requests in static batches over one executor. Not thread-safe."""
+    """Keeps the bucketed graphs of one executor busy. Not thread-safe.
 
-    def __init__(self, plan: Plan, executor: Executor, vocab_size: int, keep_records: bool = False) -> None:
+    `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
+    it has one), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens, see SchedulerConfig.
+    """
+
+    def __init__(
+        self, plan: Plan, executor: Executor, vocab_size: int, *, prefill_budget: int | None = None,
+        min_prefix: int | None = None,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.executor = executor
         self.vocab_size = vocab_size
-        self.records: list[StepRecord] = []
-        self.keep_records = keep_records
+        chosen = {"prefill_budget": prefill_budget or executor.prompt_chunk, "min_prefix": min_prefix}
+        self.config = SchedulerConfig(
+            max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=executor.exact,
+            prompt_chunk=executor.prompt_chunk, **{k: v for k, v in chosen.items() if v is not None},
+        )  # fmt: skip
+        self.scheduler = Scheduler(plan, self.config)
         self.steps = 0
-        self._running: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _Sequence] = {}
+        self._names: dict[Any, str] = {}
+        self._compiled_before = COMPILATIONS.count
 
-    def check(self, request: Request) -> None:
-        """Raise InputError when the request cannot be run, naming the limit."""
-        length, limits = len(request.prompt_token_ids), self.plan.limits
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise InputError when no bucket takes a prompt of these ids, naming the limit."""
+        length, limits = len(prompt), self.plan.limits
         if not length:
             raise InputError("the prompt is empty: it has no token")
         if length > limits.longest_prompt:
@@ -105,129 +94,127 @@ class Engine:
                     else f"(max_model_len {limits.max_model_len}, one token left to generate)"
                 )
             )
-        smallest, largest = min(request.prompt_token_ids), max(request.prompt_token_ids)
+        smallest, largest = min(prompt), max(prompt)
         if smallest < 0 or largest >= self.vocab_size:
             found = smallest if smallest < 0 else largest
             raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {found}")
 
-    def cancel(self, index: int) -> None:
-        """End request `index`, e.g. at a stop string: its slot is free before the next step."""
-        if index in self._running:
-            self._running[index].cancelled = True
+    def sampler(
+        self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
+        constraint: Constraint | None = None, bad_words: Sequence[Sequence[int]] = (),
+    ) -> SequenceSampler:  # fmt: skip
+        """The state that `add` takes; raises InputError for ids in `params` that the vocabulary lacks."""
+        ends = () if params.ignore_eos else end_ids
+        return SequenceSampler(params, self.vocab_size, prompt, ends, constraint, bad_words=bad_words)
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[TokenEvent]:
-        """Yield tokens as they come; requests beyond max_num_seqs wait for the batch before them to end."""
-        for request in requests:
-            self.check(request)
-        waiting = deque(enumerate(requests))
-        while waiting:
-            count = min(len(waiting), self.plan.limits.max_num_seqs, self.executor.slots)
-            yield from self._batch([waiting.popleft() for _ in range(count)])
+    def add(
+        self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
+        group: int | None = None,
+    ) -> None:  # fmt: skip
+        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run."""
+        self.check(prompt)
+        params = sampler.params
+        room = self.plan.limits.max_model_len - len(prompt)
+        budget = room if params.max_tokens is None else min(room, params.max_tokens)
+        ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
+        self.scheduler.add(sequence, prompt, priority=priority, group=group)
+        self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends)
 
-    def _batch(self, group: list[tuple[int, Request]]) -> Iterator[TokenEvent]:
-        slots = [self._admit(index, request) for index, request in group]
-        self._running = {s.index: s for s in slots}
-        yield from self._prefill(slots)
-        while True:
-            slots = self._compact(slots)
-            if not slots:
-                break
-            yield from self._decode(slots)
-        self._running = {}
+    def cancel(self, sequence: int) -> None:
+        """End a sequence, e.g. at a stop string: its slot is free before the next step."""
+        if self._sequences.pop(sequence, None) is not None:
+            self.scheduler.cancel(sequence)
 
-    def _admit(self, index: int, request: Request) -> _Sequence:
-        end_ids = () if request.params.ignore_eos else request.end_ids
-        sampler = SequenceSampler(request.params, self.vocab_size, request.prompt_token_ids, end_ids)
-        room = self.plan.limits.max_model_len - len(request.prompt_token_ids)
-        budget = min(room, request.params.max_tokens or room)
-        ends = frozenset(end_ids) | frozenset(request.params.stop_token_ids or ())
-        return _Sequence(index, request, sampler, budget, end_ids=ends)
+    @property
+    def has_work(self) -> bool:
+        """Whether some sequence is not finished."""
+        return bool(self._sequences)
 
-    def _prefill(self, slots: list[_Sequence]) -> Iterator[TokenEvent]:
-        prompts = [list(s.request.prompt_token_ids) for s in slots]
-        for step in self._prefill_steps(prompts):
-            start = time.perf_counter()
-            yield from self._run(step, [slots[i] for i in step.slots], [len(prompts[i]) for i in step.slots], start)
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges of now, in sequences."""
+        o = self.scheduler.occupancy
+        places = self.config.slots * self.plan.limits.max_model_len
+        return EngineStats(
+            o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
+            self.steps, COMPILATIONS.count - self._compiled_before,
+        )  # fmt: skip
 
-    def _prefill_steps(self, prompts: list[list[int]]) -> Iterator[Step]:
-        if self.executor.exact:
-            limit = self.plan.limits.max_num_batched_tokens
-            chunk = min(limit, self.executor.prompt_chunk or limit)
-            for slot, prompt in enumerate(prompts):
-                for start in range(0, len(prompt), chunk):
-                    yield exact("prompt", [slot], [prompt[start : start + chunk]], [start])
-            return
-        for part in prefill_path(self.plan, [len(p) for p in prompts]):
-            tokens = [prompts[row][a:b] for row, (a, b) in zip(part.rows, part.spans, strict=True)]
-            yield pad(part.bucket, part.rows, tokens, [a for a, _ in part.spans])
-
-    def _decode(self, slots: list[_Sequence]) -> Iterator[TokenEvent]:
-        start = time.perf_counter()
-        past = [s.cached for s in slots]
-        tokens = [(s.last_token,) for s in slots]
-        rows = range(len(slots))
-        if self.executor.exact:
-            step = exact("decode", rows, tokens, past)
-        else:
-            step = pad(self._decode_bucket(len(slots), max(past)), rows, tokens, past)
-        yield from self._run(step, slots, None, start)
-
-    def _decode_bucket(self, batch: int, context: int) -> Bucket:
-        bucket = self.plan.lookup("decode", batch, 1, context)
-        if bucket is None:
-            raise ArtifactError(f"the plan has no decode bucket for batch {batch} and context {context}")
-        return bucket
-
-    def _run(
-        self, step: Step, rows: list[_Sequence], complete_at: list[int] | None, start: float
-    ) -> Iterator[TokenEvent]:
-        """Run a step; rows whose prompt is complete (always, in decode) get a token."""
+    def step(self) -> Outcome | None:
+        """Run one step; None when there is nothing to do. Raises whatever the executor raises."""
+        started = time.perf_counter()
+        work = self.scheduler.next()
+        if work is None:
+            return None
+        for copy in work.copies:
+            self.executor.copy_prefix(copy.source, copy.target, copy.length)
+        scheduled = time.perf_counter()
+        step = _step_of(work)
+        compiled = COMPILATIONS.count
         prepared = time.perf_counter()
-        logits = self.executor.run(step)
+        emitting = [i for i, row in enumerate(work.rows) if row.emits and row.sequence in self._sequences]
+        samplers = [self._sequences[work.rows[i].sequence].sampler for i in emitting]
+        k = self.executor.top_k
+        top = self.executor.run_top(step) if k and all(s.served_by_top(k) for s in samplers) else None
+        logits = self.executor.run(step) if top is None else None
         executed = time.perf_counter()
-        live = range(len(rows))
-        for i in live:
-            rows[i].cached = int(step.past_lengths[i] + step.new_lengths[i])
-        live_rows = [i for i in live if complete_at is None or rows[i].cached == complete_at[i]]
-        chosen = logits[: len(rows)] if len(live_rows) == len(rows) else logits[np.array(live_rows, np.int64)]
-        ids = sample(chosen, [rows[i].sampler for i in live_rows]).tolist() if live_rows else []
-        events = [self._token(rows[i], token) for i, token in zip(live_rows, ids, strict=True)]
-        if self.keep_records:
-            self.records.append(
-                StepRecord(
-                    step.phase, step.batch, step.query, step.context, len(rows), step.padding_tokens,
-                    self.executor.executable_of(step), prepared - start, executed - prepared,
-                    time.perf_counter() - executed, tuple(s.index for s in rows),
-                )
-            )  # fmt: skip
+        samples = Samples([], [])
+        if emitting:
+            chosen: Any = slice(len(emitting)) if emitting[-1] == len(emitting) - 1 else np.array(emitting)
+            if logits is not None:
+                samples = sample(logits[chosen], samplers)
+            elif top is not None:
+                samples = sample_top(top.rows(chosen), samplers, lambda: self.executor.logits()[chosen])
+        tokens = [
+            self._token(work.rows[i].sequence, token, logprobs)
+            for i, token, logprobs in zip(emitting, samples.ids, samples.logprobs, strict=True)
+        ]
+        finished = {t.sequence for t in tokens if t.finish_reason}
+        self.scheduler.complete(work, {t.sequence: t.token_id for t in tokens}, finished)
+        for sequence in finished:
+            del self._sequences[sequence]
         self.steps += 1
-        yield from events
+        record = StepRecord(
+            step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
+            self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
+            tuple(row.sequence for row in work.rows), started, scheduled - started, COMPILATIONS.count > compiled,
+        )  # fmt: skip
+        return Outcome(record, tokens, work.admitted)
 
-    def _token(self, sequence: _Sequence, token: int) -> TokenEvent:
-        sequence.last_token = token
+    def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+        """Run prompts to their ends beside whatever else runs; the new tokens of each."""
+        made: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
+        for sequence, prompt, one in zip(made, prompts, params, strict=True):
+            self.add(sequence, prompt, self.sampler(prompt, one))
+        while any(sequence in self._sequences for sequence in made):
+            outcome = self.step()
+            for token in outcome.tokens if outcome else ():
+                if token.sequence in made:
+                    made[token.sequence].append(token.token_id)
+        return list(made.values())
+
+    def _token(self, number: int, token: int, logprobs: TokenLogprobs | None) -> TokenEvent:
+        sequence = self._sequences[number]
         sequence.produced += 1
+        ends = token in sequence.ends and sequence.produced >= sequence.least
         reason: FinishReason | None = None
-        if token in sequence.end_ids and sequence.produced >= sequence.request.params.min_tokens:
+        if ends or sequence.sampler.finished:
             reason = "stop"
         elif sequence.produced >= sequence.budget:
             reason = "length"
-        if reason:
-            sequence.cancelled = True
-        return TokenEvent(sequence.index, token, reason, self.steps)
+        return TokenEvent(number, token, reason, logprobs, ends)
 
-    def _compact(self, slots: list[_Sequence]) -> list[_Sequence]:
-        """Drop finished sequences, moving the last live ones into their slots."""
-        if not any(s.cancelled for s in slots):
-            return slots
-        slots = list(slots)
-        at = 0
-        while at < len(slots):
-            if not slots[at].cancelled:
-                at += 1
-                continue
-            last = len(slots) - 1
-            mover = slots.pop()
-            if at < last and not mover.cancelled:
-                self.executor.copy_prefix(last, at, mover.cached)
-                slots[at] = mover
-        return slots
+    def _executable(self, step: Step) -> str:
+        key = None if self.executor.exact else (step.phase, step.batch, step.query, step.context)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = self.executor.executable_of(step)
+        return name
+
+
+def _step_of(work: Work) -> Step:
+    slots, tokens = [row.slot for row in work.rows], [row.tokens for row in work.rows]
+    past = [row.start for row in work.rows]
+    if work.bucket is None:
+        return exact(work.phase, slots, tokens, past)
+    return pad(work.bucket, slots, tokens, past)

@@ -1,4 +1,4 @@
-"""The engine as a specification, over the fake executor: every token checked against the toy model's reference.
+"""The engine, token by token, over the fake executor: every token checked against the toy model's reference.
 
 Both kinds of bundle run every test: one executable a bucket, and one for any shape.
 """
@@ -6,6 +6,7 @@ Both kinds of bundle run every test: one executable a bucket, and one for any sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,76 +17,81 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.engine import Engine, Request
+from llmc.runtime.engine import Engine
 from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.llm import BundleLLM
+from llmc.runtime.observer import StepRecord
 from llmc.runtime.sampling import SamplingParams
-from tests.toy import EOS, VOCAB, Toy, reference
+from tests.toy import VOCAB, Toy
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
 LONGEST, LENGTH, SEQS = 31, 32, 4
 
 
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Toy]:
-    static = Toy.make(tmp_path_factory.mktemp("toy"))
-    static.compile()
-    exact = Toy(static.model, static.store, static.bundle.with_name("exact"), static.plan)
-    exact.compile(specialise=False)
-    return {"static": static, "exact": exact}
+@dataclass(frozen=True)
+class Asked:
+    prompt: Sequence[int]
+    params: SamplingParams
+    ends: Sequence[int] = ()
 
 
-@pytest.fixture(scope="module", params=["static", "exact"])
-def toy(request: pytest.FixtureRequest, toys: dict[str, Toy]) -> Toy:
-    return toys[request.param]
-
-
-@pytest.fixture(scope="module")
-def trusted(toys: dict[str, Toy]) -> ToyReference:
-    return reference(toys["static"].model)
-
-
-@pytest.fixture(scope="module")
-def engine(toy: Toy) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=[0, 2], ids=["no spare slot", "two spare slots"])
+def engine(toy: Toy, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """One engine for the module: what earlier tests left in its cache must not matter either."""
     bundle = Bundle.open(toy.bundle)
-    executor = bundle.executor()
-    yield Engine(bundle.plan, executor, VOCAB, keep_records=True)
+    executor = bundle.executor(SEQS + request.param)
+    yield Engine(bundle.plan, executor, VOCAB, min_prefix=2)
     executor.close()
-
-
-@pytest.fixture(scope="module")
-def llm(toy: Toy) -> Iterator[BundleLLM]:
-    with BundleLLM(toy.bundle, keep_steps=True) as llm:
-        yield llm
 
 
 def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0, **params)
 
 
-def run(engine: Engine, requests: Sequence[Request]) -> list[tuple[list[int], str | None]]:
-    """Tokens and reason of every request, after checking the order of events."""
-    engine.records.clear()
-    engine.steps = 0
-    tokens: list[list[int]] = [[] for _ in requests]
-    reasons: list[str | None] = [None] * len(requests)
-    last = 0
-    for event in engine.generate(requests):
-        assert reasons[event.index] is None, "no token after the last one"
-        assert last <= event.step < len(engine.records)
-        last = event.step
-        tokens[event.index].append(event.token_id)
-        reasons[event.index] = event.finish_reason
-    assert all(reasons)
-    return list(zip(tokens, reasons, strict=True))
+class Run:
+    """Runs what was asked for to its end; `records` has the steps it took, `made` tokens and reason of each."""
+
+    def __init__(self, engine: Engine, asked: Sequence[Asked], cancel: dict[int, int] | None = None) -> None:
+        self.records: list[StepRecord] = []
+        self.made: list[tuple[list[int], str | None]] = []
+        numbers = range(engine.steps * 100, engine.steps * 100 + len(asked))
+        for one in asked:
+            engine.check(one.prompt)
+        samplers = [engine.sampler(a.prompt, a.params, a.ends) for a in asked]
+        for number, one, sampler in zip(numbers, asked, samplers, strict=True):
+            engine.add(number, one.prompt, sampler)
+        tokens: dict[int, list[int]] = {n: [] for n in numbers}
+        reasons: dict[int, str | None] = dict.fromkeys(numbers)
+        while engine.has_work:
+            outcome = engine.step()
+            assert outcome is not None
+            self.records.append(outcome.record)
+            for token in outcome.tokens:
+                assert reasons[token.sequence] is None, "no token after the last one"
+                tokens[token.sequence].append(token.token_id)
+                reasons[token.sequence] = token.finish_reason
+                place = token.sequence - numbers.start
+                if cancel and cancel.get(place) == len(tokens[token.sequence]):
+                    engine.cancel(token.sequence)
+        assert engine.step() is None
+        occupancy = engine.scheduler.occupancy
+        assert (occupancy.waiting, occupancy.prefilling, occupancy.decoding, occupancy.live_tokens) == (0, 0, 0, 0)
+        self.made = [(tokens[n], reasons[n]) for n in numbers]
+        self.numbers = numbers
+
+
+def run(engine: Engine, asked: Sequence[Asked]) -> list[tuple[list[int], str | None]]:
+    return Run(engine, asked).made
 
 
 def one(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int] = ()
 ) -> tuple[list[int], str | None]:
-    return run(engine, [Request(prompt, params, ends)])[0]
+    return run(engine, [Asked(prompt, params, ends)])[0]
+
+
+def fresh(toy: Toy, **options: Any) -> Engine:
+    bundle = Bundle.open(toy.bundle)
+    return Engine(bundle.plan, bundle.executor(SEQS + 2), VOCAB, **options)
 
 
 # Limits
@@ -102,18 +108,18 @@ def test_a_prompt_that_cannot_run_says_why_before_anything_runs(
 ) -> None:
     steps = engine.steps
     with pytest.raises(InputError, match=message) as caught:
-        list(engine.generate([Request([1, 2], greedy()), Request(prompt, greedy())]))
+        run(engine, [Asked([1, 2], greedy()), Asked(prompt, greedy())])
     assert caught.value.exit_code == 2
     assert engine.steps == steps, "the good prompt of the group has not run either"
 
 
 def test_ids_outside_the_vocabulary_in_parameters(engine: Engine) -> None:
     with pytest.raises(InputError, match=f"{VOCAB} is not below the vocabulary size {VOCAB}"):
-        list(engine.generate([Request([1], greedy(stop_token_ids=[VOCAB]))]))
+        run(engine, [Asked([1], greedy(stop_token_ids=[VOCAB]))])
 
 
-def test_no_requests_are_no_events(engine: Engine) -> None:
-    assert list(engine.generate([])) == []
+def test_nothing_to_do_is_no_step(engine: Engine) -> None:
+    assert engine.step() is None and not engine.has_work
 
 
 # Ends
@@ -164,24 +170,12 @@ def test_min_tokens_holds_end_tokens_back(engine: Engine, trusted: ToyReference)
     assert (reason == "stop") == (made[-1] == end)
 
 
-def test_a_cancelled_request_ends_and_the_others_do_not_notice(engine: Engine, trusted: ToyReference) -> None:
+def test_a_cancelled_sequence_ends_and_the_others_do_not_notice(engine: Engine, trusted: ToyReference) -> None:
     prompts = [[1, 2], [3], [4, 5, 6], [7]]
-    made: dict[int, list[int]] = {i: [] for i in range(4)}
-    for event in engine.generate([Request(p, greedy(8)) for p in prompts]):
-        made[event.index].append(event.token_id)
-        if (event.index, len(made[event.index])) in {(0, 3), (2, 1)}:
-            engine.cancel(event.index)
+    made = Run(engine, [Asked(p, greedy(8)) for p in prompts], cancel={0: 3, 2: 1}).made
     wanted = [trusted.greedy(p, n) for p, n in zip(prompts, (3, 8, 1, 8), strict=True)]
-    assert [made[i] for i in range(4)] == wanted
+    assert [tokens for tokens, _ in made] == wanted
     engine.cancel(99)  # unknown, or long finished: nothing happens
-
-
-def test_an_abandoned_generation_leaves_the_engine_usable(engine: Engine, trusted: ToyReference) -> None:
-    events = engine.generate([Request([1, 2, 3], greedy(8)), Request([4], greedy(8))])
-    for _ in range(5):
-        next(events)
-    events.close()  # type: ignore[attr-defined]
-    assert one(engine, [200, 3], greedy(6))[0] == trusted.greedy([200, 3], 6)
 
 
 # Batches
@@ -202,20 +196,21 @@ def test_every_request_gets_what_it_gets_alone(
         tokens = trusted.greedy(prompt, count)
         if stop_at is not None and stop_at < count:
             end = tokens[stop_at]
-            group.append(Request(prompt, greedy(count), [end]))
+            group.append(Asked(prompt, greedy(count), [end]))
             wanted.append((tokens[: tokens.index(end) + 1], "stop"))
         else:
-            group.append(Request(prompt, greedy(count)))
+            group.append(Asked(prompt, greedy(count)))
             wanted.append((tokens, "length"))
-    assert run(engine, group) == wanted
-    assert [one(engine, r.prompt_token_ids, r.params, r.end_ids) for r in group] == wanted
-    check_records(engine)
+    done = Run(engine, group)
+    assert done.made == wanted
+    assert [one(engine, r.prompt, r.params, r.ends) for r in group] == wanted
+    check_records(engine, done.records)
 
 
-def check_records(engine: Engine) -> None:
+def check_records(engine: Engine, records: Sequence[StepRecord]) -> None:
     """Every step ran in the least bucket that covers it, its live rows in the first slots."""
     buckets = {(b.phase, b.batch, b.query, b.context) for b in engine.plan.buckets}
-    for record in engine.records:
+    for record in records:
         assert record.live_rows == len(record.requests) == len(set(record.requests))
         assert min(record.prepare_s, record.execute_s, record.sample_s) >= 0
         if engine.executor.exact:
@@ -231,12 +226,12 @@ def check_records(engine: Engine) -> None:
 
 def test_seeded_sampling_does_not_depend_on_the_batch(engine: Engine) -> None:
     params = [SamplingParams(max_tokens=7, temperature=1.0, top_p=0.9, seed=i) for i in range(6)]
-    group = [Request([i, i + 1, 50], p) for i, p in enumerate(params)]
-    assert run(engine, group) == [one(engine, r.prompt_token_ids, r.params) for r in group]
+    group = [Asked([i, i + 1, 50], p) for i, p in enumerate(params)]
+    assert run(engine, group) == [one(engine, r.prompt, r.params) for r in group]
 
 
 def test_sequences_move_down_when_earlier_ones_end(
-    engine: Engine, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
+    toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves: list[tuple[int, int, int]] = []
     copy = FakeExecutor.copy_prefix
@@ -246,141 +241,92 @@ def test_sequences_move_down_when_earlier_ones_end(
         copy(self, source, target, length)
 
     monkeypatch.setattr(FakeExecutor, "copy_prefix", watched)
-    group = [Request([i] * (i + 1), greedy(count)) for i, count in enumerate((1, 6, 2, 6))]
-    made = run(engine, group)
-    assert [tokens for tokens, _ in made] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate((1, 6, 2, 6))]
-    assert moves == [(3, 0, 4)], "request 3 to the slot of 0; request 2 was last when it ended"
-    assert [r.live_rows for r in engine.records if r.phase == "decode"] == [3, 2, 2, 2, 2]
+    counts = (1, 9, 4, 9)
+    done = Run(fresh(toy), [Asked([i] * (i + 1), greedy(count)) for i, count in enumerate(counts)])
+    assert [tokens for tokens, _ in done.made] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate(counts)]
+    assert len(moves) <= 3, "only what has to move, once"
+    assert [r.live_rows for r in done.records if r.phase == "decode"][-3:] == [2, 2, 2]
 
 
-def test_more_requests_than_slots_run_in_groups(engine: Engine) -> None:
-    run(engine, [Request([i], greedy(3)) for i in range(10)])
-    groups = [r.requests for r in engine.records if r.phase == "decode"]
-    assert {len(g) for g in groups} == {4, 2}
-    assert sorted({i for g in groups for i in g}) == list(range(10))
+def test_a_slot_that_frees_is_taken_at_once(toy: Toy, trusted: ToyReference) -> None:
+    """Continuous batching: nobody waits for a batch to end."""
+    counts = [3, 3, 3, 24, 3, 3, 3, 3]
+    done = Run(fresh(toy), [Asked([i], greedy(count)) for i, count in enumerate(counts)])
+    assert [tokens for tokens, _ in done.made] == [trusted.greedy([i], n) for i, n in enumerate(counts)]
+    decode = [r for r in done.records if r.phase == "decode"]
+    long = done.numbers[3]
+    with_long = {n for r in decode if long in r.requests for n in r.requests}
+    assert with_long == set(done.numbers), "the long one decoded beside every other"
+    assert len(decode) <= 24
+
+
+def test_running_sequences_wait_for_a_bounded_piece_of_prompt_only(toys: dict[str, Toy]) -> None:
+    engine = fresh(toys["exact"], prefill_budget=8)
+    engine.add(1, [1], engine.sampler([1], greedy(20)))
+    assert engine.step() and engine.step()
+    engine.add(2, list(range(30)), engine.sampler(list(range(30)), greedy(2)))
+    between, gaps = 0, []
+    while engine.has_work:
+        outcome = engine.step()
+        assert outcome is not None
+        if outcome.record.phase == "decode":
+            gaps.append(between)
+            between = 0
+        else:
+            between += outcome.record.live_tokens
+    assert max(gaps) == 8 and sum(gaps) == 30
+
+
+def test_a_prompt_that_begins_like_another_copies_its_cache(toy: Toy, trusted: ToyReference) -> None:
+    engine = fresh(toy, min_prefix=4)
+    first, second = list(range(20)), [*range(12), 77, 78, 79]
+    run(engine, [Asked(first, greedy(2))])
+    done = Run(engine, [Asked(second, greedy(4))])
+    assert done.made[0][0] == trusted.greedy(second, 4)
+    assert sum(r.live_tokens for r in done.records if r.phase == "prompt") < len(second)
+    without = Run(fresh(toy, min_prefix=0), [Asked(second, greedy(4))])
+    assert without.made == done.made
+    assert sum(r.live_tokens for r in without.records if r.phase == "prompt") == len(second)
+
+
+def test_the_better_priority_goes_first(toy: Toy) -> None:
+    engine = fresh(toy)
+    for number, priority in enumerate([0, 0, 0, 0, 5, 1, -1]):
+        engine.add(number, [number], engine.sampler([number], greedy(4)), priority=priority)
+    admitted = []
+    while engine.has_work:
+        outcome = engine.step()
+        assert outcome is not None
+        admitted += [sequence for sequence, _ in outcome.admitted]
+    assert admitted == [6, 0, 1, 2, 3, 5, 4]
+
+
+def test_complete_continues_prompts_beside_others(engine: Engine, trusted: ToyReference) -> None:
+    prompts = [[1, 2], [3], list(range(20))]
+    made = engine.complete(prompts, [greedy(n) for n in (3, 5, 1)])
+    assert made == [trusted.greedy(p, n) for p, n in zip(prompts, (3, 5, 1), strict=True)]
 
 
 # Step records
 
 
 def test_records_name_bucket_and_padding(toys: dict[str, Toy]) -> None:
-    bundle = Bundle.open(toys["static"].bundle)
-    engine = Engine(bundle.plan, bundle.executor(), VOCAB, keep_records=True)
-    run(engine, [Request([1, 2, 3], greedy(3)), Request([4], greedy(2))])
-    steps = [(r.phase, r.batch, r.query, r.context, r.live_rows, r.padding_tokens, r.requests) for r in engine.records]
+    done = Run(fresh(toys["static"]), [Asked([1, 2, 3], greedy(3)), Asked([4], greedy(2))])
+    steps = [(r.phase, r.batch, r.query, r.context, r.live_rows, r.padding_tokens) for r in done.records]
     assert steps == [
-        ("prompt", 4, 4, 0, 2, 12, (0, 1)),
-        ("decode", 2, 1, 16, 2, 0, (0, 1)),
-        ("decode", 1, 1, 8, 1, 0, (0,)),
+        ("prompt", 4, 4, 0, 2, 12),
+        ("decode", 2, 1, 16, 2, 0),
+        ("decode", 1, 1, 8, 1, 0),
     ]
+    assert [r.requests for r in done.records] == [(0, 1), (0, 1), (0,)]
+    assert [r.bucket for r in done.records] == ["4x4+0", "2x1+16", "1x1+8"]
+    assert all(r.schedule_s >= 0 and r.started_s > 0 and not r.miss for r in done.records)
 
 
 def test_a_long_prompt_runs_in_chunks(toys: dict[str, Toy], trusted: ToyReference) -> None:
-    bundle = Bundle.open(toys["static"].bundle)
-    engine = Engine(bundle.plan, bundle.executor(), VOCAB, keep_records=True)
-    assert one(engine, list(range(30)), greedy(2))[0] == trusted.greedy(list(range(30)), 2)
-    steps = [(r.phase, r.batch, r.query, r.context, r.padding_tokens) for r in engine.records]
+    engine = fresh(toys["static"])
+    done = Run(engine, [Asked(list(range(30)), greedy(2))])
+    assert done.made[0][0] == trusted.greedy(list(range(30)), 2)
+    steps = [(r.phase, r.batch, r.query, r.context, r.padding_tokens) for r in done.records]
     assert steps == [("prompt", 1, 16, 0, 0), ("prompt", 1, 8, 24, 0), ("prompt", 1, 8, 24, 2), ("decode", 1, 1, 32, 0)]
-    assert engine.steps == 4
-
-
-def test_records_are_kept_only_when_asked_for(toy: Toy) -> None:
-    bundle = Bundle.open(toy.bundle)
-    engine = Engine(bundle.plan, bundle.executor(), VOCAB)
-    list(engine.generate([Request([1], greedy(3))]))
-    assert engine.records == [] and engine.steps == 3
-
-
-def test_an_output_has_every_step_it_took_part_in(llm: BundleLLM) -> None:
-    long, short = llm.generate([list(range(30)), [7]], greedy(2))
-    assert [s.phase for s in long.steps].count("prompt") >= (1 if llm.executor.exact else 3)
-    assert [s.phase for s in short.steps] == ["prompt", "decode"]
-    assert all(0 in s.requests for s in long.steps) and all(1 in s.requests for s in short.steps)
-
-
-def test_nothing_is_ever_compiled(llm: BundleLLM) -> None:
-    before = COMPILATIONS.count
-    llm.generate([[i] * n for i, n in enumerate((1, 5, 9, 17, 31))], greedy(12))
-    assert llm.compilations == 0 and COMPILATIONS.count == before
-
-
-# Text
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_streamed_text_joined_is_the_text(llm: BundleLLM, seed: int) -> None:
-    asked = ["Grüße aus", "日本語 😀", "plain", "a", "x y z"]
-    params = SamplingParams(max_tokens=12, temperature=3.0, seed=seed)
-    streamed = [""] * len(asked)
-    finished: dict[int, Any] = {}
-    for index, text, event, output in llm.stream(asked, params):
-        assert index not in finished and event is not None
-        streamed[index] += text
-        if output:
-            finished[index] = output
-    whole = llm.generate(asked, params)
-    for i, output in enumerate(whole):
-        completion = output.outputs[0]
-        assert streamed[i] == completion.text == finished[i].outputs[0].text
-        assert completion.text == llm.bundle.tokenizer.decode(completion.token_ids)
-        assert completion.token_ids == finished[i].outputs[0].token_ids
-        assert output.prompt == asked[i]
-        assert 0 < output.timings.first_token_s <= output.timings.total_s
-
-
-def forced(llm: BundleLLM, text: str) -> dict[str, Any]:
-    """Parameters under which the model writes `text` over and over: its bytes, biased upwards, and nothing else."""
-    ids = set(llm.bundle.tokenizer.encode(text))
-    return {"logit_bias": dict.fromkeys(ids, 100.0), "temperature": 0}
-
-
-def test_a_stop_string_cuts_the_text_and_frees_the_slot(llm: BundleLLM) -> None:
-    params = SamplingParams(max_tokens=10, stop="xx", **forced(llm, "x"))
-    free = SamplingParams(max_tokens=10, **forced(llm, "y"))
-    stopped, other = llm.generate(["one", "two"], [params, free])
-    assert (stopped.outputs[0].text, stopped.outputs[0].finish_reason) == ("", "stop")
-    assert len(stopped.outputs[0].token_ids) == 2
-    assert (other.outputs[0].text, other.outputs[0].finish_reason) == ("y" * 10, "length")
-    assert {s.live_rows for s in other.steps if s.phase == "decode"} == {1, 2}
-    assert "".join(text for _, text, _, _ in llm.stream(["one"], params)) == ""
-
-
-def test_a_stop_string_that_never_completes_is_shown(llm: BundleLLM) -> None:
-    params = SamplingParams(max_tokens=3, stop=["xxxx", "z"], **forced(llm, "x"))
-    (output,) = llm.generate("one", params)
-    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("xxx", "length")
-
-
-def test_the_end_token_ends_text_and_is_not_in_it(llm: BundleLLM) -> None:
-    params = SamplingParams(max_tokens=5, temperature=0, logit_bias={EOS: 100.0})
-    (output,) = llm.generate("one", params)
-    assert (output.outputs[0].text, output.outputs[0].token_ids, output.outputs[0].finish_reason) == ("", [EOS], "stop")
-    (longer,) = llm.generate("one", SamplingParams(max_tokens=5, min_tokens=2, temperature=0, logit_bias={EOS: 100.0}))
-    assert len(longer.outputs[0].token_ids) == 3 and longer.outputs[0].token_ids[-1] == EOS
-    ignoring = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0, logit_bias={EOS: 100.0})
-    assert llm.generate("one", ignoring)[0].outputs[0].token_ids == [EOS] * 5
-
-
-def test_prompts_in_every_form(llm: BundleLLM) -> None:
-    ids = llm.bundle.tokenizer.encode("hi")
-    forms: list[Any] = ["hi", ids, {"prompt": "hi"}, {"prompt_token_ids": ids}]
-    outputs = llm.generate(forms, greedy(4))
-    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
-    assert [o.prompt_token_ids for o in outputs] == [ids] * 4
-    assert llm.generate(ids, greedy(4))[0].outputs == outputs[0].outputs
-    assert llm.generate([], greedy(4)) == []
-    messages = [{"role": "user", "content": "hi"}]
-    (answer,) = llm.chat(messages, greedy(4))
-    assert answer.prompt_token_ids == llm.bundle.tokenizer.encode("user: hi\nassistant:", add_special_tokens=False)
-    assert llm.chat([messages, messages], greedy(4))[1].outputs == answer.outputs
-    with pytest.raises(InputError, match="a prompt object needs 'prompt', 'prompt_token_ids' or 'messages'"):
-        llm.generate({"text": "hi"})
-    with pytest.raises(InputError, match="1 sampling parameters for 2 prompts"):
-        llm.generate(["a", "b"], [greedy()])
-    with pytest.raises(InputError, match="the prompt is empty"):
-        llm.generate("")
-
-
-def test_a_text_over_the_limit_names_the_limit(llm: BundleLLM) -> None:
-    with pytest.raises(InputError, match="the prompt has 40 tokens; this bundle takes at most 31"):
-        llm.generate("x" * 40)
+    assert engine.steps == 4 and engine.stats.steps == 4

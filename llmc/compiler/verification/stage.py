@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 SAMPLES = 4
+_REPLAY = (
+    "bundle", "engine", "executors", "observer", "portable_program", "requests", "sampling", "scheduling", "step",
+    "tokenizer",
+)  # fmt: skip
+"""What verifies: the engine that serves, without the server around it."""
 _CODE = (
     "llmc.compiler.verification.stage", "llmc.compiler.verification.verify", "llmc.compiler.verification.probes",
-    "llmc.runtime",
+    *(f"llmc.runtime.{module}" for module in _REPLAY),
     *(f"llmc.buckets.{module}" for module in ("bucket", "corners", "cost", "coverage", "limits", "lookup", "table")),
 )  # fmt: skip
 _REFERENCE_CODE = (

@@ -15,13 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
+from llmc.buckets.lookup import prefill_path
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.probes import Probe
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import Engine, Request
+from llmc.runtime.engine import Engine
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.top import top_of
 from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.step import Step, exact, pad
 
 _NAN, _LARGE = float("nan"), 1e4
@@ -68,6 +71,11 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
                 f"padding leaks into results in {o['bucket']}: logits change by {o['leak']:.3g} with the pad tokens "
                 "and the unused cache"
             )
+        if o.get("top_differs"):
+            raise VerificationError(
+                f"the largest logits that {o['bucket']} returns are not the largest of all its logits in "
+                f"{o['top_differs']} rows"
+            )
     worst = max(buckets, key=lambda o: float(np.mean(o["kl"])))
     if not np.mean(worst["kl"]) <= limits.bucket_kl:
         raise VerificationError(
@@ -100,24 +108,19 @@ class Verification:
         self.executor = executor
         self.probes = probes
         self.vocab_size = int(bundle.manifest.model["vocab_size"])
-        self.engine = Engine(self.plan, executor, self.vocab_size)
+        self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0)  # what is cached gets poisoned
         self.random = np.random.default_rng(0)
         self._prefixes: dict[int, list[NDArray[np.float32]]] = {}
+        self._top: TopLogits
         self._poison(_NAN)
 
     def greedy(self) -> dict[str, Any]:
         """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
         short = [p for p in self.probes[:-1] if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
-        requests = [
-            Request(
-                p.tokens[: p.prompt_length].tolist(),
-                SamplingParams(max_tokens=len(p.continuation), temperature=0, ignore_eos=True),
-            )
-            for p in short
-        ]
-        made: dict[int, list[int]] = {i: [] for i in range(len(short))}
-        for event in self.engine.generate(requests):
-            made[event.index].append(event.token_id)
+        made = self.engine.complete(
+            [p.tokens[: p.prompt_length].tolist() for p in short],
+            [SamplingParams(max_tokens=len(p.continuation), temperature=0, ignore_eos=True) for p in short],
+        )
         differing = []
         for i, probe in enumerate(short):
             pairs = enumerate(zip(made[i], probe.continuation, strict=False))
@@ -145,6 +148,8 @@ class Verification:
         for step in self._steps(bucket, rows):
             live = [rows[slot] for slot in step.slots]
             first = self._replay(step, live, prefix, _NAN)
+            if self.executor.top_k:
+                outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
             second = self._replay(step, live, prefix, _LARGE)
             with np.errstate(invalid="ignore"):  # infinity less infinity
                 change = float(np.abs(first - second).max())
@@ -170,10 +175,22 @@ class Verification:
         long = self.probes[-1]
         length = min(len(long.tokens), self.plan.limits.longest_prompt, 1 << (context - 1).bit_length())
         if context and length not in self._prefixes:
-            params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-            list(self.engine.generate([Request(long.tokens[:length].tolist(), params)]))
+            for step in self._prompt_steps(long.tokens[:length].tolist()):
+                self.executor.run(step)
             self._prefixes[length] = self.executor.export_prefix(0, length)
         return self._prefixes[length] if context else []
+
+    def _prompt_steps(self, prompt: list[int]) -> Iterator[Step]:
+        """What prefills one prompt in slot 0, as the plan cuts it."""
+        if self.executor.exact:
+            limit = self.plan.limits.max_num_batched_tokens
+            chunk = min(limit, self.executor.prompt_chunk or limit)
+            for start in range(0, len(prompt), chunk):
+                yield exact("prompt", [0], [prompt[start : start + chunk]], [start])
+            return
+        for part in prefill_path(self.plan, [len(prompt)]):
+            ((start, end),) = part.spans
+            yield pad(part.bucket, [0], [prompt[start:end]], [start])
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:
         """Ragged rows for a bucket: the first as long as fits, the others spread below."""
@@ -223,7 +240,16 @@ class Verification:
         live_tokens[len(live) :] = False
         pads = self.random.integers(0, self.vocab_size, step.token_ids.shape)
         step.token_ids[:] = np.where(live_tokens, step.token_ids, pads)
+        if self.executor.top_k:
+            self._top = self.executor.run_top(step)
+            return self.executor.logits()[: len(live)].copy()
         return self.executor.run(step)[: len(live)].copy()
+
+    def _top_differs(self, logits: NDArray[np.float32]) -> int:
+        """Rows of the last step whose top logits are not exactly the largest of `logits`."""
+        wanted, count = top_of(logits, self.executor.top_k), len(logits)
+        same = (wanted.values == self._top.values[:count]) & (wanted.ids == self._top.ids[:count])
+        return int((~same.all(-1) & np.isfinite(logits).all(-1)).sum())
 
     def _poison(self, value: float) -> None:
         for slot in range(self.executor.slots):

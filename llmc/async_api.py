@@ -1,0 +1,38 @@
+"""The Python surface for asyncio; apart from api.py, so that offline use does not pay for importing asyncio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmc.api import DEVICE, bundle_of
+from llmc.runtime.async_llm import BundleAsyncLLM
+from llmc.vllm_arguments import split
+
+
+class AsyncEngineArgs:
+    """Arguments of AsyncLLM, kept for `from_engine_args`."""
+
+    def __init__(self, model: str | Path, **arguments: Any) -> None:
+        self.arguments = {"model": model, **arguments}
+
+
+class AsyncLLM(BundleAsyncLLM):
+    """As llmc.LLM, in continuous batches for asyncio: `async for output in AsyncLLM(model=…).generate(prompt, params)`.
+
+    Opening, and compiling a checkpoint, happen here and take their time: make it before the event loop serves others.
+    """
+
+    def __init__(
+        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, **arguments: Any
+    ) -> None:
+        compiled, engine = split(arguments)
+        super().__init__(bundle_of(str(model), device, compiled), threads, **engine)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:
+        """vLLM's way to make one."""
+        return cls(**engine_args.arguments)
+
+
+AsyncLLMEngine = AsyncLLM

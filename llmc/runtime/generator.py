@@ -1,0 +1,265 @@
+"""Requests over an engine: n sequences each, their texts and stop strings, and what watchers are told.
+
+A request of n choices (best_of, where more are made than returned) is as many sequences of the engine, of one group,
+so that the prompt is computed once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from llmc.errors import InputError
+from llmc.runtime.observer import FinishReason, Observer, RequestSummary
+from llmc.runtime.requests import Request, TokenLogprobs, Update
+from llmc.runtime.sampling import bad_word_ids
+from llmc.runtime.text import SequenceText
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine import Engine, Outcome, TokenEvent
+    from llmc.runtime.observer import EngineStats
+    from llmc.runtime.sampling import SamplingParams, SequenceSampler
+    from llmc.runtime.sampling.constraint import Constraint
+    from llmc.runtime.sampling.guided import ConstraintFactory
+    from llmc.runtime.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class _Choice:
+    sequence: int
+    index: int
+    text: SequenceText
+    logprob: float = 0.0
+    tokens: int = 0
+    last_s: float = 0.0
+    reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    choices: list[_Choice]
+    arrived_at: float
+    arrived_s: float
+    admitted_s: float | None = None
+    first_s: float | None = None
+    cached: int = 0
+    open: int = field(default=0)
+    held: list[Update] = field(default_factory=list)
+
+    @property
+    def selects(self) -> bool:
+        """Whether the best of more choices than wanted are to be found, which takes all of them to the end."""
+        return len(self.choices) > self.request.params.n
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was checked: its prompt fits, its parameters make sense, its samplers are made."""
+
+    request: Request
+    samplers: tuple[SequenceSampler, ...]
+
+
+class Generator:
+    """Runs requests on `engine`. Not thread-safe, except `prepare`.
+
+    `tokenizer`: None for a model without one, whose outputs are token ids only. `constraints` opens, at the first
+    request with structured outputs, what makes their constraints. `observer` is told of every request and step.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None = None,
+        constraints: Callable[[], ConstraintFactory] | None = None, observer: Observer | None = None,
+    ) -> None:  # fmt: skip
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.observer = observer or Observer()
+        self._open_constraints = constraints
+        self._factory: ConstraintFactory | None = None
+        self._opening = threading.Lock()
+        self._numbers = itertools.count()
+        self._running: dict[str, _Running] = {}
+        self._choices: dict[int, tuple[_Running, _Choice]] = {}
+
+    def prepare(self, request: Request) -> Prepared:
+        """Check a request and do what takes time before it can run (a grammar's compilation); any thread may.
+
+        Raises InputError for a prompt that cannot run here, and for parameters that cannot be met.
+        """
+        params = request.params
+        if params.truncate_prompt_tokens is not None:
+            request = replace(request, prompt_token_ids=request.prompt_token_ids[-params.truncate_prompt_tokens :])
+        self.engine.check(request.prompt_token_ids)
+        if params.stop_strings and self.tokenizer is None:
+            raise InputError("stop strings need text, and this bundle has no tokenizer; use stop_token_ids")
+        ranked = params.choices > params.n
+        samplers = [self._sampler(request, params.child(i), ranked) for i in range(params.choices)]
+        return Prepared(request, tuple(samplers))
+
+    def _sampler(self, request: Request, params: SamplingParams, ranked: bool) -> SequenceSampler:
+        if ranked and params.logprobs is None:
+            params = replace(params, logprobs=0)
+        words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words and self.tokenizer is not None:
+            tokenizer = self.tokenizer
+            words = bad_word_ids(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
+        constraint = self._constraint(params)
+        return self.engine.sampler(request.prompt_token_ids, params, request.end_ids, constraint, words)
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        if params.structured_outputs is None:
+            return None
+        if self._open_constraints is None:
+            raise InputError("structured outputs need a tokenizer, and this bundle has none")
+        with self._opening:
+            if self._factory is None:
+                self._factory = self._open_constraints()
+        return self._factory.compile(params.structured_outputs)
+
+    def add(self, prepared: Prepared) -> list[int]:
+        """Queue a request; the numbers of its sequences, as step records name them.
+
+        Raises InputError where another one of that request_id runs.
+        """
+        request = prepared.request
+        if request.request_id in self._running:
+            raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
+        numbers = [next(self._numbers) for _ in prepared.samplers]
+        group = numbers[0] if len(numbers) > 1 else None
+        choices = [
+            _Choice(number, i, SequenceText(self.tokenizer, sampler.params))
+            for i, (number, sampler) in enumerate(zip(numbers, prepared.samplers, strict=True))
+        ]
+        now = time.perf_counter()
+        running = _Running(request, choices, time.time(), now, open=len(choices))
+        for choice, sampler in zip(choices, prepared.samplers, strict=True):
+            self.engine.add(choice.sequence, request.prompt_token_ids, sampler, priority=request.priority, group=group)
+            self._choices[choice.sequence] = (running, choice)
+        self._running[request.request_id] = running
+        self.observer.arrived(request.request_id, len(request.prompt_token_ids))
+        return numbers
+
+    def cancel(self, request_id: str) -> list[Update]:
+        """End a request; its slots are free before the next step. An update for each choice that was open."""
+        running = self._running.get(request_id)
+        if running is None:
+            return []
+        updates = [self._end(running, choice, "abort") for choice in running.choices if choice.reason is None]
+        return self._told(running, updates)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request is not over."""
+        return bool(self._running)
+
+    def runs(self, request_id: str) -> bool:
+        """Whether the request is not over."""
+        return request_id in self._running
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges of now; running and waiting count requests, of which one of n choices is one."""
+        waiting = sum(r.admitted_s is None for r in self._running.values())
+        return replace(self.engine.stats, waiting=waiting, running=len(self._running) - waiting)
+
+    def step(self) -> list[Update]:
+        """Run one step; what it added to requests. Raises whatever the executor raises."""
+        outcome = self.engine.step()
+        if outcome is None:
+            return []
+        now = time.perf_counter()
+        self._admit(outcome.admitted, outcome.record.started_s)
+        first: list[float] = []
+        between: list[float] = []
+        updates: list[Update] = []
+        for token in outcome.tokens:
+            running, choice = self._choices[token.sequence]
+            if running.first_s is None:
+                running.first_s = now
+                first.append(now - running.arrived_s)
+            elif choice.tokens:
+                between.append(now - choice.last_s)
+            choice.last_s = now
+            updates += self._told(running, [self._took(running, choice, token)])
+        self._observe(outcome, first, between)
+        return updates
+
+    def _admit(self, admitted: Iterable[tuple[int, int]], now: float) -> None:
+        for sequence, cached in admitted:
+            if sequence not in self._choices:
+                continue
+            running, _ = self._choices[sequence]
+            if running.admitted_s is None:
+                running.admitted_s, running.cached = now, cached
+                self.observer.admitted(running.request.request_id, now - running.arrived_s, cached)
+
+    def _observe(self, outcome: Outcome, first: list[float], between: list[float]) -> None:
+        self.observer.stepped(outcome.record)
+        if first or between:
+            self.observer.emitted(first, between)
+
+    def _took(self, running: _Running, choice: _Choice, token: TokenEvent) -> Update:
+        choice.tokens += 1
+        text = choice.text.feed(token.token_id, token.ends, token.finish_reason is not None)
+        if token.logprobs is not None:
+            choice.logprob += token.logprobs.logprob
+        reason, stopped = token.finish_reason, choice.text.stopped_at
+        if stopped is not None:
+            reason = "stop"
+            self.engine.cancel(choice.sequence)
+        stop_reason: str | int | None = stopped
+        if stopped is None and token.ends and token.token_id in (running.request.params.stop_token_ids or ()):
+            stop_reason = token.token_id
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if token.logprobs is not None and running.request.params.logprobs is not None:
+            logprobs = (token.logprobs,)
+        if reason is not None:
+            self._close(running, choice, reason)
+        return Update(
+            running.request.request_id, choice.index, text, (token.token_id,), logprobs, reason, stop_reason,
+            running.cached,
+        )  # fmt: skip
+
+    def _end(self, running: _Running, choice: _Choice, reason: FinishReason) -> Update:
+        self.engine.cancel(choice.sequence)
+        self._close(running, choice, reason)
+        return Update(running.request.request_id, choice.index, "", finish_reason=reason, cached_tokens=running.cached)
+
+    def _close(self, running: _Running, choice: _Choice, reason: FinishReason) -> None:
+        choice.reason = reason
+        del self._choices[choice.sequence]
+        running.open -= 1
+        if running.open == 0:
+            del self._running[running.request.request_id]
+            self.observer.finished(_summary(running))
+
+    def _told(self, running: _Running, updates: list[Update]) -> list[Update]:
+        """The updates as they are, or, where the best are looked for, nothing until all choices are over."""
+        if not running.selects:
+            return updates
+        running.held += updates
+        if running.open:
+            return []
+        best = sorted(running.choices, key=lambda c: -c.logprob / max(1, c.tokens))[: running.request.params.n]
+        rank = {choice.index: place for place, choice in enumerate(best)}
+        return [replace(u, index=rank[u.index]) for u in running.held if u.index in rank]
+
+
+def _summary(running: _Running) -> RequestSummary:
+    now, request = time.perf_counter(), running.request
+    since = running.arrived_s
+
+    def lasted(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else end - start
+
+    return RequestSummary(
+        request.request_id, running.arrived_at, len(request.prompt_token_ids), running.cached,
+        sum(c.tokens for c in running.choices), tuple(c.reason or "abort" for c in running.choices),
+        request.params.n, request.params.max_tokens, now - since, lasted(since, running.admitted_s),
+        lasted(since, running.first_s), lasted(running.admitted_s, running.first_s), lasted(running.first_s, now),
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""Checks of single values: each takes a parameter's name and its value, and gives the value as it is kept.
+
+All raise InputError with a message that names the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from llmc.errors import InputError
+
+Check = Callable[[str, Any], Any]
+
+
+def integer(least: int, most: int | None = None) -> Check:
+    """An integer of any integer type, within bounds."""
+
+    def check(name: str, value: Any) -> int:
+        try:
+            if isinstance(value, bool):
+                raise TypeError
+            number = operator.index(value)
+        except TypeError:
+            raise InputError(f"{name} must be an integer, not {value!r:.80}") from None
+        if number < least or (most is not None and number > most):
+            raise InputError(
+                f"{name} must be {f'at least {least}' if most is None else f'{least} to {most}'}, not {number}"
+            )
+        return number
+
+    return check
+
+
+def number(least: float, most: float = math.inf, open_below: bool = False) -> Check:
+    """A finite number within bounds; `open_below`: more than `least`."""
+
+    def check(name: str, value: Any) -> float:
+        try:
+            if isinstance(value, bool | str):
+                raise TypeError
+            found = float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise InputError(f"{name} must be a number, not {value!r:.80}") from None
+        if not (least <= found <= most) or math.isinf(found) or (open_below and found == least):
+            above = "more than" if open_below else "at least"
+            upper = "" if math.isinf(most) else f" and at most {most:g}"
+            raise InputError(f"{name} must be {above} {least:g}{upper}, not {found}")
+        return found
+
+    return check
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False, and nothing that merely counts as one."""
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be true or false, not {value!r:.80}")
+    return value
+
+
+def optional(check: Check) -> Check:
+    """None, or what `check` takes."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def listed(name: str, value: Any) -> Iterable[Any]:
+    """Something to iterate over that is no text and no mapping."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InputError(f"{name} must be a list, not {value!r:.80}")
+    return value
+
+
+_INDEX = integer(0)
+
+
+def token_ids(name: str, value: Any) -> tuple[int, ...]:
+    """A list of ids from 0, in the order given."""
+    return tuple(_INDEX(name, index) for index in listed(name, value))
+
+
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or a list of texts, none of them empty; None: no text."""
+    found = () if value is None else (value,) if isinstance(value, str) else tuple(listed(name, value))
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise InputError(f"{name} must hold texts that are not empty, not {text!r:.80}")
+    return found
+
+
+_BIAS = number(-100.0, 100.0)
+
+
+def biases(name: str, value: Any) -> dict[int, float]:
+    """A mapping from ids, which JSON can only write as text, to numbers."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must map token ids to numbers, not {value!r:.80}")
+    pairs = {}
+    for key, bias in value.items():
+        index = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+        pairs[_INDEX(f"{name} token id", index)] = _BIAS(name, bias)
+    return pairs

@@ -1,0 +1,279 @@
+"""The scheduler; the types and the rules of slots are in base.py."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+from llmc.buckets.coverage import prove
+from llmc.errors import ArtifactError, InputError
+from llmc.runtime.scheduling.base import Occupancy, Row, SchedulerConfig, Work
+from llmc.runtime.scheduling.prefill import Prefill, PromptStep
+from llmc.runtime.scheduling.prefixes import longest_match
+from llmc.runtime.scheduling.queue import WaitingQueue
+from llmc.runtime.scheduling.sequence import ScheduledSequence
+from llmc.runtime.scheduling.slots import Prefix, SlotTable
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+
+
+class Scheduler:
+    """Decides, step by step, what runs. Not thread-safe; equal calls give equal work.
+
+    The caller loops: `work = next()`, runs it, then `complete(work, tokens, finished)`; `add` and `cancel` are allowed
+    at any moment between these calls, also between `next` and `complete`.
+
+    Raises InputError, naming the field, for a config that is out of range or does not fit the plan, and ArtifactError
+    for a plan with gaps, since decode steps cannot be split: they run over the first slots.
+    """
+
+    def __init__(self, plan: Plan, config: SchedulerConfig) -> None:
+        _check(plan, config)
+        self._plan = plan
+        self._config = config
+        self._queue = WaitingQueue()
+        self._slots = SlotTable(config.slots, config.min_prefix)
+        self._prefill = Prefill(plan, config)
+        self._known: dict[int, ScheduledSequence] = {}
+        self._prefilling: list[ScheduledSequence] = []
+        """Whose turn it is comes first."""
+        self._decoding: list[ScheduledSequence] = []
+        """In slots 0, 1, …, as long as `_arranged`."""
+        self._arranged = True
+        self._leading: set[int] = set()
+        """Groups of which a sequence is in prefill."""
+        self._arrivals = 0
+        self._spent = 0
+        """Prompt tokens since the last decode step, while some sequence could decode."""
+        self._running: tuple[Work, Sequence[ScheduledSequence], PromptStep | None] | None = None
+
+    def add(self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None) -> None:
+        """Queue a sequence with a new id. Lower `priority` goes first, as in vLLM.
+
+        Sequences of one `group` have the same prompt (n > 1): those behind the first wait until its prompt is in the
+        cache, and copy it. Raises InputError, naming the limit, for a prompt that the plan does not admit.
+        """
+        if sequence in self._known:
+            raise InputError(f"sequence {sequence} is queued or running already; give each sequence an id of its own")
+        limits, length = self._plan.limits, len(prompt)
+        if not 1 <= length <= limits.longest_prompt:
+            name = "max_model_len - 1" if limits.max_prompt_len is None else "max_prompt_len"
+            raise InputError(f"the prompt has {length} tokens; {name} allows 1 to {limits.longest_prompt}")
+        if group is not None and (length < 2 or not self._prefill.start(length, length - 1, False)):
+            group = None  # no prefix of it can be shared: better prefilled together
+        self._arrivals += 1
+        rank = self._arrivals + self._config.overtake * priority
+        added = ScheduledSequence(sequence, array("q", prompt), length, self._arrivals, rank, group)
+        self._known[sequence] = added
+        self._queue.push(added)
+
+    def cancel(self, sequence: int) -> None:
+        """Forget a sequence; its slot is free, and what it holds retained, for the next `next`.
+
+        Unknown ids are fine. A step that runs meanwhile keeps its row; `complete` ignores the row's token.
+        """
+        known = self._known.get(sequence)
+        if known is None:
+            return
+        if known.slot < 0:
+            self._end(known)
+            self._queue.discard(known)
+        elif known in self._prefilling:
+            self._prefilling.remove(known)
+            self._lead_ended(known)
+            self._end(known)
+        else:
+            self._leave(known)
+
+    def reset(self) -> None:
+        """Forget all sequences and all that slots hold, e.g. after a step that failed or was interrupted."""
+        for sequence in self._known.values():
+            sequence.gone = True
+        self._known.clear()
+        self._queue = WaitingQueue()
+        self._slots = SlotTable(self._config.slots, self._config.min_prefix)
+        self._prefilling, self._decoding, self._arranged = [], [], True
+        self._leading.clear()
+        self._spent = 0
+        self._running = None
+
+    def next(self) -> Work | None:
+        """The next step, or None when there is nothing to run.
+
+        Raises RuntimeError while a step is not complete; one that will never be ends with `reset`.
+        """
+        if self._running is not None:
+            raise RuntimeError("next() before complete() of the step before")
+        admitted = self._admit() if len(self._queue) else ()
+        step = self._prompt_step() if self._prefilling else None
+        if step is not None:
+            return self._prompt(step, admitted)
+        return self._decode(admitted) if self._decoding else None
+
+    def complete(self, work: Work, tokens: Mapping[int, int], finished: Set[int]) -> None:
+        """Say what `work` gave: the next token of each sequence whose row emits, and which sequences end with it."""
+        if self._running is None or self._running[0] is not work:
+            raise RuntimeError("complete() of a step that next() did not give last")
+        _, sequences, step = self._running
+        self._running = None
+        if step is None:
+            self._decoded(sequences, tokens, finished)
+            return
+        for sequence, span in zip(sequences, step.spans, strict=True):
+            if sequence.gone:
+                continue
+            self._prefill.ran(sequence, span)
+            self._prefilling.remove(sequence)
+            if sequence.cached < sequence.prompt_length:
+                self._prefilling.append(sequence)
+                continue
+            self._lead_ended(sequence)
+            if sequence.id in finished:
+                self._end(sequence)
+            else:
+                sequence.tokens.append(tokens[sequence.id])
+                self._decoding.append(sequence)
+                self._arranged = False
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Counts of now."""
+        live = self._prefilling + self._decoding
+        kept = [held.length for held in self._slots.retained if held is not None]
+        return Occupancy(
+            len(self._queue), len(self._prefilling), len(self._decoding), len(kept),
+            self._config.slots - len(kept) - len(live), sum(sequence.cached for sequence in live), sum(kept),
+        )  # fmt: skip
+
+    def _admit(self) -> tuple[tuple[int, int], ...]:
+        """Move sequences from the queue to slots; returns their ids and the prompt tokens that a prefix saves each."""
+        admitted = []
+        while len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
+            sequence = self._queue.pop(self._leading)
+            if sequence is None:
+                break
+            self._arrange()
+            self._slots.admit(sequence, self._prefix(sequence))
+            self._prefilling.append(sequence)
+            if sequence.group is not None and not self._shared(sequence):
+                self._leading.add(sequence.group)
+            admitted.append((sequence.id, sequence.cached))
+        return tuple(admitted)
+
+    def _prefix(self, sequence: ScheduledSequence) -> Prefix | None:
+        """What the cache holds of the prompt, cut to where a step can begin; None if that is not worth a copy."""
+        shares = sequence.group is not None
+        least = 1 if shares else self._config.min_prefix
+        if not least or sequence.prompt_length <= least:
+            return None
+        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        if match is None or match[1] < least:
+            return None
+        slot, length = match
+        usable = min(length, self._prefill.start(sequence.prompt_length, length, bool(self._decoding)))
+        kept = self._slots.retained[slot]
+        return Prefix(slot, usable, kept is not None and kept.length == length) if usable >= least else None
+
+    def _shared(self, sequence: ScheduledSequence) -> bool:
+        """Whether as much of the prompt was in the cache as can be, so that others of its group need not wait."""
+        length = sequence.prompt_length
+        return sequence.cached >= self._prefill.start(length, length - 1, bool(self._decoding))
+
+    def _prompt_step(self) -> PromptStep | None:
+        """The prompt step to run now; None when it is the decoding sequences' turn."""
+        prompts = self._prefilling
+        ready = self._decoding
+        if ready and not self._arranged:
+            ready = self._slots.placeable(ready)
+            if len(ready) < len(self._decoding):
+                # every slot is live, and prompts in low slots hold up sequences in higher ones: those prompts first
+                prompts = sorted(prompts, key=lambda sequence: sequence.slot)
+        if not ready:
+            self._spent = 0
+            return self._prefill.step(prompts, decoding=False)
+        step = self._prefill.step(prompts, decoding=True)
+        if self._spent and self._spent + step.tokens > self._config.prefill_budget:
+            return None
+        self._spent += step.tokens
+        return step
+
+    def _prompt(self, step: PromptStep, admitted: tuple[tuple[int, int], ...]) -> Work:
+        rows = tuple(
+            Row(s.id, s.slot, start, s.tokens[start:stop], stop == s.prompt_length)
+            for s, (start, stop) in zip(step.sequences, step.spans, strict=True)
+        )
+        work = Work("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
+        self._running = (work, step.sequences, step)
+        return work
+
+    def _decode(self, admitted: tuple[tuple[int, int], ...]) -> Work:
+        sequences = self._decoding if self._arranged else self._arrange()
+        rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1],), True) for s in sequences])
+        context = max([s.cached for s in sequences])
+        if context > self._plan.limits.longest_past:
+            raise RuntimeError(f"a sequence with {context} cached tokens was not finished at max_model_len")
+        bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
+        work = Work("decode", bucket, rows, self._slots.take_copies(), admitted)
+        self._spent = 0
+        self._running = (work, tuple(sequences), None)
+        return work
+
+    def _arrange(self) -> list[ScheduledSequence]:
+        """Bring the decoding sequences to the first slots; those that can decode now, in order of slots."""
+        if self._arranged:
+            return self._decoding
+        ready = self._slots.arrange(self._decoding)
+        if len(ready) == len(self._decoding):
+            self._decoding = ready
+            self._arranged = True
+        return ready
+
+    def _decoded(self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, int], finished: Set[int]) -> None:
+        for sequence in sequences:
+            if sequence.gone:
+                continue
+            sequence.cached += 1
+            if sequence.id in finished:
+                self._leave(sequence)
+            else:
+                sequence.tokens.append(tokens[sequence.id])
+
+    def _lead_ended(self, sequence: ScheduledSequence) -> None:
+        """`sequence` is no longer in prefill, so that others of its group need not wait."""
+        if sequence.group is not None:
+            self._leading.discard(sequence.group)
+            self._queue.release(sequence.group)
+
+    def _leave(self, sequence: ScheduledSequence) -> None:
+        """A decoding sequence ended. In the last slot it leaves no hole."""
+        last = self._arranged and self._decoding[-1] is sequence
+        self._decoding.remove(sequence)
+        self._arranged = last or not self._decoding
+        self._end(sequence)
+
+    def _end(self, sequence: ScheduledSequence) -> None:
+        sequence.gone = True
+        del self._known[sequence.id]
+        if sequence.slot >= 0:
+            self._slots.retire(sequence)
+
+
+def _check(plan: Plan, config: SchedulerConfig) -> None:
+    limits = plan.limits
+    for name, value, least, most, why in (
+        ("max_num_seqs", config.max_num_seqs, 1, limits.max_num_seqs, "the plan's max_num_seqs"),
+        ("slots", config.slots, config.max_num_seqs, None, "max_num_seqs"),
+        ("prompt_chunk", 1 if config.prompt_chunk is None else config.prompt_chunk, 1, None, ""),
+        ("prefill_budget", config.prefill_budget, 1, None, ""),
+        ("min_prefix", config.min_prefix, 0, None, ""),
+        ("overtake", config.overtake, 0, None, ""),
+    ):
+        if value < least:
+            raise InputError(f"{name} {value} must be at least {least}" + (f" ({why})" if most is None and why else ""))
+        if most is not None and value > most:
+            raise InputError(f"{name} {value} is more than {why}, {most}; lower it or plan anew")
+    gaps = [] if config.exact else prove(plan)
+    if gaps:
+        raise ArtifactError(f"the plan has no bucket for {gaps[0]}; plan anew and compile again")

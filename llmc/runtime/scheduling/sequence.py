@@ -1,0 +1,30 @@
+"""A sequence as the scheduler keeps it, from its arrival to its end."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+Span = tuple[int, int]
+"""Half-open range of a sequence's tokens, (start, stop)."""
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledSequence:
+    """`tokens` are the prompt and the answer so far; slot `slot` holds the first `cached` of them (−1: no slot yet).
+
+    `rank` and `arrival` order the queue, lowest first. `gone` is set when it finished or was cancelled. `spans` are
+    the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew.
+    """
+
+    id: int
+    tokens: array[int]
+    prompt_length: int
+    arrival: int
+    rank: int
+    group: int | None = None
+    slot: int = -1
+    cached: int = 0
+    gone: bool = False
+    cap: int = -1
+    spans: list[Span] = field(default_factory=list)

@@ -1,0 +1,47 @@
+"""The text of one sequence as its tokens arrive: whole characters, cut at stop strings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.runtime.tokenizer import StopChecker, StreamDetokenizer
+
+if TYPE_CHECKING:
+    from llmc.runtime.sampling import SamplingParams
+    from llmc.runtime.tokenizer import Tokenizer
+
+
+class SequenceText:
+    """Text that is certain after each token; joined it is the sequence's text. Without a tokenizer there is none.
+
+    The token that ends a sequence is no text, except with include_stop_str_in_output. Stop strings count from
+    min_tokens on.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        wanted = tokenizer is not None and params.detokenize
+        self._detokenizer = StreamDetokenizer(tokenizer, params.skip_special_tokens) if wanted and tokenizer else None
+        self._stop = StopChecker(params.stop_strings)
+        self._include = params.include_stop_str_in_output
+        self._unchecked = params.min_tokens
+
+    @property
+    def stopped_at(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._stop.matched
+
+    def feed(self, token_id: int, ends: bool, last: bool) -> str:
+        """Take one token: `ends`, an end or stop token; `last`, the last one, for whatever reason."""
+        if self._detokenizer is None:
+            return ""
+        self._unchecked -= 1
+        text = "" if ends and not self._include else self._detokenizer.feed(token_id)
+        if self._unchecked < 0:
+            text = self._stop.feed(text)
+        if last and self._stop.matched is None:
+            text += self._stop.feed(self._detokenizer.flush())
+            if self._stop.matched is None:
+                text += self._stop.flush()
+        if self._stop.matched is not None and self._include:
+            text += self._stop.matched
+        return text

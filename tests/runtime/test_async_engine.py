@@ -1,0 +1,308 @@
+"""The engine for asyncio: streams, the bounded queue, cancellation, draining, death. Over the fake executor."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from llmc.compiler.verification.toy_reference import ToyReference
+from llmc.errors import EngineDeadError, InputError, OverloadedError
+from llmc.runtime.async_engine import AsyncEngine, Stream
+from llmc.runtime.async_llm import BundleAsyncLLM
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.observer import Observer, RequestSummary
+from llmc.runtime.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.requests import Request
+from llmc.runtime.sampling import RequestOutputKind, SamplingParams
+from tests.toy import Toy
+
+
+def greedy(max_tokens: int = 4, **params: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **params)
+
+
+class Gate:
+    """Lets the fake device's steps pass, one by one or freely."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._steps = threading.Semaphore(0)
+        self._free = threading.Event()
+        self.failing: BaseException | None = None
+        self.waiting = threading.Event()
+        run = FakeExecutor.run
+
+        def gated(executor: FakeExecutor, step: Any) -> Any:
+            if not self._free.is_set():
+                self.waiting.set()
+                assert self._steps.acquire(timeout=20)
+            if self.failing is not None:
+                raise self.failing
+            return run(executor, step)
+
+        monkeypatch.setattr(FakeExecutor, "run", gated)
+
+    def step(self, count: int = 1) -> None:
+        self.waiting.clear()
+        self._steps.release(count)
+
+    def open(self) -> None:
+        self._free.set()
+        self._steps.release(1000)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open()
+
+
+class Watcher(Observer):
+    def __init__(self) -> None:
+        self.ended: list[RequestSummary] = []
+
+    def finished(self, summary: RequestSummary) -> None:
+        self.ended.append(summary)
+
+
+@asynccontextmanager
+async def running(toy: Toy, queue: int | None = None, observer: Observer | None = None) -> AsyncIterator[AsyncEngine]:
+    bundle = Bundle.open(toy.bundle)
+    executor = open_executor(bundle, EngineOptions())
+    engine = AsyncEngine(open_generator(bundle, executor, EngineOptions(), observer), queue, on_close=executor.close)
+    try:
+        yield engine
+    finally:
+        assert await asyncio.to_thread(engine.close, 10)
+
+
+def asked(name: str, prompt: list[int] | None = None, params: SamplingParams | None = None) -> Request:
+    return Request(name, prompt or [1, 2, 3], params or greedy())
+
+
+async def tokens_of(stream: Stream) -> list[int]:
+    return [t async for updates in stream for u in updates for t in u.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+def test_many_at_once_get_what_each_gets_alone(toy: Toy, trusted: ToyReference) -> None:
+    prompts = [[i, i + 1, 7] * (1 + i % 4) for i in range(30)]
+
+    async def test() -> None:
+        async with running(toy) as engine:
+            streams = [engine.submit(asked(str(i), p, greedy(1 + i % 9))) for i, p in enumerate(prompts)]
+            made = await asyncio.gather(*map(tokens_of, streams))
+            assert made == [trusted.greedy(p, 1 + i % 9) for i, p in enumerate(prompts)]
+            await until(lambda: engine.stats.running == 0)
+            assert (engine.in_flight, engine.stats.waiting, engine.stats.kv_cache_usage) == (0, 0, 0.0)
+
+    run(test())
+
+
+def test_the_queue_is_bounded_and_says_when_to_come_back(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        async with running(toy, queue=3) as engine:
+            streams = [engine.submit(asked(str(i))) for i in range(4 + 3)]
+            with pytest.raises(OverloadedError, match="the queue is full: 7 sequences run or wait") as refused:
+                engine.submit(asked("8"))
+            assert 1 <= refused.value.retry_after_s <= 60
+            gate.open()
+            assert all([len(await tokens_of(s)) == 4 for s in streams])
+            await until(lambda: engine.in_flight == 0)
+            assert len(await tokens_of(engine.submit(asked("9")))) == 4
+
+    run(test())
+
+
+def test_a_cancelled_request_frees_its_slot_before_the_next_step(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        watcher = Watcher()
+        async with running(toy, observer=watcher) as engine:
+            streams = [engine.submit(asked(str(i), [i, 1], greedy(20))) for i in range(4)]
+            fifth = engine.submit(asked("5", [9, 9], greedy(2)))
+            await until(gate.waiting.is_set)
+            streams[0].cancel()
+            streams[0].cancel()
+            gate.step()
+            await until(lambda: bool(watcher.ended))
+            assert watcher.ended[0].finish_reasons == ("abort",)
+            last = [u async for updates in streams[0] for u in updates][-1]
+            assert last.finish_reason == "abort"
+            gate.open()
+            assert len(await tokens_of(fifth)) == 2
+            for stream in streams[1:]:
+                stream.cancel()
+            await until(lambda: engine.in_flight == 0)
+            assert engine.stats.running == 0 and len(watcher.ended) == 5
+
+    run(test())
+
+
+def test_the_same_id_twice_is_refused(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            engine.submit(asked("a"))
+            with pytest.raises(InputError, match="a request with id 'a' runs already"):
+                engine.submit(asked("a"))
+            gate.open()
+
+    run(test())
+
+
+def test_a_drain_finishes_what_was_accepted_and_refuses_the_rest(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            streams = [engine.submit(asked(str(i))) for i in range(6)]
+            draining = asyncio.create_task(engine.drain(20))
+            await until(lambda: engine.draining)
+            with pytest.raises(OverloadedError, match="shutting down"):
+                engine.submit(asked("late"))
+            gate.open()
+            assert await draining == 0
+            assert all([len(await tokens_of(s)) == 4 for s in streams])
+
+    run(test())
+
+
+def test_a_drain_that_takes_too_long_cancels_the_rest(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            streams = [engine.submit(asked(str(i), None, greedy(25))) for i in range(2)]
+            draining = asyncio.create_task(engine.drain(0.05))
+            await until(gate.waiting.is_set)
+            await asyncio.sleep(0.1)
+            gate.open()
+            assert await draining == 2
+            for stream in streams:
+                assert [u async for updates in stream for u in updates][-1].finish_reason == "abort"
+            assert engine.in_flight == 0
+
+    run(test())
+
+
+def test_an_engine_that_fails_tells_everyone(toy: Toy, gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            streams = [engine.submit(asked(str(i))) for i in range(6)]
+            gate.failing = RuntimeError("the device fell off the bus")
+            gate.open()
+            for stream in streams:
+                with pytest.raises(EngineDeadError, match=r"stopped on an error \(RuntimeError\)") as dead:
+                    await tokens_of(stream)
+                assert "bus" not in str(dead.value)
+            with pytest.raises(EngineDeadError):
+                engine.submit(asked("late"))
+            assert isinstance(engine.error, RuntimeError) and engine.in_flight == 0
+
+    run(test())
+    assert "the device fell off the bus" in caplog.text
+
+
+def test_a_closed_engine_takes_nothing(toy: Toy) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            engine.close(10)
+            with pytest.raises(EngineDeadError, match="closed"):
+                engine.submit(asked("late"))
+
+    run(test())
+
+
+def test_closing_ends_streams_that_are_read(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            stream = engine.submit(asked("a", None, greedy(25)))
+            await until(gate.waiting.is_set)
+            closing = asyncio.create_task(asyncio.to_thread(engine.close, 10))
+            await asyncio.sleep(0.02)
+            gate.open()
+            assert await closing
+            with pytest.raises(EngineDeadError):
+                await tokens_of(stream)
+
+    run(test())
+
+
+def test_nothing_stays_behind_when_streams_are_dropped(toy: Toy) -> None:
+    async def test() -> None:
+        async with running(toy) as engine:
+            for i in range(20):
+                stream = engine.submit(asked(str(i), None, greedy(25)))
+                async for _ in stream:
+                    break
+                stream.cancel()
+            await until(lambda: engine.in_flight == 0)
+            gc.collect()
+            assert engine.stats.running == 0
+
+    run(test())
+
+
+# The Python surface
+
+
+def test_async_llm_yields_the_output_as_it_grows(toy: Toy, trusted: ToyReference) -> None:
+    async def test() -> None:
+        async with BundleAsyncLLM(toy.bundle) as llm:
+            seen = []
+            async for output in llm.generate([5, 6, 7], greedy(6), "r1"):
+                assert output.request_id == "r1"
+                seen.append(list(output.outputs[0].token_ids))
+            wanted = trusted.greedy([5, 6, 7], 6)
+            assert seen == [wanted[: i + 1] for i in range(6)] and output.finished
+            params = greedy(6, output_kind=RequestOutputKind.DELTA)
+            deltas = [list(o.outputs[0].token_ids) async for o in llm.generate([5, 6, 7], params)]
+            assert deltas == [[t] for t in wanted]
+            params = greedy(6, output_kind=RequestOutputKind.FINAL_ONLY)
+            final = [list(o.outputs[0].token_ids) async for o in llm.generate([5, 6, 7], params)]
+            assert final == [wanted]
+
+    run(test())
+
+
+def test_async_llm_aborts_by_id_and_by_leaving(toy: Toy, gate: Gate) -> None:
+    async def test() -> None:
+        async with BundleAsyncLLM(toy.bundle) as llm:
+            generator = llm.generate([1], greedy(25), "a")
+            task = asyncio.create_task(anext(generator))
+            await until(gate.waiting.is_set)
+            await llm.abort("a")
+            await llm.abort("unknown")
+            gate.open()
+            await task
+            rest = [o async for o in generator]
+            assert rest[-1].outputs[0].finish_reason == "abort"
+            async for _ in (left := llm.generate([1], greedy(25))):
+                break
+            await left.aclose()
+            await until(lambda: llm.engine.in_flight == 0)
+
+    run(test())
+
+
+def test_async_llm_chats(toy: Toy) -> None:
+    async def test() -> None:
+        async with BundleAsyncLLM(toy.bundle) as llm:
+            outputs = [o async for o in llm.chat([{"role": "user", "content": "hi"}], greedy(3))]
+            assert len(outputs[-1].outputs[0].token_ids) == 3
+            with pytest.raises(InputError, match="messages"):
+                async for _ in llm.chat([], greedy(3)):
+                    pass
+
+    run(test())

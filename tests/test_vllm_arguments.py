@@ -1,0 +1,52 @@
+"""vLLM's constructor arguments: those that mean something here, and those that are told to have no effect."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from llmc.errors import InputError
+from llmc.vllm_arguments import split
+
+
+def test_compile_and_engine_arguments_go_their_ways() -> None:
+    given = {"max_model_len": 128, "quantization": "int8", "dtype": "bfloat16", "seed": 3, "prefix_slots": 1}
+    compiled, engine = split(given)
+    assert compiled == {"max_model_len": 128, "quantize": "int8", "dtype": "bf16"}
+    assert engine == {"seed": 3, "prefix_slots": 1}
+
+
+@pytest.mark.parametrize(("dtype", "ours"), [
+    ("float32", "f32"), ("float", "f32"), ("half", "f16"), ("float16", "f16"), ("bfloat16", "bf16"), ("f32", "f32"),
+    ("torch.bfloat16", "bf16"), ("int9", "int9"),
+])  # fmt: skip
+def test_dtypes_in_both_spellings(dtype: str, ours: str) -> None:
+    assert split({"dtype": dtype}) == ({"dtype": ours}, {})
+
+
+def test_auto_leaves_the_choice_to_the_target() -> None:
+    assert split({"dtype": "auto"}) == ({}, {})
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"tensor_parallel_size": 32}, "tensor_parallel_size=32 has no effect: a bundle runs as it was compiled"),
+    ({"override_neuron_config": {"enable_bucketing": False}}, "override_neuron_config has no effect: the plan says"),
+    ({"enforce_eager": True}, "enforce_eager has no effect: every step replays a compiled graph"),
+    ({"trust_remote_code": True}, "no code of a checkpoint is run"),
+])  # fmt: skip
+def test_what_has_no_effect_is_said(given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "llmc"):
+        assert split(given) == ({}, {})
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("given", [{"tensor_parallel_size": 1}, {"enforce_eager": False}, {"tokenizer": None}])
+def test_defaults_are_not_worth_a_word(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    assert split(given) == ({}, {}) and not caplog.records
+
+
+def test_an_unknown_argument_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"LLM\(\) knows no argument 'max_model_length'; the nearest it knows is 'max_mo"):
+        split({"max_model_length": 12})
