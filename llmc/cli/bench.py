@@ -1,23 +1,56 @@
-"""`llmc bench`: how long each bucket of a bundle takes here."""
+"""`llmc bench`: how long each bucket of a bundle takes here, and how a server holds under load."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from llmc.cli import bench_serve
 
 if TYPE_CHECKING:
     from llmc.buckets.bench_file import Bench
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("bench")(bench)
+BUCKETS = "buckets"
+"""The command that is meant where none is named."""
 
 
-def bench(
+class _Commands(TyperGroup):
+    """`llmc bench BUNDLE` is `llmc bench buckets BUNDLE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put in the command's name where it was left out."""
+        if args and args[0] not in {"--help", *self.commands}:
+            args = [BUCKETS, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="""Time every bucket of a bundle on this host, or put a server under load.
+
+    llmc bench BUNDLE is short for llmc bench buckets BUNDLE; a bundle in a folder called serve is ./serve.
+
+    \b
+    Example:
+      llmc bench bundle -o bench.json
+      llmc bench serve http://127.0.0.1:8000 --concurrency 8 --json
+    """,
+)
+
+
+def register(root: typer.Typer) -> None:
+    """Add the commands to `root`."""
+    root.add_typer(app, name="bench")
+
+
+@app.command(BUCKETS)
+def buckets(
     bundle: Annotated[
         str,
         typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
@@ -58,6 +91,9 @@ def bench(
         found.save(output)
         typer.echo(f"wrote {output}", err=True)
     typer.echo(found.to_json() if as_json else _text(found), nl=False)
+
+
+bench_serve.register(app)
 
 
 def _text(found: Bench) -> str:

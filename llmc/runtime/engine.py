@@ -141,11 +141,23 @@ class Engine:
         )  # fmt: skip
 
     def step(self) -> Outcome | None:
-        """Run one step; None when there is nothing to do. Raises whatever the executor raises."""
+        """Run one step; None when there is nothing to do.
+
+        Raises whatever the executor raises, and VerificationError for logits that are no numbers; every sequence is
+        forgotten then, and the engine can be used again.
+        """
         started = time.perf_counter()
         work = self.scheduler.next()
         if work is None:
             return None
+        try:
+            return self._run(work, started)
+        except BaseException:
+            self.scheduler.reset()
+            self._sequences.clear()
+            raise
+
+    def _run(self, work: Work, started: float) -> Outcome:
         for copy in work.copies:
             self.executor.copy_prefix(copy.source, copy.target, copy.length)
         scheduled = time.perf_counter()

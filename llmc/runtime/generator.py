@@ -179,11 +179,11 @@ class Generator:
         updates: list[Update] = []
         for token in outcome.tokens:
             running, choice = self._choices[token.sequence]
-            if running.first_s is None:
-                running.first_s = now
-                first.append(now - running.arrived_s)
-            elif choice.tokens:
+            running.first_s = running.first_s or now
+            if choice.tokens:
                 between.append(now - choice.last_s)
+            else:
+                first.append(now - running.arrived_s)
             choice.last_s = now
             updates += self._told(running, [self._took(running, choice, token)])
         self._observe(outcome, first, between)

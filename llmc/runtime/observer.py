@@ -90,7 +90,7 @@ class Observer:
         """A step ran."""
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
-        """Tokens of one step: seconds from arrival for requests' first tokens, since the token before for others."""
+        """Tokens of one step: seconds from arrival for choices' first tokens, since the token before for others."""
 
     def finished(self, summary: RequestSummary) -> None:
         """A request ended."""

@@ -205,3 +205,22 @@ def test_what_cannot_run_leaves_nothing_of_its_group_behind(llm: BundleLLM) -> N
     with pytest.raises(InputError, match="the prompt is empty"):
         llm.generate(["one", ""], greedy(2))
     assert not llm.generator.has_work
+
+
+def test_an_interrupted_step_leaves_the_engine_usable(
+    llm: BundleLLM, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = type(llm.executor).run
+    with monkeypatch.context() as patch:
+        steps = iter(range(3))
+
+        def interrupted(self: Any, step: Any) -> Any:
+            if next(steps, None) is None:
+                raise KeyboardInterrupt
+            return run(self, step)
+
+        patch.setattr(type(llm.executor), "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[1, 2, 3], [4]], greedy(8))
+    assert not llm.generator.has_work and not llm.engine.has_work
+    assert llm.generate([[1, 2, 3]], greedy(4))[0].outputs[0].token_ids == trusted.greedy([1, 2, 3], 4)

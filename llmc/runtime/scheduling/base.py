@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket, Phase
@@ -74,9 +74,6 @@ class Work:
     rows: tuple[Row, ...]
     copies: tuple[Copy, ...] = ()
     admitted: tuple[tuple[int, int], ...] = ()
-
-
-State = Literal["waiting", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,5 +54,4 @@ class WaitingQueue:
     def release(self, group: int) -> None:
         """Let the sequences of `group`, which is no longer blocked, take their places again."""
         for entry in self._aside.pop(group, ()):
-            if not entry[2].gone:
-                heappush(self._heap, entry)
+            heappush(self._heap, entry)
