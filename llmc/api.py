@@ -9,6 +9,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.vllm_arguments import split
 
 if TYPE_CHECKING:
+    from llmc.artifacts.store import Store
     from llmc.buckets.plan import Plan
     from llmc.compiler.pipeline import CompileResult, Reporter
 
@@ -42,12 +43,13 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     require_native: bool = False,
     jobs: int | None = None,
     cache_dir: str | Path | None = None,
+    store: Store | None = None,
     report: Reporter | None = None,
     **planning: Any,
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
-    `plan` or the keywords of `llmc.plan` say which buckets. `report` is called with each stage and executable. Raises
+    `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`. `report` is called with each stage and executable. Raises
     CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError, and then leaves
     `output` as it was.
     """
@@ -60,7 +62,8 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     settings = Settings.from_environment()
     options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
     made = plan if plan is not None else plan_for(str(model), **planning)
-    store = open_store(cache_dir, settings, device)
+    if store is None:
+        store = open_store(cache_dir, settings, device)
     return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))
 
 
@@ -83,14 +86,15 @@ class LLM(BundleLLM):
 
 
 def bundle_of(
-    model: str, device: str = DEVICE, options: dict[str, Any] | None = None, report: Reporter | None = None
-) -> Path:
+    model: str, device: str = DEVICE, options: dict[str, Any] | None = None, report: Reporter | None = None,
+    store: Store | None = None,
+) -> Path:  # fmt: skip
     """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
 
     Raises what `compile` and `resolve` raise.
     """
     options = dict(options or {})
-    making = options if report is None else {**options, "report": report}
+    making = {**options, "report": report, "store": store}
     path = Path(model)
     if (path / "manifest.json").is_file() or (path.is_dir() and not _holds_checkpoint(path)):
         return _matching(path, None if device == DEVICE else device, options)
@@ -100,7 +104,7 @@ def bundle_of(
 
     settings = Settings.from_environment()
     if is_reference(model):
-        return _matching(resolve(model, settings), None if device == DEVICE else device, options)
+        return _matching(resolve(model, settings, store), None if device == DEVICE else device, options)
     place = place_for(device, model, settings.neuron_artifacts)
     if place is not None:
         if load(place, settings.cache_dir / "stamps") is not None:

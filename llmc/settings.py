@@ -16,6 +16,8 @@ Variables
     ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, DNNL_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS, NPY_DISABLE_CPU_FEATURES
                             not acted on here: they make torch, oneDNN, MKL or numpy run other kernels than the host's
                             best, so what was verified under them counts for such runs only
+    LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
+    VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use
     VLLM_BUCKETING_STRATEGY     lin | exp | pad, for both phases
@@ -34,7 +36,8 @@ Variables
     VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
                                    doubling; 0: never
     VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
-    VLLM_SKIP_WARMUP            true | 1 has no effect on a plan, which a warning says
+    VLLM_SKIP_WARMUP            true | 1: `llmc serve` opens every graph and runs only two before it is ready; has no
+                                effect on a plan, which a warning says
 
 A variable set to the empty string counts as unset. One that looks like a bucket range's and is none of these leaves a
 warning. Only the standard library is imported here, and only its light parts, because every command pays for this
@@ -132,6 +135,8 @@ class Settings:
     require_signatures: bool = False
     neuron_artifacts: str | None = None
     kernel_limits: Mapping[str, str] = field(default_factory=dict)
+    skip_warmup: bool = False
+    api_key: str | None = field(default=None, repr=False)
     threads_override: int | None = None
     strategy: str | None = None
     strategy_variable: str | None = None
@@ -167,6 +172,8 @@ class Settings:
             require_signatures=_switch(environ, "LLMC_REQUIRE_SIGNATURES"),
             neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
+            skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
+            api_key=environ.get("LLMC_API_KEY", "").strip() or environ.get("VLLM_API_KEY", "").strip() or None,
             threads_override=_threads(environ),
             strategy=strategy,
             strategy_variable=strategy_variable,

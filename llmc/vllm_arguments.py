@@ -10,7 +10,7 @@ from llmc.errors import InputError
 ENGINE = ("prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests")
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 
-_COMPILES = ("plan", "cache_dir", "report", "threads", "device")
+_COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device")
 _DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
 
 _WITHOUT_EFFECT = {

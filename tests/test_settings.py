@@ -44,6 +44,10 @@ def test_the_key_of_the_server_has_two_spellings_and_no_blanks_around_it():
     assert "ours" not in repr(read(LLMC_API_KEY="ours"))
 
 
+def test_the_servers_warm_up_is_skipped_where_it_is_asked_for():
+    assert [read(VLLM_SKIP_WARMUP=v).skip_warmup for v in ("true", "1", "false", "")] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
 def test_a_thread_count_that_is_none_is_named(value):
     with pytest.raises(InputError, match=r"LLMC_THREADS='?" + value):

@@ -48,5 +48,7 @@ def test_defaults_are_not_worth_a_word(given: dict[str, Any], caplog: pytest.Log
 
 
 def test_an_unknown_argument_names_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"LLM\(\) knows no argument 'max_model_length'; the nearest it knows is 'max_mo"):
+    with pytest.raises(
+        InputError, match=r"LLM\(\) knows no argument 'max_model_length'; the nearest it knows is 'max_mo"
+    ):
         split({"max_model_length": 12})

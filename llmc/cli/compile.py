@@ -55,6 +55,15 @@ def compile_command(
             help="One executable per bucket, or one that covers all. Default: what was measured best for the device.",
         ),
     ] = None,
+    sample_top_k: Annotated[
+        int,
+        typer.Option(
+            "--sample-top-k",
+            metavar="K",
+            help="Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
+            "0: all logits only.",
+        ),
+    ] = 0,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", metavar="N", help="Executables at once. Default: CPUs.")
     ] = None,
@@ -106,7 +115,9 @@ def compile_command(
         raise InputError(f"--jobs {jobs} must be at least 1")
     settings = Settings.from_environment()
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
-    options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
+    options = CompileOptions(
+        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k
+    )
     place = None
     if resume and model is None:
         journal = Journal.read(output)
@@ -195,6 +206,8 @@ def _print_result(result: CompileResult, as_json: bool) -> None:
         f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
         f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
     )
+    if result.sample_top_k:
+        typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
     v = result.verification
     if v.get("mode") == "none":
         typer.echo("not verified (--verify none)")

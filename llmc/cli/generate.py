@@ -13,8 +13,8 @@ from llmc.cli import output as messages
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.observer import StepRecord
     from llmc.runtime.llm import BundleLLM
+    from llmc.runtime.observer import StepRecord
     from llmc.runtime.outputs import RequestOutput
     from llmc.runtime.sampling import SamplingParams
 

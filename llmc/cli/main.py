@@ -16,7 +16,8 @@ COMMANDS = {
     "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
     "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
     "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
-    "bench": ("llmc.cli.bench", "Time every bucket of a bundle on this host."),
+    "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
+    "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }

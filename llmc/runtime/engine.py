@@ -209,8 +209,11 @@ class Engine:
         sequence = self._sequences[number]
         sequence.produced += 1
         ends = token in sequence.ends and sequence.produced >= sequence.least
+        constraint = sequence.sampler.constraint
         reason: FinishReason | None = None
-        if ends or sequence.sampler.finished:
+        if constraint is not None and constraint.error is not None:
+            reason = "error"
+        elif ends or sequence.sampler.finished:
             reason = "stop"
         elif sequence.produced >= sequence.budget:
             reason = "length"

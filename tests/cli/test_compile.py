@@ -53,6 +53,18 @@ def test_the_outcome_is_told_in_words(compile_: Llmc) -> None:
     assert "not verified (--verify none)" in compile_("--verify", "none").out
 
 
+def test_top_logits_are_told_and_explained(compile_: Llmc, llmc: Llmc) -> None:
+    assert "largest logits" not in compile_().out
+    topped = compile_("--sample-top-k", 64, "-o", "topped")
+    assert topped.out.splitlines()[2] == "graphs return the 64 largest logits and their ids beside all logits"
+    assert compile_("--sample-top-k", 64, "--json").json["sample_top_k"] == 64
+    assert read_manifest(Path("topped")).options["sample_top_k"] == 64
+    assert "--sample-top-k" in llmc("compile", "--help").out
+    compile_("-o", "plain")
+    explained = llmc("cache", "explain", "plain", "topped").out.splitlines()
+    assert explained[0].startswith("options.sample_top_k: ") and explained[0].endswith(" → 64")
+
+
 def test_progress_is_lines_on_standard_error_only(compile_: Llmc) -> None:
     ran = compile_()
     assert [f"[{i}/{BUCKETS}]" in ran.err for i in range(1, BUCKETS + 1)] == [True] * BUCKETS
@@ -149,6 +161,8 @@ def test_planning_flags_shape_the_plan(compile_: Llmc) -> None:
         (["--max-model-len", 65], "--max-model-len 65 is above the 64 positions of"),
         (["--max-model-len", 32, "--decode-batch", "1,2"], "--decode-batch '1,2' is not MIN,STEP,MAX"),
         (["--jobs", 0], "--jobs 0 must be at least 1"),
+        (["--sample-top-k", 257], "--sample-top-k 257 must be in 1 … 256, or 0 for all logits only"),
+        (["--sample-top-k", -1], "--sample-top-k -1 must be in 1 … 256"),
     ],
 )
 def test_numbers_and_plans_that_cannot_be_used_are_usage_errors(

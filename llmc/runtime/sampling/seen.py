@@ -9,8 +9,8 @@ import numpy as np
 from llmc.runtime.sampling.filters import Ids, Logits
 from llmc.runtime.sampling.params import SamplingParams
 
-_LARGEST = np.float32(3e38)
 _FACTOR = 1e30
+"""The strongest repetition penalty that is told from a stronger one; with it, logits stay within float32."""
 
 
 class SeenTokens:
@@ -42,7 +42,7 @@ class SeenTokens:
         self._counts[place] += 1
 
     def penalise(self, row: Logits) -> None:
-        """Apply the penalties to logits [V], in place. What leaves float32's range stays at its edge."""
+        """Apply the penalties to logits [V], in place."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         values = row[ids]
         if self._repetition != 1.0:
@@ -51,7 +51,7 @@ class SeenTokens:
             values -= self._frequency * counts
         if self._presence:
             values -= self._presence * (counts > 0)
-        row[ids] = np.clip(values, -_LARGEST, _LARGEST)
+        row[ids] = values
 
 
 class BadWords:

@@ -1,0 +1,297 @@
+"""`llmc serve`: an OpenAI-compatible server over a bundle."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.cli import output as messages
+from llmc.cli.quantities import duration, size
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from llmc.artifacts.store import Store
+    from llmc.runtime.server.events import Event
+    from llmc.runtime.server.loading import OpenBundle
+    from llmc.runtime.server.state import Progress
+    from llmc.settings import Settings
+
+_COMPILE = "For a MODEL that is no bundle"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("serve")(serve_command)
+
+
+def serve_command(
+    bundle: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUNDLE|MODEL",
+            help="A bundle folder, archive, store:KEY or oci://…; or a checkpoint, which is compiled first.",
+            show_default=False,
+        ),
+    ],
+    *,
+    host: Annotated[str, typer.Option("--host", metavar="H", help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="P", help="0 takes a free port and says which.")] = 8000,
+    uds: Annotated[
+        Path | None, typer.Option("--uds", metavar="PATH", help="Listen on a Unix socket in place of host and port.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            metavar="K",
+            help="Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option("--served-model-name", metavar="NAME", help="Default: the bundle's name of it.")
+    ] = None,
+    max_queued_requests: Annotated[
+        int, typer.Option("--max-queued-requests", metavar="N", min=0, help="Waiting requests; more get a 503.")
+    ] = 64,
+    shutdown_timeout: Annotated[
+        str,
+        typer.Option("--shutdown-timeout", metavar="T", help="Time that running requests get after SIGTERM."),
+    ] = "30s",
+    max_body_size: Annotated[
+        str, typer.Option("--max-body-size", metavar="SIZE", help="Largest request body.")
+    ] = "4MiB",
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
+    ] = None,
+    prefill_budget: Annotated[
+        int | None,
+        typer.Option("--prefill-budget", metavar="N", min=1, help="Prompt tokens between two decode steps at most."),
+    ] = None,
+    prefix_slots: Annotated[
+        int | None,
+        typer.Option("--prefix-slots", metavar="N", min=0, help="Slots for prefixes beside a full batch."),
+    ] = None,
+    warm_up: Annotated[
+        str | None,
+        typer.Option(
+            "--warm-up",
+            metavar="all|open",
+            help="Before ready: run every bucket, or open all and run two. Default: all (open: VLLM_SKIP_WARMUP).",
+        ),
+    ] = None,
+    record_traffic: Annotated[
+        Path | None,
+        typer.Option("--record-traffic", metavar="FILE", help="Append lengths and times of requests, for llmc plan."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="TRACE.json", help="Write a trace of all steps, for Perfetto.")
+    ] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log each request on stderr.")] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="D", help="What to compile for.", rich_help_panel=_COMPILE)
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", metavar="N", help="Tokens of one sequence.", rich_help_panel=_COMPILE),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option("--max-num-seqs", metavar="N", help="Sequences in flight.", rich_help_panel=_COMPILE),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="none|int8|int4|keep", help="Weights.", rich_help_panel=_COMPILE),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="f32|bf16|f16", help="Unquantised numbers.", rich_help_panel=_COMPILE),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.", rich_help_panel=_COMPILE),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, ready, draining…")] = False,
+) -> None:
+    """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
+
+    /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running
+    requests end first; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
+
+    \b
+    Example:
+      llmc serve bundle --port 8000
+      llmc serve bundle --host 0.0.0.0 --api-key "$KEY" --record-traffic traffic.jsonl --json
+      llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
+    """
+    from llmc.runtime.opening import EngineOptions
+    from llmc.runtime.server.state import ServerConfig
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    config = ServerConfig(
+        host, port, _keys(api_key, settings), max_queued_requests,
+        duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
+        served_model_name, record_traffic, profile,
+    )  # fmt: skip
+    asked = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if plan is not None:
+        options["plan"] = _plan(plan, options)
+    chosen: dict[str, Any] = {"threads": threads, "prefill_budget": prefill_budget, "prefix_slots": prefix_slots}
+    run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
+    serve = _server()
+    from llmc.artifacts.opening import open_store
+    from llmc.runtime.server.warming import warm_up_of
+
+    store = open_store(settings=settings, device=device)
+    warmth = warm_up_of(warm_up or ("open" if settings.skip_warmup else "all"))
+    with _JsonEvents() if as_json else _Told() as report:
+        code = serve(
+            config,
+            _opener(bundle, device, options, store),
+            options=run,
+            warm_up=warmth,
+            report=report,
+            uds=uds,
+            access_log=access_log,
+            cache_counters=lambda: store.counters,
+        )
+    raise typer.Exit(code)
+
+
+def _server() -> Callable[..., int]:
+    try:
+        from llmc.runtime.server.serve import serve
+    except ModuleNotFoundError as e:
+        if (e.name or "").partition(".")[0] == "llmc":
+            raise
+        raise InputError(f"llmc serve needs {e.name}, which is not installed: pip install 'llmc[serve]'") from e
+    return serve
+
+
+def _keys(given: list[str] | None, settings: Settings) -> tuple[str, ...]:
+    if given is None:
+        return () if settings.api_key is None else (settings.api_key,)
+    if not all(key.strip() for key in given):
+        raise InputError("--api-key is empty; leave it out to ask for none (is the variable that it comes from set?)")
+    return tuple(given)
+
+
+def _plan(file: Path, options: dict[str, Any]) -> Any:
+    from llmc.buckets.plan import Plan
+
+    for name in ("max_model_len", "max_num_seqs"):
+        if name in options:
+            raise InputError(f"--plan has the limits already; leave out --{name.replace('_', '-')}")
+    return Plan.load(file)
+
+
+def _opener(model: str, device: str | None, options: dict[str, Any], store: Store) -> OpenBundle:
+    def open_bundle(tell: Callable[[Progress], None]) -> Path:
+        from llmc.api import DEVICE, bundle_of
+        from llmc.compiler.pipeline import ExecutableReport, VerifyReport
+        from llmc.runtime.server.state import Progress
+
+        def report(event: Any) -> None:
+            if isinstance(event, ExecutableReport):
+                tell(Progress("compile", event.index, event.total))
+            elif isinstance(event, VerifyReport):
+                tell(Progress("verify", event.done, event.total))
+
+        return bundle_of(model, device or DEVICE, options, report, store)
+
+    return open_bundle
+
+
+class _JsonEvents:
+    """One JSON line an event on standard output; progress is asked for at /ready."""
+
+    def __enter__(self) -> _JsonEvents:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        return None
+
+    def __call__(self, event: Event) -> None:
+        from llmc.runtime.server.state import Progress
+
+        if not isinstance(event, Progress):
+            line = {"event": type(event).__name__.lower(), **asdict(event)}
+            print(json.dumps(line), flush=True)
+
+
+class _Told:
+    """Lines for a person on standard error, with a bar while loading; nothing when quiet."""
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._bars: dict[str, messages.StepProgress] = {}
+        self._said_at = time.monotonic()
+
+    def __enter__(self) -> _Told:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._close_bars()
+
+    def __call__(self, event: Event) -> None:
+        from llmc.runtime.server.events import Dead, Draining, Listening, Ready, Stopped
+
+        if messages.quiet:
+            return
+        match event:
+            case Listening(url=url):
+                self._say(f"listening on {url}")
+                if event.open_to_all:
+                    self._say("no API key is asked for, and other hosts can connect: --api-key sets one")
+            case Ready():
+                self._close_bars()
+                self._say(
+                    f"ready in {event.seconds:.1f} s: {event.model} on {event.device}; {event.warmed} steps run to "
+                    f"warm up, compilations {event.compilations}"
+                )
+            case Draining():
+                self._close_bars()
+                self._say(
+                    f"{event.signal}: no new requests; {event.running} running and {event.waiting} waiting may take "
+                    f"{event.timeout_s:g} s (again: stop now)"
+                )
+            case Dead():
+                self._say(f"the engine stopped, /health is 503 now: {event.message}")
+            case Stopped():
+                cut = f", {event.cancelled} requests cut" if event.cancelled else ""
+                self._say(f"stopped after {event.seconds:.1f} s{cut}")
+            case _:
+                self._progress(event)
+
+    def _progress(self, at: Progress) -> None:
+        if not at.total:
+            return
+        if sys.stderr.isatty():
+            if at.stage not in self._bars:
+                self._close_bars()
+                self._bars[at.stage] = messages.StepProgress(at.stage)
+                self._bars[at.stage].__enter__()
+            self._bars[at.stage]("", at.done, at.total)
+        elif time.monotonic() - self._said_at > self.EVERY_S:
+            self._said_at = time.monotonic()
+            left = "" if at.eta_s is None else f", about {at.eta_s:.0f} s left"
+            self._say(f"{at.stage}: {at.done} of {at.total}{left}")
+
+    def _close_bars(self) -> None:
+        for bar in self._bars.values():
+            bar.__exit__(None, None, None)
+        self._bars.clear()
+
+    def _say(self, text: str) -> None:
+        print(f"llmc: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""The socket that the server listens on: TCP, or a Unix socket."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from llmc.errors import InputError
+
+BACKLOG = 2048
+"""Connections that the kernel may hold before they are accepted."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A bound, listening socket and how clients reach it; `path` is that of a Unix socket."""
+
+    socket: socket.socket
+    url: str
+    path: Path | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether only this host reaches it."""
+        return self.path is not None or ip_address(self.socket.getsockname()[0].partition("%")[0]).is_loopback
+
+    def close(self) -> None:
+        """Close the socket; a Unix socket's file goes, too."""
+        self.socket.close()
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.unlink()
+
+
+def listen(host: str, port: int) -> Listener:
+    """Bind TCP `host`:`port` (0: a free port) and listen. Raises InputError, naming the flag, where that fails."""
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port {port} is not a port: use 1 … 65535, or 0 for a free one")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, address = found[0][0], found[0][4]
+        both = host == "::" and socket.has_dualstack_ipv6()
+        bound = socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except (OSError, UnicodeError) as e:
+        raise InputError(_unbound(host, port, e)) from e
+    shown = f"[{host}]" if ":" in host else host
+    return Listener(bound, f"http://{shown}:{bound.getsockname()[1]}")
+
+
+def listen_unix(path: Path) -> Listener:
+    """Bind the Unix socket `path`; the file that a killed server left is replaced, that of a live one never.
+
+    Raises InputError where the path cannot be bound.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_abandoned(path)
+        bound.bind(str(path))
+        bound.listen(BACKLOG)
+    except OSError as e:
+        bound.close()
+        why = "another server listens there" if e.errno == errno.EADDRINUSE else (e.strerror or str(e))
+        raise InputError(f"--uds {path}: the socket cannot be bound: {why}; give another path") from e
+    return Listener(bound, f"unix:{path}", path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return  # binding then says that the address is in use
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+
+
+def _unbound(host: str, port: int, error: OSError | UnicodeError) -> str:
+    number = error.errno if isinstance(error, OSError) and not isinstance(error, socket.gaierror) else None
+    if number == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; give another one with --port, or --port 0 for a free one"
+    if number == errno.EACCES:
+        return f"port {port} of {host} may not be bound by this user; give one above 1023 with --port"
+    why = os.strerror(number) if number else getattr(error, "strerror", None) or str(error)
+    return f"{host}:{port} cannot be bound: {why}; give an address of this host with --host, such as 127.0.0.1"

@@ -1,0 +1,117 @@
+"""Prompts of requests as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llmc.runtime.server.errors import bad_request
+
+if TYPE_CHECKING:
+    from llmc.runtime.server.protocol.chat import Message, Tool
+    from llmc.runtime.server.protocol.completions import CompletionRequest
+    from llmc.runtime.server.state import Served
+
+T = TypeVar("T")
+
+LONG_TEXT = 2048
+"""Characters from which a text is encoded in a thread of its own, so that streams go on meanwhile (about 2 ms)."""
+
+
+async def completion_prompts(served: Served, body: CompletionRequest) -> list[list[int]]:
+    """Token ids of every prompt. Raises InputError for text that is not Unicode."""
+    prompts, special = body.prompt, body.add_special_tokens is not False
+    if isinstance(prompts[0], str):
+        length = sum(map(len, prompts))
+        prompts = await _aside(length, lambda: [served.tokenizer.encode(text, special) for text in prompts])
+    return [truncated(served, ids, body.truncate_prompt_tokens) for ids in prompts]
+
+
+async def encode(served: Served, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of `text`, found in a thread where it is long."""
+    return await _aside(len(text), lambda: served.tokenizer.encode(text, add_special_tokens))
+
+
+async def _aside(length: int, work: Callable[[], T]) -> T:
+    return work() if length < LONG_TEXT else await asyncio.to_thread(work)
+
+
+def truncated(served: Served, ids: list[int], keep: int | None, field: str = "prompt") -> list[int]:
+    """The last `keep` ids (None: all; -1: as many as the model takes). Raises ApiError for a prompt that stays too
+    long, naming the limit, or is empty; `field` is where it came from."""
+    longest = served.limits.longest_prompt
+    if keep == 0:
+        raise bad_request(
+            "truncate_prompt_tokens 0 leaves no prompt; keep at least one token", "truncate_prompt_tokens"
+        )
+    if keep is not None:
+        ids = ids[-(longest if keep == -1 else keep) :]
+    if not ids:
+        raise bad_request("the prompt is empty: it has no token", field)
+    if len(ids) > longest:
+        limits = served.limits
+        limit = (
+            f"max_model_len {limits.max_model_len}, prompt and answer together"
+            if limits.max_prompt_len is None
+            else f"max_prompt_len {limits.max_prompt_len}"
+        )
+        message = f"the prompt has {len(ids)} tokens; this model takes at most {longest} ({limit})"
+        raise bad_request(message, field, "context_length_exceeded")
+    return ids
+
+
+def render(
+    served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None = None,
+    add_generation_prompt: bool | None = None, continue_final_message: bool | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """The chat template's text. Raises InputError for messages that it refuses, ApiError where there is no template,
+    or where it shows no tools."""
+    template = served.chat_template
+    if template is None:
+        raise bad_request("this model has no chat template: use /v1/completions with a prompt", "messages")
+    if tools and not takes_tools(served):
+        raise bad_request("this model's chat template does not take tools", "tools")
+    if continue_final_message and add_generation_prompt:
+        raise bad_request("continue_final_message excludes add_generation_prompt", "continue_final_message")
+    plain = [_plain(message) for message in messages]
+    text = template.render(
+        plain,
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+        variables=variables,
+    )
+    return _left_open(text, plain[-1]) if continue_final_message else text
+
+
+def takes_tools(served: Served) -> bool:
+    """Whether the chat template shows tools to the model."""
+    return served.chat_template is not None and "tools" in served.chat_template.source
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message as data; arguments of earlier tool calls as objects, which templates expect, not as JSON text."""
+    plain = message.model_dump(exclude_unset=True)
+    for call in plain.get("tool_calls") or ():
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                parsed = json.loads(function["arguments"])
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(parsed, dict):
+                function["arguments"] = parsed
+    return plain
+
+
+def _left_open(text: str, last: Mapping[str, Any]) -> str:
+    content = last.get("content")
+    if not isinstance(content, str) or not content.strip():
+        raise bad_request("continue_final_message needs a last message with text", "continue_final_message")
+    for written in (content, content.strip()):
+        place = text.rfind(written)
+        if place >= 0:
+            return text[: place + len(written)]
+    raise bad_request("the chat template changes the last message: it cannot be continued", "continue_final_message")

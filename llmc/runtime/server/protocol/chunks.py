@@ -1,0 +1,42 @@
+"""Chunks of a stream as server-sent events, written from a prefix that all chunks of the stream share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from json import JSONEncoder
+from typing import Any, Literal
+
+_json = JSONEncoder(separators=(",", ":")).encode
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + _json(data).encode() + b"\n\n"
+
+
+class ChunkWriter:
+    """Writes the chunks of one answer. With `usage`, every chunk has the key `usage`, null but in the last."""
+
+    def __init__(
+        self, kind: Literal["chat.completion.chunk", "text_completion"], answer_id: str, created: int, model: str,
+        usage: bool,
+    ) -> None:  # fmt: skip
+        head = _json({"id": answer_id, "object": kind, "created": created, "model": model})
+        self._head = f"data: {head[:-1]},"
+        self._tail = ',"usage":null}\n\n' if usage else "}\n\n"
+        open_, close = ('"delta":{"content":', "},") if kind.startswith("chat") else ('"text":', ",")
+        self._before = open_
+        self._after = f'{close}"logprobs":null,"finish_reason":null}}]{self._tail}'
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk that only adds text."""
+        return f'{self._head}"choices":[{{"index":{index},{self._before}{_json(text)}{self._after}'.encode()
+
+    def choice(self, choice: Mapping[str, Any]) -> bytes:
+        """A chunk of any one choice."""
+        return f'{self._head}"choices":[{_json(choice)}]{self._tail}'.encode()
+
+    def usage(self, usage: Mapping[str, Any]) -> bytes:
+        """The chunk with the usage, and no choice."""
+        return f'{self._head}"choices":[],"usage":{_json(usage)}}}\n\n'.encode()

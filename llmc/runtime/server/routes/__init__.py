@@ -1,0 +1,1 @@
+"""One file for each group of routes; each has a `router` that app.py includes."""

@@ -1,0 +1,62 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from llmc.errors import InputError
+from llmc.runtime.server.access import serving, state_of
+from llmc.runtime.server.body import read_body
+from llmc.runtime.server.chatting import ChatWriter
+from llmc.runtime.server.disconnect import unless_disconnected
+from llmc.runtime.server.errors import api_error
+from llmc.runtime.server.generation import Generation
+from llmc.runtime.server.openapi import reads, streams
+from llmc.runtime.server.prompts import encode, render, truncated
+from llmc.runtime.server.protocol.answers import GENERATING, ChatResponse
+from llmc.runtime.server.protocol.chat import ChatRequest
+from llmc.runtime.server.streaming import EventStream
+from llmc.runtime.server.tool_choice import tool_use
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    responses={200: {"model": ChatResponse, **streams("The answers; chunks where stream is true.")}, **GENERATING},
+    openapi_extra=reads(ChatRequest),
+)
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    body = await read_body(request, ChatRequest)
+    served, config = serving(request, body.model), state_of(request).config
+    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
+    try:
+        use = tool_use(served, body)
+        params = body.params(**({} if use.structured is None else {"structured_outputs": use.structured}))
+        text = render(
+            served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
+            body.chat_template_kwargs,
+        )  # fmt: skip
+        ids = await encode(served, text, bool(body.add_special_tokens))
+        prompts = [truncated(served, ids, body.truncate_prompt_tokens, "messages")]
+        writer = ChatWriter(
+            answer_id, int(time.time()), served.model_name, body, served.tokenizer, use.finds_calls, use.limit
+        )
+        most = config.max_queued_requests + served.limits.max_num_seqs
+        start = Generation.start(served, answer_id, prompts, params, body.priority, most)
+        if body.stream:
+            generation = await start
+            return EventStream(writer.stream(generation), generation.cancel)
+
+        async def whole() -> Response:
+            return JSONResponse(await writer.whole(await start))
+
+        return await unless_disconnected(request.receive, whole())
+    except InputError as e:
+        raise api_error(e, ChatRequest.model_fields) from e

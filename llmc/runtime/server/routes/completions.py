@@ -1,0 +1,57 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from llmc.errors import InputError
+from llmc.runtime.server.access import serving, state_of
+from llmc.runtime.server.body import read_body
+from llmc.runtime.server.completing import CompletionWriter
+from llmc.runtime.server.disconnect import unless_disconnected
+from llmc.runtime.server.errors import api_error
+from llmc.runtime.server.generation import Generation
+from llmc.runtime.server.openapi import reads, streams
+from llmc.runtime.server.prompts import completion_prompts
+from llmc.runtime.server.protocol.answers import GENERATING, CompletionResponse
+from llmc.runtime.server.protocol.completions import CompletionRequest
+from llmc.runtime.server.streaming import EventStream
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/completions",
+    response_model=None,
+    responses={200: {"model": CompletionResponse, **streams("The texts; chunks where stream is true.")}, **GENERATING},
+    openapi_extra=reads(CompletionRequest),
+)
+async def completions(request: Request) -> Response:
+    """Continue prompts."""
+    body = await read_body(request, CompletionRequest)
+    served, config = serving(request, body.model), state_of(request).config
+    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    try:
+        params = body.params()
+        prompts = await completion_prompts(served, body)
+        most = config.max_queued_requests + served.limits.max_num_seqs
+        texts = body.prompt if isinstance(body.prompt[0], str) and body.truncate_prompt_tokens is None else None
+        echoes = [""] * len(prompts)
+        if body.echo:
+            echoes = texts or [served.tokenizer.decode(ids) for ids in prompts]
+        writer = CompletionWriter(answer_id, int(time.time()), served.model_name, body, served.tokenizer, echoes)
+        start = Generation.start(served, answer_id, prompts, params, body.priority, most)
+        if body.stream:
+            generation = await start
+            return EventStream(writer.stream(generation), generation.cancel)
+
+        async def whole() -> Response:
+            return JSONResponse(await writer.whole(await start))
+
+        return await unless_disconnected(request.receive, whole())
+    except InputError as e:
+        raise api_error(e, CompletionRequest.model_fields) from e

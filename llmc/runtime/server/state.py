@@ -1,0 +1,87 @@
+"""What the server's parts share: its configuration, how far it has come, and what it serves once it is ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from llmc.buckets.limits import Limits
+    from llmc.runtime.async_engine import AsyncEngine
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.chat import ChatTemplate
+    from llmc.runtime.telemetry.metrics import Metrics
+    from llmc.runtime.telemetry.snapshot import Snapshot
+    from llmc.runtime.tokenizer import Tokenizer
+
+Phase = Literal["loading", "ready", "draining", "dead"]
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What `llmc serve` was asked for; times in seconds, sizes in bytes.
+
+    `api_keys`: any of them opens every route but /health and /ready; none: no key is asked for. `max_queued_requests`:
+    requests that may wait for a slot; more are refused with 503. `max_body_bytes`: larger bodies are refused with 413.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_queued_requests: int = 64
+    shutdown_timeout_s: float = 30.0
+    max_body_bytes: int = 4 << 20
+    served_model_name: str | None = None
+    record_traffic: Path | None = None
+    profile: Path | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far loading has come: `done` of `total` parts of `stage`, and the seconds left, where they can be told."""
+
+    stage: str = "starting"
+    done: int = 0
+    total: int = 0
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """An opened bundle, warm, with its engine running."""
+
+    bundle: Bundle
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    model_name: str
+
+    @property
+    def limits(self) -> Limits:
+        """The plan's limits, in tokens and sequences."""
+        return self.bundle.plan.limits
+
+
+@dataclass
+class ServerState:
+    """Shared by all routes. The loader sets `served` (or `load_error`); the loop's thread alone sets `draining`."""
+
+    config: ServerConfig
+    metrics: Metrics
+    snapshot: Snapshot
+    progress: Progress = field(default_factory=Progress)
+    served: Served | None = None
+    load_error: BaseException | None = None
+    draining: bool = False
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def phase(self) -> Phase:
+        """dead once loading or the engine failed; then draining, loading or ready."""
+        if self.load_error is not None or (self.served is not None and self.served.engine.error is not None):
+            return "dead"
+        if self.draining:
+            return "draining"
+        return "loading" if self.served is None else "ready"

@@ -1,0 +1,137 @@
+"""Tool calls as Hermes wrote them and many templates since: <tool_call>{"name": …, "arguments": {…}}</tool_call>.
+
+`ToolCallParser` finds them in a text as it comes; `call_grammar` makes a model write nothing else. Templates of
+another notation still show tools to their models, but what those answer stays text.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_WHITE_SPACE = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,32}"}}
+"""Bounded, since a weak model may fill all its tokens with blanks."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that is complete; `arguments` is JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The call as OpenAI writes it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class ToolCallParser:
+    """Divides a text into calls and other text, in order; what it gives does not depend on how the text was cut.
+
+    A text without calls comes out as it is. Beside calls, white space before them and at the end is left out. What
+    looks like a call and cannot be read is text. Past `limit` calls, further ones are left out.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.calls = 0
+        self._limit = limit
+        self._pending = ""
+        self._searched = 0
+        self._space = ""
+        self._inside = False
+
+    def feed(self, text: str) -> list[str | ToolCall]:
+        """What became certain."""
+        self._pending += text
+        return list(self._found())
+
+    def flush(self) -> list[str | ToolCall]:
+        """The rest; call once, at the end. A last call may lack its closing tag."""
+        rest, self._pending = self._pending, ""
+        if self._inside:
+            call = _read(rest)
+            found: list[str | ToolCall] = [OPEN + rest] if call is None else list(self._call(call))
+        else:
+            found = list(self._text(rest))
+        return found if self.calls or not self._space else [*found, self._space]
+
+    def _found(self) -> Iterator[str | ToolCall]:
+        while True:
+            tag = CLOSE if self._inside else OPEN
+            place = self._pending.find(tag, self._searched)
+            if place < 0:
+                break
+            before, after = self._pending[:place], self._pending[place + len(tag) :]
+            if not self._inside:
+                yield from self._text(before)
+                self._inside = True
+            else:
+                call = _read(before)
+                if call is None and _in_string(before):  # the tag stands in a string of the call
+                    self._searched = place + len(tag)
+                    continue
+                yield from self._text(OPEN + before + CLOSE) if call is None else self._call(call)
+                self._inside = False
+            self._pending, self._searched = after, 0
+        self._searched = max(self._searched, len(self._pending) - len(tag) + 1)
+        if not self._inside:
+            held = next((n for n in range(len(OPEN) - 1, 0, -1) if self._pending.endswith(OPEN[:n])), 0)
+            certain = self._pending[: len(self._pending) - held]
+            self._pending, self._searched = self._pending[len(certain) :], 0
+            yield from self._text(certain)
+
+    def _text(self, text: str) -> Iterator[str]:
+        """Text up to its last white space, which is held back until more text follows."""
+        kept = text.rstrip()
+        if kept:
+            yield self._space + kept
+            self._space = text[len(kept) :]
+        else:
+            self._space += text
+
+    def _call(self, call: tuple[str, str]) -> Iterator[ToolCall]:
+        self._space = ""
+        if self._limit is None or self.calls < self._limit:
+            self.calls += 1
+            yield ToolCall(f"call_{uuid.uuid4().hex[:24]}", *call)
+
+
+def _read(text: str) -> tuple[str, str] | None:
+    try:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", call.get("parameters", {}))
+    if not isinstance(arguments, dict):
+        return None
+    return call["name"], json.dumps(arguments, ensure_ascii=False)
+
+
+def _in_string(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as e:
+        return e.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def call_grammar(functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+    """A Lark grammar of calls of `functions` ({"name", "parameters": JSON schema}): one, or with `several` any number
+    from one."""
+    rules = ['start: call ("\\n" call)*' if several else "start: call"]
+    rules.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
+    for i, function in enumerate(functions):
+        name = json.dumps(function["name"])
+        head = json.dumps(f'{OPEN}\n{{"name": {name}, "arguments": ')
+        schema = json.dumps({**(function.get("parameters") or {"type": "object"}), **_WHITE_SPACE})
+        rules += [f"call{i}: {head} arguments{i} {json.dumps('}' + chr(10) + CLOSE)}", f"arguments{i}: %json {schema}"]
+    return "\n".join(rules) + "\n"

@@ -1,0 +1,63 @@
+"""The last resort of a process that was told to stop: it ends in time, even if a graph hangs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import sys
+import threading
+import time
+from typing import NoReturn
+
+GRACE_S = 10.0
+"""Seconds beyond the time that requests are given: for cancelled requests, slow clients, and closing."""
+HURRY_S = 2.0
+"""Seconds after a second signal."""
+
+
+class Watchdog:
+    """Ends the process `timeout_s` + GRACE_S seconds after the first signal, HURRY_S after the second, at the third."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put is safe in a signal handler
+        self._thread = threading.Thread(target=self._watch, name="llmc-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def signalled(self, signum: int) -> None:
+        """A signal came; may be called in its handler."""
+        self._signals.put(signum)
+
+    def dismiss(self) -> None:
+        """The process stopped as it should."""
+        self._signals.put(0)
+
+    def _watch(self) -> None:
+        allowed = (self._timeout_s + GRACE_S, HURRY_S, 0.0)
+        signum, deadline = self._signals.get(), 0.0
+        for seconds in allowed:
+            if not signum:
+                return
+            code = 128 + signum
+            now = time.monotonic()
+            deadline = min(deadline or now + seconds, now + seconds)
+            try:
+                signum = self._signals.get(timeout=max(0.0, deadline - now))
+            except queue.Empty:
+                break
+        os.write(2, b"llmc: the server did not stop in time and was ended; requests were cut\n")
+        end(code)
+
+
+def end(code: int) -> NoReturn:
+    """Leave now, whatever other threads do, and leave no child process behind."""
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join(HURRY_S)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

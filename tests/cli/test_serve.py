@@ -1,0 +1,187 @@
+"""`llmc serve`: what its flags ask of the server, and what it tells a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.cli import output
+from llmc.cli.serve import _Told
+from llmc.runtime.opening import EngineOptions
+from llmc.runtime.server.events import Dead, Draining, Listening, Ready, Stopped
+from llmc.runtime.server.state import Progress, ServerConfig
+from tests.artifacts.helpers import child
+from tests.cli.helpers import Llmc
+
+
+class Asked:
+    """In place of the server: keeps what it was asked for."""
+
+    code = 0
+
+    def __call__(self, config: ServerConfig, open_bundle: Any, **more: Any) -> int:
+        self.config, self.open_bundle, self.more = config, open_bundle, more
+        return self.code
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    served = Asked()
+    monkeypatch.setattr("llmc.runtime.server.serve.serve", served)
+    return served
+
+
+def test_without_flags_it_listens_here_only_and_asks_for_no_key(llmc: Llmc, asked: Asked) -> None:
+    assert llmc("serve", "bundle").code == 0
+    assert asked.config == ServerConfig()
+    assert asked.more["options"] == EngineOptions()
+    assert (asked.more["uds"], asked.more["access_log"]) == (None, False)
+
+
+def test_every_flag_reaches_the_server(llmc: Llmc, asked: Asked) -> None:
+    flags = (
+        "--host", "0.0.0.0", "--port", 0, "--api-key", "a", "--api-key", "b", "--max-queued-requests", 7,
+        "--shutdown-timeout", "2m", "--record-traffic", "t.jsonl", "--profile", "p.json", "--served-model-name", "m",
+        "--max-body-size", "1MiB", "--threads", 3, "--prefill-budget", 64, "--prefix-slots", 0, "--uds", "s",
+        "--access-log",
+    )  # fmt: skip
+    assert llmc("serve", "bundle", *flags).code == 0
+    assert asked.config == ServerConfig(
+        "0.0.0.0", 0, ("a", "b"), 7, 120.0, 1 << 20, "m", Path("t.jsonl"), Path("p.json")
+    )
+    assert asked.more["options"] == EngineOptions(threads=3, prefill_budget=64, prefix_slots=0)
+    assert (asked.more["uds"], asked.more["access_log"]) == (Path("s"), True)
+
+
+def test_the_exit_code_is_the_servers(llmc: Llmc, asked: Asked) -> None:
+    asked.code = 143
+    assert llmc("serve", "bundle").code == 143
+
+
+def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
+    llmc: Llmc, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warm_up(*flags: str) -> str:
+        assert llmc("serve", "bundle", *flags).code == 0
+        return str(asked.more["warm_up"])
+
+    assert (warm_up(), warm_up("--warm-up", "open")) == ("all", "open")
+    monkeypatch.setenv("VLLM_SKIP_WARMUP", "true")
+    assert (warm_up(), warm_up("--warm-up", "all")) == ("open", "all")
+    assert llmc("serve", "bundle", "--warm-up", "some").failed(2) == "unknown warm-up 'some'; known: all, open"
+
+
+# Keys
+
+
+def test_the_key_comes_from_the_environment_unless_flags_give_keys(
+    llmc: Llmc, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_API_KEY", "from the environment")
+    llmc("serve", "bundle")
+    assert asked.config.api_keys == ("from the environment",)
+    llmc("serve", "bundle", "--api-key", "flag")
+    assert asked.config.api_keys == ("flag",)
+
+
+@pytest.mark.parametrize("key", ["", "  "])
+def test_an_empty_key_is_refused_rather_than_no_key_asked_for(llmc: Llmc, asked: Asked, key: str) -> None:
+    message = llmc("serve", "bundle", "--api-key", key).failed(2)
+    assert message.startswith("--api-key is empty; leave it out to ask for none")
+    assert not hasattr(asked, "config")
+
+
+# What is served
+
+
+def test_a_bundle_is_opened_as_it_is(llmc: Llmc, asked: Asked, bundle: Path) -> None:
+    llmc("serve", bundle)
+    assert asked.open_bundle(lambda _: None) == bundle
+
+
+def test_a_checkpoint_is_compiled_with_the_flags_and_tells_how_far_it_is(llmc: Llmc, asked: Asked, toy: Path) -> None:
+    from llmc.runtime.bundle import Bundle
+
+    limits = ("--max-model-len", 32, "--max-num-seqs", 2)
+    assert llmc("serve", toy, "--device", "fake", *limits, "--quantize", "none", "--dtype", "f32").code == 0
+    told: list[Progress] = []
+    made = Bundle.open(asked.open_bundle(told.append))
+    assert (made.plan.limits.max_model_len, made.plan.limits.max_num_seqs) == (32, 2)
+    assert made.manifest.device == "fake"
+    stages = [p.stage for p in told]
+    assert stages == sorted(stages, key=["compile", "verify"].index) and set(stages) == {"compile", "verify"}
+    last = [p for p in told if p.stage == "compile"][-1]
+    assert last.done == last.total > 0
+
+
+def test_a_plan_has_the_limits_already(llmc: Llmc, asked: Asked, toy: Path, here: Path) -> None:
+    from llmc.runtime.bundle import Bundle
+
+    assert llmc("plan", toy, "--max-model-len", 16, "--max-num-seqs", 2, "-o", "plan.json").code == 0
+    message = llmc("serve", toy, "--plan", "plan.json", "--max-num-seqs", 4).failed(2)
+    assert message == "--plan has the limits already; leave out --max-num-seqs"
+    assert llmc("serve", toy, "--device", "fake", "--plan", "plan.json").code == 0
+    assert Bundle.open(asked.open_bundle(lambda _: None)).plan.limits.max_model_len == 16
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--shutdown-timeout", "soon"), "--shutdown-timeout 'soon' is not a time"),
+        (("--max-body-size", "big"), "--max-body-size 'big' is not a size"),
+        (("--plan", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_values_that_cannot_be_used_are_named(llmc: Llmc, asked: Asked, flags: tuple[str, ...], words: str) -> None:
+    assert words in llmc("serve", "bundle", *flags).failed(2)
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = """
+        import sys
+        sys.modules["uvicorn"] = None
+        from llmc.cli.main import main
+        print(main(["serve", "bundle"]))
+    """
+    process = child(code)
+    out, err = process.communicate(timeout=60)
+    assert out == "2\n"
+    assert err == "llmc: error: llmc serve needs uvicorn, which is not installed: pip install 'llmc[serve]'\n"
+
+
+# What it tells a person
+
+
+def test_it_tells_what_happens_in_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    told = _Told()
+    for event in (
+        Listening("http://0.0.0.0:8000", True), Progress("warm up", 1, 2, 3.0), Ready("toy", "fake", 1.25, 11, 0),
+        Draining("SIGTERM", 2, 1, 30.0), Dead("RuntimeError: lost"), Stopped(1, 30.0),
+    ):  # fmt: skip
+        told(event)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "llmc: listening on http://0.0.0.0:8000",
+        "llmc: no API key is asked for, and other hosts can connect: --api-key sets one",
+        "llmc: ready in 1.2 s: toy on fake; 11 steps run to warm up, compilations 0",
+        "llmc: SIGTERM: no new requests; 2 running and 1 waiting may take 30 s (again: stop now)",
+        "llmc: the engine stopped, /health is 503 now: RuntimeError: lost",
+        "llmc: stopped after 30.0 s, 1 requests cut",
+    ]
+
+
+def test_long_loading_is_told_now_and_then(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Told, "EVERY_S", 0.0)
+    told = _Told()
+    told(Progress("open"))
+    told(Progress("warm up", 3, 72, 12.4))
+    assert capfd.readouterr().err == "llmc: warm up: 3 of 72, about 12 s left\n"
+
+
+def test_quiet_is_quiet(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "quiet", True)
+    _Told()(Listening("http://127.0.0.1:1"))
+    assert capfd.readouterr() == ("", "")
