@@ -41,6 +41,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     specialise: bool | None = None,
     verify: str = "sample",
     require_native: bool = False,
+    sample_top_k: int = 0,
     jobs: int | None = None,
     cache_dir: str | Path | None = None,
     store: Store | None = None,
@@ -49,9 +50,9 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
-    `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`. `report` is called with each stage and executable. Raises
-    CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError, and then leaves
-    `output` as it was.
+    `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`. `report`
+    is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError, DeviceError,
+    CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.opening import open_store
     from llmc.compiler.options import CompileOptions
@@ -60,7 +61,8 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads)
+    workers = jobs or settings.threads
+    options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, workers, sample_top_k)
     made = plan if plan is not None else plan_for(str(model), **planning)
     if store is None:
         store = open_store(cache_dir, settings, device)

@@ -181,3 +181,19 @@ def test_steps_are_kept_when_asked_for(toy: Path) -> None:
         manifest = read_manifest(llm.bundle.path)
     assert [step.phase for step in output.steps] == ["prompt", *["decode"] * 5]
     assert {step.executable for step in output.steps} <= {str(e) for e in manifest.executables}
+
+
+def test_graphs_that_return_the_largest_logits_give_the_same_tokens(toy: Path) -> None:
+    params = [
+        GREEDY,
+        llmc.SamplingParams(max_tokens=6, temperature=0.9, top_k=5, seed=1, ignore_eos=True),
+        llmc.SamplingParams(max_tokens=6, temperature=0.9, top_p=0.8, seed=2, ignore_eos=True, logprobs=2),
+        llmc.SamplingParams(max_tokens=6, temperature=0.9, repetition_penalty=1.4, seed=3, ignore_eos=True),
+    ]
+    made = []
+    for top_k in (0, 8):
+        with llmc.LLM(toy, **SMALL, sample_top_k=top_k) as llm:
+            assert llm.executor.top_k == top_k
+            prompts = ["a", "bc", "def", "ghij"]
+            made.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
+    assert made[0] == made[1]

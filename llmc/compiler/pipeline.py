@@ -28,7 +28,7 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.provenance import provenance, remember_model
+from llmc.compiler.provenance import model_facts, provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.store import Store
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint.base import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,7 @@ class CompileResult:
     bytes: int
     weights_bytes: int
     specialised: bool
+    sample_top_k: int
     choice: str
     remaining: str
     stages: dict[str, float]
@@ -107,6 +107,7 @@ def compile_bundle(
     _require_native(target, options)
     checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
+    options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
 
@@ -135,7 +136,8 @@ def compile_bundle(
         portable=states.count("portable"), native=states.count("native"),
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
-        specialised=bool(target.static_dims(options)), choice=target.choice(options), remaining=target.remaining(),
+        specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
+        choice=target.choice(options), remaining=target.remaining(),
         stages=seconds, verification=verification,
     )  # fmt: skip
 
@@ -162,6 +164,7 @@ def executable_key(target: Target, prepared: Prepared, shape: Shape, options: Co
             "state": target.state,
             "option.quantize": options.quantize,
             "option.dtype": options.dtype,
+            **{f"option.{name}": value for name, value in options.extensions.items()},
             "shape.phase": shape.phase,
             "shape.batch": shape.batch,
             "shape.query": shape.query,
@@ -281,11 +284,11 @@ def _assemble(
     files |= {name: add(digest) for name, digest in _text_files(stages).items()}
     manifest = Manifest.create(
         llmc=llmc.__version__, device=options.device, target=target.name, executor=target.executor,
-        model=_model_facts(checkpoint),
+        model=model_facts(checkpoint),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
             "static_dims": list(target.static_dims(options)), "choice": target.choice(options),
-            "remaining": target.remaining(),
+            "remaining": target.remaining(), **options.extensions,
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
         toolchain=target.toolchain(), isa=list(target.isa()),
@@ -313,21 +316,6 @@ def _text_files(stages: Stages) -> dict[str, str]:
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}
 
 
-def _model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    config = checkpoint.config
-    heads = config["num_attention_heads"]
-    return {
-        "name": checkpoint.name,
-        "architecture": config["model_type"],
-        "layers": config["num_hidden_layers"],
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "vocab_size": config["vocab_size"],
-        "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
-        "special_tokens": checkpoint.special_tokens(),
-    }
-
-
 def _members(manifest: Manifest) -> dict[str, Any]:
     return {k: v for k, v in manifest.to_dict().items() if k not in ("schema", "kind")}
 
@@ -344,4 +332,5 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
     _require_native(target, options)
     checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
+    options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
     return estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)

@@ -32,6 +32,7 @@ from llmc.errors import CapacityError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store import Store
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
@@ -63,7 +64,7 @@ def provenance(stages: Stages, target: Target, options: CompileOptions, model: s
             "buildType": BUILD_TYPE,
             "externalParameters": {
                 "model": name, "device": options.device, "quantize": options.quantize, "dtype": options.dtype,
-                "specialise": options.specialise, "plan": plan,
+                "specialise": options.specialise, **options.extensions, "plan": plan,
             },
             "internalParameters": {
                 "target": target.name, "executor": target.executor, "toolchain": target.toolchain(),
@@ -139,4 +140,20 @@ def _dependency(name: str, version: str) -> dict[str, Any]:
         "name": name,
         "uri": f"pkg:pypi/{quote(name.lower().replace('_', '-'), safe='')}@{quote(version, safe='')}",
         "annotations": {"version": version},
+    }
+
+
+def model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a manifest says about the model."""
+    config = checkpoint.config
+    heads = config["num_attention_heads"]
+    return {
+        "name": checkpoint.name,
+        "architecture": config["model_type"],
+        "layers": config["num_hidden_layers"],
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "vocab_size": config["vocab_size"],
+        "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
+        "special_tokens": checkpoint.special_tokens(),
     }

@@ -43,6 +43,7 @@ def verify_again(
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = open_target(manifest.device)
     chosen = {k: manifest.options[k] for k in ("quantize", "dtype", "specialise")}
+    chosen["sample_top_k"] = manifest.options.get("sample_top_k", 0)
     options = target.configure(CompileOptions(device=manifest.device, **chosen))
     limits = target.limits(options)
     parts = [None, *sample_buckets(bundle.plan, every)]

@@ -5,8 +5,9 @@
     archive/data/sample_inputs/model.pt                empty
     archive/{archive_format,archive_version,byteorder,.data/version}
 
-Inputs of the graph: token_ids, past_lengths, new_lengths, the cache, then each weight by name; outputs: logits, then
-each layer's new keys and values (compiler/frontend/trace.py states shapes).
+Inputs of the graph: token_ids, past_lengths, new_lengths, the cache, then each weight by name; outputs: logits, the
+largest of them where the bundle was compiled for that, then each layer's new keys and values
+(compiler/frontend/trace.py states shapes).
 
 Security. `torch.export.load` reads such an archive too, and it is what other tools will use; but on torch 2.13 it
 unpickles tensors, custom objects and sample inputs with `weights_only=False` (for sample inputs after a first try
@@ -190,12 +191,13 @@ def output_names(node: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 @dataclass(frozen=True)
 class PortableProgram:
-    """An opened program. `run` takes all inputs in order and returns all outputs; `sizes` are token_ids' [B, Q]."""
+    """An opened program. `run` takes all inputs in order and returns all `outputs`; `sizes` are token_ids' [B, Q]."""
 
     run: Callable[..., tuple[Any, ...]]
     inputs: tuple[str, ...]
     weights: tuple[str, ...]
     sizes: tuple[int, int]
+    outputs: int
 
     @property
     def cache_inputs(self) -> int:
@@ -243,4 +245,4 @@ class PortableProgram:
         batch, query = (size["as_int"] for size in source["tensor_values"]["token_ids"]["sizes"])
         # the function alone, which uses no attribute of its module: a tenth of what the graph behind it holds
         forward = type(fx.GraphModule({}, graph)).forward
-        return cls(partial(forward, None), inputs, weights, (batch, query))
+        return cls(partial(forward, None), inputs, weights, (batch, query), len(source["outputs"]))

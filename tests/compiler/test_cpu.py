@@ -29,7 +29,8 @@ from llmc.compiler.verification.limits import limits
 from llmc.compiler.verification.verify import kl_divergence, summarise
 from llmc.errors import ArtifactError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors import onnxruntime_cpu
+from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.executors import onnxruntime_cpu, ort_executables
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, pad
@@ -166,14 +167,14 @@ def test_long_prompts_are_prefilled_in_chunks_that_keep_the_limit(
     narrow = plan([(1, 16, 0), (1, 8, 40), (2, 8, 40)], [(1, 47), (8, 47)])
     bundle, _, _ = workshop.compile(workshop.folder / f"narrow-{options['specialise']}", narrow, **options)
     chunked = [3, 7, 2]
-    with BundleLLM(bundle, threads=1, keep_steps=True) as llm:
-        for group in ([3], chunked):
+    for group in ([3], chunked):
+        with BundleLLM(bundle, threads=1, keep_steps=True) as llm:
             outputs = llm.generate([prompts()[i] for i in group], GREEDY)
-            assert [o.outputs[0].token_ids for o in outputs] == [references[i] for i in group]
-            prefills = [[s for s in o.steps if s.phase == "prompt"] for o in outputs]
-            assert all(len(steps) >= -(-LENGTHS[i] // CHUNK) for i, steps in zip(group, prefills, strict=True))
-            assert all(s.batch * s.query <= CHUNK for steps in prefills for s in steps)
-        rows = {s.live_rows for steps in prefills for s in steps if s.context}
+        assert [o.outputs[0].token_ids for o in outputs] == [references[i] for i in group]
+        prefills = [[s for s in o.steps if s.phase == "prompt"] for o in outputs]
+        assert all(len(steps) >= -(-LENGTHS[i] // CHUNK) for i, steps in zip(group, prefills, strict=True))
+        assert all(s.batch * s.query <= CHUNK for steps in prefills for s in steps)
+    rows = {s.live_rows for steps in prefills for s in steps if s.context}
     assert max(rows) == (2 if options["specialise"] else 1), "a chunk of several prompts over their pasts is one step"
 
 
@@ -309,7 +310,7 @@ def test_an_executable_that_does_not_open_is_an_artifact_error_that_names_it(
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(onnxruntime_cpu, "open_session", refuse)
+    monkeypatch.setattr(ort_executables, "open_session", refuse)
     with pytest.raises(ArtifactError, match=r"ONNX Runtime cannot open any: no such kernel"):
         BundleLLM(path, threads=1)
 
@@ -370,12 +371,12 @@ def test_executables_that_are_not_final_are_counted_as_compilations(workshop: Wo
 @EITHER
 def test_a_server_counts_no_compilation_from_opening_to_closing(workshop: Workshop, options: dict[str, Any]) -> None:
     path, _, _ = workshop.compile(**options)
-    before = onnxruntime_cpu.COMPILATIONS.count
+    before = COMPILATIONS.count
     with BundleLLM(path, threads=1) as llm:
         llm.executor.open_all()
         llm.generate(prompts(), GREEDY)
         assert llm.compilations == 0
-    assert onnxruntime_cpu.COMPILATIONS.count == before
+    assert COMPILATIONS.count == before
 
 
 # Another host
@@ -451,9 +452,9 @@ def unused_cache_shifts_logits_a_little(self: Any) -> None:
 INIT = onnxruntime_cpu._Bound.__init__
 
 
-def remembers_its_logits(self: Any, session: Any, batch: int, query: int, views: Any, logits: Any) -> None:
-    INIT(self, session, batch, query, views, logits)
-    self._logits_view = logits[:batch]
+def remembers_its_logits(self: Any, session: Any, batch: int, query: int, views: Any, results: Any) -> None:
+    INIT(self, session, batch, query, views, results)
+    self._logits_view = results["logits"][:batch]
 
 
 BROKEN = [

@@ -6,7 +6,9 @@ takes them as inputs, for programs that are kept as they are.
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
            cache: key and value of each layer in turn, [B, Hkv, S, D]
-  outputs  logits [B, V] of each row's last live token, then per layer key and value:
+  outputs  logits [B, V] of each row's last live token, with `top_k` the largest of them (values [B, K], descending,
+           and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then per layer
+           key and value:
            `fused`: the updated caches [B, Hkv, S, D]; `two_part`: the new tokens only [B, Hkv, Q, D]
 """
 
@@ -31,10 +33,11 @@ from llmc.errors import CompileError
 class Step(nn.Module):
     """One step of a causal language model over a cache, in the program contract above."""
 
-    def __init__(self, model: nn.Module, dialect: Dialect) -> None:
+    def __init__(self, model: nn.Module, dialect: Dialect, top_k: int = 0) -> None:
         super().__init__()
         self.model = model
         self.dialect = dialect
+        self.top_k = top_k
 
     def forward(
         self, token_ids: Tensor, past_lengths: Tensor, new_lengths: Tensor, cache: Sequence[Tensor]
@@ -59,7 +62,8 @@ class Step(nn.Module):
         finally:
             STATE.reset(token)
             hook.remove()
-        return out.logits, *(t for layer in range(len(state.new)) for t in state.new[layer])
+        top = torch.topk(out.logits, self.top_k) if self.top_k else ()
+        return out.logits, *top, *(t for layer in range(len(state.new)) for t in state.new[layer])
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,12 @@ class WeightlessProgram:
 
 
 def trace_weightless(
-    config: Mapping[str, Any], dialect: Dialect, *, cached: bool, dtype: torch.dtype = torch.float32
+    config: Mapping[str, Any], dialect: Dialect, *, cached: bool, dtype: torch.dtype = torch.float32, top_k: int = 0
 ) -> WeightlessProgram:
     """Trace the model of `config` with symbolic B, Q and, where `cached`, S; parameters and cache are in `dtype`.
 
-    Without `cached` the program has no cache inputs: it is the first step of a sequence. Raises CompileError.
+    Without `cached` the program has no cache inputs: it is the first step of a sequence. With `top_k` it also returns
+    so many of the largest logits. Raises CompileError.
     """
     model = build_skeleton(config, attention_name(dialect))
     shape = CacheShape.of(config)
@@ -146,7 +151,7 @@ def trace_weightless(
         args = (*_example(shape, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
     d = Dim.DYNAMIC
     dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * len(args[3]), dict.fromkeys(weights))
-    exported = _export(WeightlessStep(Step(model, dialect)), args, dims, config)
+    exported = _export(WeightlessStep(Step(model, dialect, top_k)), args, dims, config)
     return WeightlessProgram(exported, parameters, buffers)
 
 

@@ -290,6 +290,24 @@ def _shorten(model: ModelProto) -> dict[str, str]:
     return names
 
 
+def add_top(model: ModelProto, k: int) -> ModelProto:
+    """Copy of `model` that also returns the `k` largest logits, descending, and their ids, both [B, k]; none for 0.
+
+    TopK puts the lower index first where values are equal, as the operator's specification says.
+    """
+    topped = ModelProto()
+    topped.CopyFrom(model)
+    if not k:
+        return topped
+    graph = topped.graph
+    rows = next(o for o in graph.output if o.name == "logits").type.tensor_type.shape.dim[0].dim_param
+    graph.initializer.append(helper.make_tensor("top_k", TensorProto.INT64, [1], [k]))
+    graph.node.append(helper.make_node("TopK", ["logits", "top_k"], ["top_values", "top_ids"], axis=-1))
+    for at, (name, dtype) in enumerate((("top_values", TensorProto.FLOAT), ("top_ids", TensorProto.INT64)), 1):
+        graph.output.insert(at, helper.make_tensor_value_info(name, dtype, [rows, k]))
+    return topped
+
+
 def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
     """Copy of `model` with the named symbolic dimensions of inputs and outputs fixed."""
     bound = ModelProto()

@@ -198,13 +198,13 @@ class CpuTarget(Target):
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
-        from llmc.compiler.lowering.to_onnx import bind, load_model, place
+        from llmc.compiler.lowering.to_onnx import add_top, bind, load_model, place
 
         model = load_model(prepared.inputs["model"].read_bytes())
         sizes = {"B": shape.batch, "Q": shape.query}
         if shape.context is not None and shape.query is not None:
             sizes["S"] = shape.context + shape.query
-        bound = bind(model, {k: v for k, v in sizes.items() if v is not None})
+        bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(prepared.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(prepared.files["weights"]), placements).SerializeToString(deterministic=True)
         try_opening(data, prepared.folder, str(shape))

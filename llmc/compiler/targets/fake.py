@@ -12,7 +12,8 @@ compiler is here a few lines of JSON, which llmc/runtime/executors/fake.py repla
 
     executable = { "format": 1, "phase", "batch", "query", "context",        sizes, null where they are dynamic
                    "decay", "positions": max_position_embeddings,
-                   "weights": digest, "tensors": {name: {"offset": bytes, "shape": [rows, columns]}} }
+                   "weights": digest, "tensors": {name: {"offset": bytes, "shape": [rows, columns]}},
+                   "sample_top_k": only where the largest logits are returned, too }
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class FakeTarget(Target):
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
         model = {"decay": DECAY, "positions": prepared.facts["positions"], "weights": prepared.files["weights"]}
         tensors = json.loads(prepared.inputs["placements"].read_bytes())
-        return Compiled(canonical_json({"format": FORMAT, **sizes, **model, "tensors": tensors}), self.state)
+        program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
+        return Compiled(canonical_json(program), self.state)
 
 
 def _require_shape(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:

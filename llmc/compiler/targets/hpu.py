@@ -127,6 +127,7 @@ class HpuTarget(Target):
             "dialect": "two_part",
             "cached": cached,
             "dtype": options.dtype,
+            **options.extensions,
             **toolchain(*self.toolchain(), "sympy", "numpy", python=True),
             "code": code_digest(*_TRACING_CODE),
         }
@@ -141,7 +142,9 @@ class HpuTarget(Target):
             from llmc.compiler.lowering.to_export import serialise
 
             dtype = getattr(torch, DTYPES[options.dtype])
-            traced = trace_weightless(stages.checkpoint.config, "two_part", cached=cached, dtype=dtype)
+            traced = trace_weightless(
+                stages.checkpoint.config, "two_part", cached=cached, dtype=dtype, top_k=options.sample_top_k
+            )
             described = [
                 {"name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype]}
                 for name, shape in traced.parameters.items()

@@ -12,6 +12,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.sampling.top import TopLogits
     from llmc.runtime.step import Step
 
 
@@ -19,7 +20,12 @@ class Executor(ABC):
     """Replays a bundle's executables over a cache of `slots` sequences of up to `capacity` tokens each.
 
     The cache is the executor's own, in the layout its device likes; the engine names slots and lengths. Decode runs
-    over slots 0 … n − 1, so an engine keeps live sequences in the first slots (`copy_prefix` moves one down).
+    over slots 0 … n − 1, so an engine keeps live sequences in the first slots (`copy_prefix` moves one down). There may
+    be more slots than any bucket has rows.
+
+    Every slot keeps its tokens until a live row, a copy or an import writes over them: dummy rows and whatever layout
+    a step asks for never harm a slot, also where it holds more tokens than the step's context. A step may start below
+    what its slot holds; the slot then ends where the step ends.
     """
 
     name: ClassVar[str]
@@ -42,12 +48,30 @@ class Executor(ABC):
     def exact(self) -> bool:
         """Whether any shape runs as it is, so that nothing needs padding to a bucket."""
 
+    @property
+    def top_k(self) -> int:
+        """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
+        return int(self.bundle.manifest.options.get("sample_top_k", 0))
+
     @abstractmethod
     def run(self, step: Step) -> NDArray[np.float32]:
         """Append the step's new tokens to their slots and return each row's last live logits, [B, V].
 
-        The array is the executor's buffer: valid until the next `run`, and only in its first len(step.slots) rows.
+        The array is the executor's buffer: valid until the next step, and only in its first len(step.slots) rows.
+        Raises InputError for a step that the cache cannot serve.
         """
+
+    @abstractmethod
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`, but only the `top_k` largest logits of each row come to the host; InputError where that is 0.
+
+        Values [B, K] float32, descending, ids [B, K] int64; of equal values the lower id comes first, and is in.
+        Buffers as those of `run`.
+        """
+
+    @abstractmethod
+    def logits(self) -> NDArray[np.float32]:
+        """What `run` would have returned for the last step; valid as long. Raises InputError before the first step."""
 
     @abstractmethod
     def executable_of(self, step: Step) -> str:
@@ -88,6 +112,23 @@ class Executor(ABC):
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 
-    def _check_slots(self, step: Step) -> None:
+    def _check_step(self, step: Step) -> None:
+        """Raise InputError for a step that no cache of this size can serve."""
         if len(step.slots) > step.batch or any(not 0 <= s < self.slots for s in step.slots):
             raise InputError(f"slots {step.slots} do not fit a batch of {step.batch} over {self.slots} slots")
+        if len(set(step.slots)) < len(step.slots):
+            raise InputError(f"slots {step.slots}: two rows of one step share a slot")
+        if not ((step.new_lengths >= 1) & (step.new_lengths <= step.query)).all():
+            raise InputError(f"new lengths {step.new_lengths.tolist()} are not within 1 … {step.query}")
+        if not ((step.past_lengths >= 0) & (step.past_lengths <= step.context)).all():
+            raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {step.context}")
+        longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
+        if longest > self.capacity:
+            raise InputError(f"the step reaches {longest} tokens; the cache holds {self.capacity}")
+
+    def _require_top(self) -> None:
+        """Raise InputError when the bundle's graphs return no top logits."""
+        if not self.top_k:
+            raise InputError(
+                f"{self.bundle.path}: its graphs return all logits only; compile with --sample-top-k K for the largest"
+            )

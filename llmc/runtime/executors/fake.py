@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.top import top_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.sampling.top import TopLogits
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
@@ -59,6 +61,7 @@ class FakeExecutor(Executor):
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._logits: Array = np.zeros((widest, int(model["vocab_size"])), np.float32)
         self._programs: dict[str, Program] = {}
+        self._last: Program | None = None
 
     @property
     def exact(self) -> bool:
@@ -76,7 +79,6 @@ class FakeExecutor(Executor):
 
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
-        self._check_slots(step)
         self._check_past(step)
         program = self._open(self._find(step.phase, step.batch, step.query, step.context))
         past = np.zeros((step.batch, step.context, self._cache.shape[2]), np.float32)
@@ -89,7 +91,21 @@ class FakeExecutor(Executor):
             self._used[slot] = start + count
         self._logits.fill(np.nan)
         self._logits[: len(step.slots)] = logits[: len(step.slots)]
+        self._last = program
         return self._logits[: step.batch]
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`; what the executable was compiled to return."""
+        self._require_top()
+        logits = self.run(step)
+        assert self._last is not None
+        return top_of(logits, self._last.top_k)
+
+    def logits(self) -> Array:
+        """What the last step left in the buffer."""
+        if self._last is None:
+            raise InputError("no step has run yet, so there are no logits")
+        return self._logits
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache array."""
@@ -126,6 +142,7 @@ class FakeExecutor(Executor):
     def close(self) -> None:
         """Drop executables and with them the mapped weights."""
         self._programs.clear()
+        self._last = None
 
     def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
         """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
@@ -139,6 +156,8 @@ class FakeExecutor(Executor):
                 fields = json.loads(self.bundle.files.read(executable.blob))
                 weights = self.bundle.files.path(fields["weights"])
                 program = Program.load(fields, weights)
+                if program.top_k != self.top_k:
+                    raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.top_k}")
             except (KeyError, TypeError, ValueError) as e:
                 raise ArtifactError(
                     f"{self.bundle.path}: {executable} is not an executable of the fake device ({e}); "
@@ -151,19 +170,14 @@ class FakeExecutor(Executor):
 
     def _check_past(self, step: Step) -> None:
         """Raise InputError for a step that no cache of this size and content can serve."""
-        if len(set(step.slots)) < len(step.slots):
-            raise InputError(f"slots {step.slots}: two rows of one step share a slot")
-        if step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
-            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
-        if not ((step.new_lengths >= 1) & (step.new_lengths <= step.query)).all():
-            raise InputError(f"new lengths {step.new_lengths.tolist()} are not within 1 … {step.query}")
-        if not ((step.past_lengths >= 0) & (step.past_lengths <= step.context)).all():
-            raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {step.context}")
         longest = step.context + step.query
         if longest > self.capacity:
             raise InputError(
                 f"past and query of a {step.phase} step take {longest} tokens; the cache holds {self.capacity}"
             )
+        self._check_step(step)
+        if step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
+            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
         for row, slot in enumerate(step.slots):
             self._require_held(slot, int(step.past_lengths[row]))
 
@@ -183,6 +197,7 @@ class Program:
     positions: int
     embedding: Array
     head: Array
+    top_k: int = 0
 
     @classmethod
     def load(cls, fields: dict[str, Any], weights: Path) -> Program:
@@ -195,7 +210,7 @@ class Program:
         }
         return cls(
             fields["batch"], fields["query"], fields["context"], float(fields["decay"]), int(fields["positions"]),
-            tensors[EMBEDDING], tensors[HEAD],
+            tensors[EMBEDDING], tensors[HEAD], int(fields.get("sample_top_k", 0)),
         )  # fmt: skip
 
     def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:

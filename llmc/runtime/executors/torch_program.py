@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.top import top_of
 from llmc.runtime.portable_program import PortableProgram
+from llmc.runtime.sampling.top import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -69,6 +71,7 @@ class TorchExecutor(Executor):
         self._weights = _Weights(bundle)
         self._programs: dict[str, _Opened] = {}
         self._used = [0] * slots
+        self._logits: Any = None
 
     @property
     def exact(self) -> bool:
@@ -91,17 +94,44 @@ class TorchExecutor(Executor):
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
-        self._check_slots(step)
-        self._check_lengths(step)
+        self._run(step)
+        return self.logits()
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`. A program may pick any of the tokens that equal the last one it returns; all logits settle that."""
+        self._require_top()
+        values, ids = (t.numpy() for t in self._run(step))
+        values, ids = values.astype(np.float32), ids.copy()
+        order = np.lexsort((ids, -values))
+        values, ids = np.take_along_axis(values, order, -1), np.take_along_axis(ids, order, -1)
+        logits = self.logits()
+        tied = np.flatnonzero((logits >= values[:, -1:]).sum(-1) > self.top_k)
+        settled = top_of(logits[tied], self.top_k)
+        values[tied], ids[tied] = settled.values, settled.ids
+        return TopLogits(values, ids)
+
+    def logits(self) -> Array:
+        """The last step's, in float32."""
+        if self._logits is None:
+            raise InputError("no step has run yet, so there are no logits")
+        result: Array = self._logits.float().numpy()
+        return result
+
+    def _run(self, step: Step) -> list[Any]:
+        """The step's top values and ids, where programs return them."""
+        self._check_step(step)
+        for row, slot in enumerate(step.slots):
+            self._require_held(slot, int(step.past_lengths[row]))
         opened = self._open(self.bundle.executable(step.phase, step.batch, step.query, step.context))
         torch = self._torch
         with torch.inference_mode():
             lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
             token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
-            logits, *new = opened.program.run(token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
+            given = (token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
+            self._logits, *rest = opened.program.run(*given)
+            top, new = rest[: -len(self._cache)], rest[-len(self._cache) :]
             self._append(step, new)
-            result: Array = logits.float().numpy()
-        return result
+        return [top[0].float(), top[1]] if top else []
 
     def _past(self, step: Step, program: PortableProgram) -> list[Any]:
         """The first `context` tokens of each row's slot, per tensor: views where the slots follow each other."""
@@ -182,6 +212,8 @@ class TorchExecutor(Executor):
                 raise ValueError(f"its batch and query are {program.sizes}")
             if program.cache_inputs != (len(self._cache) if executable.context else 0):
                 raise ValueError(f"it takes {program.cache_inputs} cache tensors")
+            if program.outputs != 1 + 2 * bool(self.top_k) + len(self._cache):
+                raise ValueError(f"it returns {program.outputs} tensors")
             opened = _Opened(program, [self._weights.tensor(name) for name in program.weights])
         except ValueError as e:
             raise ArtifactError(
@@ -190,20 +222,6 @@ class TorchExecutor(Executor):
             ) from e
         self._programs[executable.blob] = opened
         return opened
-
-    def _check_lengths(self, step: Step) -> None:
-        """Raise InputError for a step that no cache of this size and content can serve."""
-        if len(set(step.slots)) < len(step.slots):
-            raise InputError(f"slots {step.slots}: two rows of one step share a slot")
-        if not ((step.new_lengths >= 1) & (step.new_lengths <= step.query)).all():
-            raise InputError(f"new lengths {step.new_lengths.tolist()} are not within 1 … {step.query}")
-        if not ((step.past_lengths >= 0) & (step.past_lengths <= step.context)).all():
-            raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {step.context}")
-        longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
-        if longest > self.capacity:
-            raise InputError(f"the step reaches {longest} tokens; the cache holds {self.capacity}")
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
 
     def _require_held(self, slot: int, length: int) -> None:
         if length > self._used[slot]:

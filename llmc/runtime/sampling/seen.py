@@ -24,7 +24,7 @@ class SeenTokens:
         self._presence = np.float32(params.presence_penalty)
         self._frequency = np.float32(params.frequency_penalty)
         repeats = params.repetition_penalty != 1.0
-        seen = np.unique(np.asarray(prompt_ids, np.int64)) if repeats and len(prompt_ids) else np.zeros(0, np.int64)
+        seen = index(prompt_ids if repeats else ())
         self._size = seen.size
         self._ids = np.concatenate([seen, np.zeros(64, np.int64)])
         self._counts = np.zeros(self._ids.size, np.float32)
@@ -86,4 +86,4 @@ def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -
 
 def index(ids: Sequence[int]) -> Ids:
     """Distinct ids, ascending, to index a row with."""
-    return np.unique(np.asarray(ids, np.int64))
+    return np.array(sorted(set(ids)), np.int64)

@@ -1,0 +1,327 @@
+"""The contract of an executor, held by each: slots keep their tokens, whatever steps, copies and dummy rows come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.artifacts.store import Store
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.lookup import prefill_path
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import compile_bundle
+from llmc.errors import InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.top import top_of
+from llmc.runtime.step import Step, exact, pad
+from tests.toy import toy_plan, write_toy
+
+Array = NDArray[np.float32]
+Open = Callable[..., Executor]
+
+PLAN = toy_plan()
+SLOTS = 6
+"""Two more than a batch has rows: prompts in prefill and prefixes that are kept live there."""
+
+LONGEST, TOP = 32, 8
+KINDS = {
+    "fake-static": ("fake", True), "fake-exact": ("fake", False), "onnx-static": ("cpu", True),
+    "onnx-exact": ("cpu", False), "torch": ("hpu", True),
+}  # fmt: skip
+ROUNDS = {"fake-static": 200, "fake-exact": 200, "onnx-static": 200, "onnx-exact": 100, "torch": 25}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A bundle of each kind, compiled when it is first asked for."""
+    folder = tmp_path_factory.mktemp("contract")
+
+    def compiled(kind: str) -> Path:
+        device, specialise = KINDS[kind]
+        path = folder / kind
+        if not path.exists():
+            if device == "fake":
+                model = write_toy(folder / "toy")
+            else:
+                from tests.compiler import tiny
+
+                model = folder / "llama" if (folder / "llama").exists() else tiny.write_model(folder / "llama", "llama")
+            asked = CompileOptions(device, "none", specialise=specialise, verify="none", sample_top_k=TOP)
+            compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda _: None)
+        return path
+
+    return compiled
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def opened(kind: str, bundles: Callable[[str], Path], request: pytest.FixtureRequest) -> Open:
+    def open_(slots: int = SLOTS) -> Executor:
+        executor = Bundle.open(bundles(kind)).executor(slots=slots, threads=1)
+        request.addfinalizer(executor.close)
+        for slot in range(slots):
+            executor.poison(slot, 0, float("nan"))
+        return executor
+
+    return open_
+
+
+class Alone:
+    """What a sequence gives when it is all that an executor ever held from the start of it."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.known: dict[tuple[int, ...], tuple[Array, list[Array]]] = {}
+
+    def __call__(self, tokens: list[int]) -> tuple[Array, list[Array]]:
+        """Logits after the last of `tokens`, and what is cached then."""
+        key = tuple(tokens)
+        if key not in self.known:
+            logits = prefill(self.executor, 0, tokens)
+            self.known[key] = logits.copy(), self.executor.export_prefix(0, len(tokens))
+        return self.known[key]
+
+
+def prefill(executor: Executor, slot: int, tokens: list[int]) -> Array:
+    if executor.exact:
+        return executor.run(exact("prompt", [slot], [tokens], [0]))[0]
+    row = None
+    for part in prefill_path(PLAN, [len(tokens)]):
+        ((start, end),) = part.spans
+        row = executor.run(pad(part.bucket, [slot], [tokens[start:end]], [start]))[0]
+    assert row is not None
+    return row
+
+
+def close(got: Array, wanted: Array) -> bool:
+    return bool(np.allclose(got, wanted, rtol=1e-4, atol=1e-4))
+
+
+class Life:
+    """Random work over an executor's slots, whose tokens are known here."""
+
+    def __init__(self, executor: Executor, alone: Alone, seed: int) -> None:
+        self.executor, self.alone = executor, alone
+        self.random = np.random.default_rng(seed)
+        self.held: list[list[int]] = [[] for _ in range(executor.slots)]
+        self.done: dict[str, int] = {}
+
+    def go_on(self) -> None:
+        """One random action; the rows of a step are compared with their sequences alone."""
+        action = self.random.choice(["prompt", "decode", "copy", "move"], p=[0.25, 0.55, 0.12, 0.08])
+        done = getattr(self, f"_{action}")()
+        self.done[action] = self.done.get(action, 0) + bool(done)
+
+    def check_slots(self) -> None:
+        """Every slot holds what its sequence alone has."""
+        for slot, tokens in enumerate(self.held):
+            if tokens:
+                got, wanted = self.executor.export_prefix(slot, len(tokens)), self.alone(tokens)[1]
+                assert all(map(close, got, wanted)), f"slot {slot} of {tokens}"
+
+    def _tokens(self, count: int) -> list[int]:
+        return [int(t) for t in self.random.integers(0, 256, count)]
+
+    def _prompt(self) -> bool:
+        """New prompts, prompts that go on, and prompts that begin again before the end of what is there."""
+        bucket: Bucket = self.random.choice(np.array(PLAN.prompt, object))
+        count = 1 if self.executor.exact else int(self.random.integers(1, bucket.batch + 1))
+        slots = [int(s) for s in self.random.permutation(self.executor.slots)[:count]]
+        starts = []
+        for slot in slots:
+            held = len(self.held[slot])
+            start = int(self.random.choice([0, held, self.random.integers(0, held + 1)]))
+            starts.append(min(start, bucket.context, LONGEST - bucket.query))
+        new = [self._tokens(int(self.random.integers(1, bucket.query + 1))) for _ in slots]
+        step = pad(bucket, slots, new, starts)
+        self._run(exact("prompt", slots, new, starts) if self.executor.exact else step, new)
+        return True
+
+    def _decode(self) -> bool:
+        """A step over the first slots, some of which take tokens back, in any bucket that takes them."""
+        ready = next((s for s, held in enumerate(self.held) if not 0 < len(held) < LONGEST), self.executor.slots)
+        most = min(ready, PLAN.limits.max_num_seqs)
+        if not most:
+            return False
+        live = int(self.random.integers(1, most + 1))
+        past = [max(0, len(held) - int(self.random.choice([0, 0, 0, 2]))) for held in self.held[:live]]
+        fits = [b for b in PLAN.decode if b.batch >= live and b.context >= max(past)]
+        new = [self._tokens(1) for _ in past]
+        if self.executor.exact:
+            self._run(exact("decode", range(live), new, past), new)
+        else:
+            self._run(pad(self.random.choice(np.array(fits, object)), range(live), new, past), new)
+        return True
+
+    def _run(self, step: Step, new: list[list[int]]) -> None:
+        if self.random.random() < 0.5:
+            top = self.executor.run_top(step)
+            logits = self.executor.logits()
+            wanted = top_of(logits[: len(new)], TOP)
+            assert np.array_equal(top.values[: len(new)], wanted.values)
+            assert np.array_equal(top.ids[: len(new)], wanted.ids)
+        else:
+            logits = self.executor.run(step)
+        for row, slot in enumerate(step.slots):
+            self.held[slot] = self.held[slot][: int(step.past_lengths[row])] + new[row]
+            alone = self.alone(self.held[slot])[0]
+            assert logits[row].argmax() == alone.argmax()
+            assert close(logits[row], alone), f"{step.phase} row {row} of {step.slots}"
+
+    def _source_and_target(self) -> tuple[int, int]:
+        """Any two slots, or the same twice; something is in the first where anything is anywhere."""
+        sources = [s for s, held in enumerate(self.held) if held] or [0]
+        return int(self.random.choice(sources)), int(self.random.integers(self.executor.slots))
+
+    def _copy(self) -> bool:
+        source, target = self._source_and_target()
+        length = int(self.random.integers(0, len(self.held[source]) + 1))
+        self.executor.copy_prefix(source, target, length)
+        self.held[target] = self.held[source][:length]
+        return length > 0
+
+    def _move(self) -> bool:
+        """Out of one slot and into another."""
+        source, target = self._source_and_target()
+        if not self.held[source]:
+            return False
+        self.executor.import_prefix(target, self.executor.export_prefix(source, len(self.held[source])))
+        self.held[target] = list(self.held[source])
+        return True
+
+
+@pytest.mark.parametrize("slots", [SLOTS, PLAN.limits.max_num_seqs])
+def test_every_slot_keeps_its_tokens_through_any_work(kind: str, opened: Open, slots: int) -> None:
+    alone = Alone(opened(1))
+    for seed in range(3):
+        life = Life(opened(slots), alone, seed)
+        for _ in range(ROUNDS[kind]):
+            life.go_on()
+            if life.random.random() < 0.1:  # seldom: looking may bring home what lay elsewhere
+                life.check_slots()
+        life.check_slots()
+        assert all(life.done.values()), "each kind of work was done"
+
+
+def test_a_dummy_row_harms_no_slot(opened: Open) -> None:
+    """A batch of four with one live row, above three slots that decoded in it before and hold more than it takes."""
+    executor = opened()
+    alone = Alone(opened(1))
+    tokens = [[slot, *range(slot + 2)] for slot in range(4)]
+    for slot, sequence in enumerate(tokens):
+        prefill(executor, slot, sequence)
+    decode(executor, [[50 + slot] for slot in range(4)], tokens)
+    before = [executor.export_prefix(slot, len(tokens[slot]) + 1) for slot in range(1, 4)]
+    for new in range(5):
+        decode(executor, [[60 + new]], [[*tokens[0], *range(new + 1)]])
+    for slot, parked in enumerate(before, 1):
+        for one, other in zip(executor.export_prefix(slot, len(tokens[slot]) + 1), parked, strict=True):
+            np.testing.assert_array_equal(one, other)
+    executor.copy_prefix(3, 0, 6)
+    rows = decode(executor, [[7]], [[*tokens[3], 53][:6]])
+    assert close(rows[0], alone([*[*tokens[3], 53][:6], 7])[0])
+
+
+def decode(executor: Executor, new: list[list[int]], held: list[list[int]]) -> Array:
+    """A step over the first slots; in a bucket of four rows of 16 tokens where shapes are fixed."""
+    past = [len(h) for h in held]
+    if executor.exact:
+        return executor.run(exact("decode", range(len(new)), new, past))
+    return executor.run(pad(Bucket("decode", 4, 1, 16), range(len(new)), new, past))
+
+
+def test_a_short_context_leaves_longer_slots_whole(opened: Open) -> None:
+    executor, alone = opened(), Alone(opened(1))
+    long = list(range(40, 70))
+    prefill(executor, 1, long)
+    prefill(executor, 0, [5, 6])
+    decode(executor, [[9]], [[5, 6]])
+    for one, other in zip(executor.export_prefix(1, 30), alone(long)[1], strict=True):
+        assert close(one, other)
+
+
+@pytest.mark.parametrize("method", ["run_top", "run"])
+def test_logits_are_those_of_the_last_step(opened: Open, method: str) -> None:
+    executor = opened()
+    with pytest.raises(InputError, match="no step has run yet"):
+        executor.logits()
+    step = exact("prompt", [0], [[3, 4, 5]], [0])
+    if not executor.exact:
+        step = pad(Bucket("prompt", 4, 4, 0), [0, 1, 2], [[3, 4, 5], [6], [7, 8, 9, 10]], [0, 0, 0])
+    getattr(executor, method)(step)
+    rows = len(step.slots)
+    assert close(executor.logits()[:rows], opened().run(step)[:rows])
+
+
+def test_what_a_slot_does_not_hold_is_refused(opened: Open) -> None:
+    executor = opened()
+    prefill(executor, 0, [1, 2])
+    for call in (
+        lambda: executor.copy_prefix(0, 1, 3),
+        lambda: executor.export_prefix(0, 3),
+        lambda: decode(executor, [[1]], [[1, 2, 3]]),
+    ):
+        with pytest.raises(InputError, match="slot 0 holds 2 tokens, not 3"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"slots": (0, 6)}, "slots .0, 6. do not fit a batch of 4 over 6 slots"),
+        ({"slots": (0, 0)}, "two rows of one step share a slot"),
+        ({"slots": (1, 0)}, "decode runs over the first slots, in order"),
+        ({"past_lengths": np.array([17, 0, 0, 0])}, "past lengths .* are not within 0 … 16"),
+        ({"new_lengths": np.array([2, 1, 1, 1])}, "new lengths .* are not within 1 … 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["fake-static", "onnx-static"])
+def test_decode_steps_that_would_write_elsewhere_are_refused(
+    opened: Open, change: dict[str, Any], message: str
+) -> None:
+    from dataclasses import replace
+
+    executor = opened()
+    prefill(executor, 0, [1, 2])
+    prefill(executor, 1, [1, 2])
+    step = pad(Bucket("decode", 4, 1, 16), [0, 1], [[1], [2]], [2, 2])
+    with pytest.raises(InputError, match=message):
+        executor.run(replace(step, **change))
+
+
+@pytest.mark.parametrize("kind", ["onnx-static"])
+def test_decode_of_an_unchanged_set_copies_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = opened()
+    for slot in range(3):
+        prefill(executor, slot, [1, 2, 3])
+    decode(executor, [[4]] * 3, [[1, 2, 3]] * 3)
+    cache = executor._cache  # type: ignore[attr-defined]
+    before, home = cache.decode.array.copy(), cache.home.array.copy()
+    decode(executor, [[5]] * 3, [[1, 2, 3, 4]] * 3)
+    after = cache.decode.array
+    np.testing.assert_array_equal(home, cache.home.array)
+    np.testing.assert_array_equal(before[:, :3, :, :4], after[:, :3, :, :4])
+
+
+@pytest.mark.parametrize("kind", ["onnx-static"])
+def test_memory_counts_what_slots_held_at_most_and_the_layouts_that_decode_took(opened: Open, kind: str) -> None:
+    executor = Bundle.open(opened().bundle.path).executor(slots=SLOTS, threads=1)
+    token = 4 * 2 * 2 * 2 * 16  # float32, keys and values, layers, heads, head_dim
+    assert executor.memory()["cache"] == 0
+    prefill(executor, 0, [1, 2, 3])
+    assert executor.memory()["cache"] == token * (3 + 4), "the slot's, and the staging cache of its bucket"
+    decode(executor, [[1]], [[1, 2, 3]])
+    assert executor.memory()["cache"] == token * (3 + 4 + 4 * 17), "and four rows of context and query"
+    executor.copy_prefix(0, 5, 2)
+    assert executor.memory()["cache"] == token * (5 + 4 + 4 * 17)
+    executor.close()
