@@ -5,6 +5,7 @@ Sequences are numbers here; requests, texts and stop strings are the generator's
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.requests import TokenLogprobs
+
+_log = logging.getLogger("llmc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,10 @@ class Engine:
         top = self.executor.run_top(step) if k and all(s.served_by_top(k) for s in samplers) else None
         logits = self.executor.run(step) if top is None else None
         executed = time.perf_counter()
+        missed = COMPILATIONS.count > compiled
+        if missed:
+            what = ", ".join(COMPILATIONS.compiled[compiled:])
+            _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
         samples = Samples([], [])
         if emitting:
             chosen: Any = slice(len(emitting)) if emitting[-1] == len(emitting) - 1 else np.array(emitting)
@@ -189,7 +196,7 @@ class Engine:
         record = StepRecord(
             step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
             self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
-            tuple(row.sequence for row in work.rows), started, scheduled - started, COMPILATIONS.count > compiled,
+            tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
         )  # fmt: skip
         return Outcome(record, tokens, work.admitted)
 

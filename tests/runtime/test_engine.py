@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.fake import FakeExecutor
 from llmc.runtime.observer import StepRecord
@@ -330,3 +331,22 @@ def test_a_long_prompt_runs_in_chunks(toys: dict[str, Toy], trusted: ToyReferenc
     steps = [(r.phase, r.batch, r.query, r.context, r.padding_tokens) for r in done.records]
     assert steps == [("prompt", 1, 16, 0, 0), ("prompt", 1, 8, 24, 0), ("prompt", 1, 8, 24, 2), ("decode", 1, 1, 32, 0)]
     assert engine.steps == 4 and engine.stats.steps == 4
+
+
+def test_a_compilation_while_serving_is_counted_and_told(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = fresh(toy)
+    run(engine, [Asked([1], greedy(2))])
+    assert engine.stats.compilations == 0 and not caplog.records
+    replay = FakeExecutor.run
+
+    def compiling(self: FakeExecutor, step: Any) -> Any:
+        if step.phase == "decode":
+            COMPILATIONS.record("decode batch=1")
+        return replay(self, step)
+
+    monkeypatch.setattr(FakeExecutor, "run", compiling)
+    records = Run(engine, [Asked([1], greedy(2))]).records
+    assert [r.miss for r in records] == [False, True] and engine.stats.compilations == 1
+    assert "unplanned compilation in step 3 (decode): decode batch=1" in caplog.text
