@@ -63,8 +63,8 @@ def test_a_stream_that_runs_ends_with_an_error_event(bundle: Path, monkeypatch: 
     with Live(bundle) as live:
         live.ready()
         gate.hold()
-        call = live.call(stream=True, max_tokens=20)
         begun = len(gate.steps)
+        call = live.call(stream=True, max_tokens=20)
         gate.let(4)
         gate.wait(begun + 5)
         gate.fail(RuntimeError("device lost"))

@@ -43,8 +43,8 @@ def test_a_client_that_leaves_frees_its_slot_within_a_step(
     with Live(bundle) as live:
         live.ready()
         gate.hold()
-        connection = live.begin(stream=stream, max_tokens=20)
         begun = len(gate.steps)
+        connection = live.begin(stream=stream, max_tokens=20)
         gate.let(3)
         gate.wait(begun + 4)  # three steps ran; the fourth, of 20, is at the gate
         how(connection)  # type: ignore[operator]

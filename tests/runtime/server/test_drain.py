@@ -55,8 +55,8 @@ def test_a_stream_that_runs_is_streamed_to_its_end(bundle: Path, monkeypatch: py
         live.ready()
         whole = live.complete(max_tokens=10).json["choices"][0]["text"]
         gate.hold()
-        call = live.call(stream=True, max_tokens=10)
         begun = len(gate.steps)
+        call = live.call(stream=True, max_tokens=10)
         gate.let(4)
         gate.wait(begun + 5)
         live.server.stop()
