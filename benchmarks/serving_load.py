@@ -2,9 +2,9 @@
 
     python benchmarks/serving_load.py TRACE.csv --bundle BUNDLE [--peer-python PY --gguf FILE] [-o result.json]
 
-Lengths are the trace's, scaled by `--scale` and cut to `--max-model-len`. What a server sustains is found in closed
-loop (`--saturating` requests at a time); then its requests arrive at random at `--loads` times that rate, in open loop,
-and latencies count from when each was due. Each server is measured by its own saturation, one server after the other,
+Lengths are the trace's, scaled by `--scale` and cut to `--max-model-len`. Saturation is a closed loop of as many requests
+at a time as llmc takes (its slots and `--queue`), which finds what the server sustains; then requests arrive at random
+at `--loads` times that rate, in open loop, and latencies count from when each was due. Each server is measured by its own saturation, one server after the other,
 since each takes the whole machine. llama-cpp-python's server gets fewer requests: it answers one at a time.
 """
 
@@ -25,9 +25,8 @@ from llmc.runtime.loadtest.workload import Workload
 
 def measure(server: ServerProcess, test: LoadTest, saturating: int, loads: list[float]) -> dict[str, Report]:
     """The report of the closed loop, and of each load."""
-    workload = replace(test.workload, requests=min(test.workload.requests, 200), concurrency=saturating)
-    closed = run(replace(test, workload=workload))
-    found = {"closed loop": closed}
+    closed = run(replace(test, workload=replace(test.workload, concurrency=saturating)))
+    found = {"saturation": closed}
     print(f"\n== {server.name} sustains {closed.request_rate:.2f} requests/s\n{text(closed)}", flush=True)
     for turn, load in enumerate(loads, 1):  # other prompts each time: nothing is in a prefix cache
         rate = load * closed.request_rate
@@ -47,9 +46,9 @@ def main() -> None:
     parser.add_argument("--peer-requests", type=int, default=100)
     parser.add_argument("--scale", type=float, default=1 / 8)
     parser.add_argument("--max-model-len", type=int, default=1024)
-    parser.add_argument("--saturating", type=int, default=16)
-    parser.add_argument("--loads", default="1,3")
-    parser.add_argument("--queue", type=int, default=64, help="llmc's --max-queued-requests")
+    parser.add_argument("--saturating", type=int, default=24)
+    parser.add_argument("--loads", default="3")
+    parser.add_argument("--queue", type=int, default=16, help="llmc's --max-queued-requests")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--logs", default="/tmp")
     parser.add_argument("-o", "--output")

@@ -231,10 +231,10 @@ class AsyncEngine:
             if entry is None:
                 continue
             stream, choices = entry
-            stream.put(news)
             if not self.generator.runs(request_id):
-                with self._wake:
+                with self._wake:  # before the news: who hears of the end may ask for the place at once
                     del self._streams[request_id]
                     self._in_flight -= choices
                 stream.end()
                 self._seconds += _SMOOTHING * (time.perf_counter() - stream.began_s - self._seconds)
+            stream.put(news)
