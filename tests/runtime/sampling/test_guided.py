@@ -17,8 +17,6 @@ from llmc.runtime.sampling.guided import MAX_GRAMMARS, ConstraintFactory
 from llmc.runtime.tokenizer import Tokenizer
 from tests.toy import BYTES, EOS, VOCAB, tokenizer_json
 
-pytest.importorskip("llguidance")
-
 PERSON = {
     "type": "object",
     "properties": {

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi")
-
 from llmc.runtime.bundle import Bundle
+from tests.runtime.server.live import toy_bundle
 from tests.runtime.server.stub_engine import Api
 from tests.toy import Toy
 
@@ -18,6 +17,12 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     made = Toy.make(tmp_path_factory.mktemp("api"))
     made.compile()
     return Bundle.open(made.bundle)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What tests over a real server serve; see `toy_bundle`."""
+    return toy_bundle(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -10,14 +10,9 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.server.connections import BoundedProtocol
-from tests.runtime.server.live import Gate, Live, completion, toy_bundle
+from tests.runtime.server.live import Gate, Live, completion
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_bundle(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

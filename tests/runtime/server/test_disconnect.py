@@ -9,17 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.server.live import Gate, Live, completion, toy_bundle, until
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_bundle(tmp_path_factory.mktemp("toy"))
+from tests.runtime.server.live import Gate, Live, completion, until
 
 
 def leave(connection: socket.socket) -> None:

@@ -11,17 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.server.events import Draining, Stopped
-from tests.runtime.server.live import Gate, Live, completion, toy_bundle, until
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_bundle(tmp_path_factory.mktemp("toy"))
+from tests.runtime.server.live import Gate, Live, completion, until
 
 
 def test_what_was_accepted_ends_and_what_comes_later_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

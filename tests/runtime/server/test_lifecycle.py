@@ -19,11 +19,6 @@ from tests.runtime.server.live import Gate, Live, toy_bundle
 from tests.toy import Toy, write_toy
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One executable for every shape."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 
+import openai
 import pytest
 
 from llmc.runtime.server.protocol.answers import ChatResponse, CompletionResponse
 from tests.runtime.server.live import Live
-
-openai = pytest.importorskip("openai")
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from llmc.runtime.server.app import BODIES
 from tests.runtime.server.live import Live
 
-schemathesis = pytest.importorskip("schemathesis")
 KEY = "k"
 
 

@@ -7,19 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.server.live import Call, Gate, Live, toy_bundle, until
+from tests.runtime.server.live import Call, Gate, Live, until
 
 SLOTS = 4
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy_bundle(tmp_path_factory.mktemp("toy"))
 
 
 def test_of_fifty_requests_at_once_the_slots_and_the_queue_take_theirs(

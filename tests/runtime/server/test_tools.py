@@ -104,7 +104,6 @@ class TestParser:
 class TestGrammar:
     @pytest.fixture
     def takes(self, toy):
-        pytest.importorskip("llguidance")
         source = toy.files.read("tokenizer.json").decode()
         factory = ConstraintFactory(source, toy.manifest.model["vocab_size"], toy.eos_token_ids)
 
