@@ -2,10 +2,11 @@
 
     python benchmarks/serving_load.py TRACE.csv --bundle BUNDLE [--peer-python PY --gguf FILE] [-o result.json]
 
-Lengths are the trace's, scaled by `--scale` and cut to `--max-model-len`. Saturation is a closed loop of as many requests
-at a time as llmc takes (its slots and `--queue`), which finds what the server sustains; then requests arrive at random
-at `--loads` times that rate, in open loop, and latencies count from when each was due. Each server is measured by its own saturation, one server after the other,
-since each takes the whole machine. llama-cpp-python's server gets fewer requests: it answers one at a time.
+Lengths are the trace's, scaled by `--scale` and cut to `--max-model-len`. Saturation is a closed loop of as many
+requests at a time as llmc takes (its slots and `--queue`), which finds what the server sustains; then requests arrive
+at random at `--loads` times that rate, in open loop, and latencies count from when each was due. Each server is
+measured by its own saturation, one server after the other, since each takes the whole machine. llama-cpp-python's
+server gets fewer requests: it answers one at a time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 from serving_server import ServerProcess, llama_server, llmc_server
 
@@ -21,6 +23,17 @@ from llmc.runtime.loadtest.report import Report
 from llmc.runtime.loadtest.report_text import text
 from llmc.runtime.loadtest.run import LoadTest, run
 from llmc.runtime.loadtest.workload import Workload
+
+LEFT = tuple(
+    f"llmc:{name}{{"
+    for name in ("unplanned_compile_total", "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+)
+"""Metrics that are 0 when all requests are over."""
+
+
+def fetch(url: str) -> str:
+    with urlopen(url) as answer:
+        return answer.read().decode()
 
 
 def measure(server: ServerProcess, test: LoadTest, saturating: int, loads: list[float]) -> dict[str, Report]:
@@ -62,6 +75,8 @@ def main() -> None:
     ours = llmc_server(args.bundle, args.threads, logs / "llmc-serve.log", "--max-queued-requests", str(args.queue))
     try:
         found["llmc"] = measure(ours, LoadTest(ours.url, workload), args.saturating, loads)
+        left = [line for line in fetch(f"{ours.url}/metrics").splitlines() if line.startswith(LEFT)]
+        print("\n" + "\n".join(left))
     finally:
         code = ours.close()
     print(f"llmc serve ended with exit code {code}")

@@ -198,18 +198,36 @@ def _plan(file: Path, options: dict[str, Any]) -> Any:
 def _opener(model: str, device: str | None, options: dict[str, Any], store: Store) -> OpenBundle:
     def open_bundle(tell: Callable[[Progress], None]) -> Path:
         from llmc.api import DEVICE, bundle_of
-        from llmc.compiler.pipeline import ExecutableReport, VerifyReport
-        from llmc.runtime.server.state import Progress
 
-        def report(event: Any) -> None:
-            if isinstance(event, ExecutableReport):
-                tell(Progress("compile", event.index, event.total))
-            elif isinstance(event, VerifyReport):
-                tell(Progress("verify", event.done, event.total))
-
-        return bundle_of(model, device or DEVICE, options, report, store)
+        return bundle_of(model, device or DEVICE, options, _told_by(tell), store)
 
     return open_bundle
+
+
+def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
+    """A reporter of a compile that tells its stages, with the seconds left of one from the time of its parts so far."""
+    import time
+
+    from llmc.compiler.pipeline import ExecutableReport, VerifyReport
+    from llmc.runtime.server.state import Progress
+
+    first: dict[str, tuple[int, float]] = {}
+
+    def part(stage: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        begun, since = first.setdefault(stage, (done, now))
+        left = (now - since) / (done - begun) * (total - done) if done > begun else None
+        tell(Progress(stage, done, total, left))
+
+    def report(event: Any) -> None:
+        if isinstance(event, ExecutableReport):
+            part("compile", event.index, event.total)
+        elif isinstance(event, VerifyReport):
+            part("verify", event.done, event.total)
+        elif event.seconds is None:
+            tell(Progress(event.name))
+
+    return report
 
 
 class _JsonEvents:
