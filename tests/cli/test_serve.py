@@ -115,6 +115,7 @@ def test_a_checkpoint_is_compiled_with_the_flags_and_tells_how_far_it_is(llmc: L
     parts = [p for p in told if p.stage == "compile"]
     assert parts[0].eta_s is None and all(p.eta_s is not None and p.eta_s >= 0 for p in parts[1:])
     assert parts[-1].eta_s in (None, 0)
+    assert asked.more["cache_counters"]()["misses"] > 0, "the compile's own look-ups"
     last = [p for p in told if p.stage == "compile"][-1]
     assert last.done == last.total > 0
 

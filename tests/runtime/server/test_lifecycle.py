@@ -248,3 +248,10 @@ def test_stop_while_a_graph_hangs_in_the_warm_up_does_not_wait_for_it(
         gate.let()
         live.server.loader.join(5)
         assert live.server.state.served is None
+
+
+def test_what_the_artifact_store_counted_is_in_the_metrics(bundle: Path) -> None:
+    with Live(bundle, cache_counters=lambda: {"hits": 5, "misses": 2, "corrupt": 1, "fetched": 3}) as live:
+        live.ready()
+        counted = [live.gauge(f"artifact_cache_{name}_total") for name in ("hits", "misses", "corrupt")]
+    assert counted == [5, 2, 1]
