@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush, heappushpop
 from typing import NoReturn
 
 from llmc.buckets.traffic.events import TrafficRequest
@@ -31,6 +32,10 @@ from llmc.errors import InputError
 
 CSV_SUFFIXES = (".csv",)
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+REORDERED = 1024
+
+_Read = tuple[float, int, int, int]
+"""Seconds, prompt, output and cached tokens."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,9 @@ class TraceSummary:
 class Trace:
     """The requests of a trace file, streamed: each iteration reads the file again, in memory that its size is not in.
 
-    The extension tells CSV from JSON lines, and where it says neither, the first character: `{` is JSON. The first
-    request is at second 0; one that is earlier than the request before gets that one's time. Requests without a
-    prompt or without output (failed ones) are left out. A prompt that was wholly in the cache still has its last
+    The extension tells CSV from JSON lines, and where it says neither, the first character: `{` is JSON. Requests come
+    in order of time among the REORDERED that follow each other in the file, since servers record a request when it
+    ends; one that is later still gets the time of the one before. The first is at second 0. Requests without a prompt or without output (failed ones) are left out. A prompt that was wholly in the cache still has its last
     token computed.
 
     path            where the file is
@@ -85,11 +90,22 @@ class Trace:
         self.out_of_order = 0
 
     def __iter__(self) -> Iterator[TrafficRequest]:
-        """The requests in file order."""
+        """The requests in order of time, as far as REORDERED reaches."""
         self.skipped_empty = self.out_of_order = 0
+        first: float | None = None
+        time = 0.0
+        for now, prompt, output, cached in _by_time(self._in_file_order()):
+            first = now if first is None else first
+            if now - first < time:
+                self.out_of_order += 1
+            time = max(time, now - first)
+            yield TrafficRequest(time, prompt, output, cached)
+
+    def _in_file_order(self) -> Iterator[_Read]:
+        """Seconds since the first line's time, prompt, output and cached tokens of each request."""
         rows = self._rows(self._progress)
         clock: Clock | None = None
-        time = 0.0
+        now = 0.0
         found = False
         for stamp, prompt, output, cached in rows:
             if prompt == 0 or output == 0:
@@ -104,12 +120,8 @@ class Trace:
                     now = clock(stamp)
                 except ValueError as error:
                     self._fail(rows, f"{shown(stamp)} {error}; correct or remove the line", rows.time_column)
-                if now < time:
-                    self.out_of_order += 1
-                else:
-                    time = now
             found = True
-            yield TrafficRequest(time, prompt, output, cached if cached < prompt else prompt - 1)
+            yield now, prompt, output, cached if cached < prompt else prompt - 1
         if not found:
             raise InputError(
                 f"{self._name}: the trace has no request with a prompt and output ({self.skipped_empty} without); "
@@ -163,6 +175,18 @@ class Trace:
     def _fail(self, rows: Rows, reason: str, column: str | None = None) -> NoReturn:
         place = f"line {rows.line}" if column is None else f"line {rows.line}, column {column!r}"
         raise InputError(f"{self._name}: {place}: {reason}") from None
+
+
+def _by_time(requests: Iterable[_Read]) -> Iterator[_Read]:
+    """`requests` in order of time among each REORDERED that follow each other; equal times in their order."""
+    waiting: list[tuple[float, int, _Read]] = []
+    for place, request in enumerate(requests):
+        if len(waiting) < REORDERED:
+            heappush(waiting, (request[0], place, request))
+        else:
+            yield heappushpop(waiting, (request[0], place, request))[2]
+    while waiting:
+        yield heappop(waiting)[2]
 
 
 def record_line(request: TrafficRequest) -> str:

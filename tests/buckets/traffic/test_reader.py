@@ -137,11 +137,21 @@ def test_a_trace_without_times_has_all_at_zero(tmp_path):
     assert trace.summary().rate is trace.summary().duration is None
 
 
-def test_a_request_that_is_too_early_is_raised_to_the_one_before(tmp_path):
-    text = "time,input_tokens,output_tokens\n" + "".join(f"{time},1,1\n" for time in (10, 12, 11, 5, 12, 13))
+def test_requests_come_in_order_of_time_whatever_their_order_in_the_file(tmp_path):
+    """A server records a request when it ends."""
+    times = [(10, 1), (12, 2), (11, 3), (5, 4), (12, 5), (13, 6)]
+    text = "time,input_tokens,output_tokens\n" + "".join(f"{time},{length},1\n" for time, length in times)
     trace = Trace(written(tmp_path, "t.csv", text))
-    assert [request.time for request in trace] == [0, 2, 2, 2, 2, 3]
-    assert trace.out_of_order == 2
+    assert [(request.time, request.prompt) for request in trace] == [(0, 4), (5, 1), (6, 3), (7, 2), (7, 5), (8, 6)]
+    assert trace.out_of_order == 0
+
+
+def test_a_request_that_is_far_too_late_in_the_file_is_raised_to_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr("llmc.buckets.traffic.reader.REORDERED", 2)
+    text = "time,input_tokens,output_tokens\n" + "".join(f"{time},1,1\n" for time in (10, 12, 13, 5, 14, 15))
+    trace = Trace(written(tmp_path, "t.csv", text))
+    assert [request.time for request in trace] == [0, 0, 2, 3, 4, 5]
+    assert trace.out_of_order == 1
 
 
 def test_bom_carriage_returns_and_blank_lines_are_tolerated(tmp_path):
@@ -195,7 +205,8 @@ def test_iterations_are_independent(tmp_path):
     assert list(itertools.islice(trace, 1)) == whole[:1]
 
 
-def test_the_summary_of_a_trace(tmp_path):
+def test_the_summary_of_a_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr("llmc.buckets.traffic.reader.REORDERED", 0)
     text = "time,prompt_tokens,output_tokens,cached_tokens\n5,10,4,2\n4,30,0,0\n4,20,1,3\n9,12,9,0\n"
     assert Trace(written(tmp_path, "t.csv", text)).summary() == TraceSummary(
         requests=3,
