@@ -64,8 +64,9 @@ class Trace:
 
     The extension tells CSV from JSON lines, and where it says neither, the first character: `{` is JSON. Requests come
     in order of time among the REORDERED that follow each other in the file, since servers record a request when it
-    ends; one that is later still gets the time of the one before. The first is at second 0. Requests without a prompt or without output (failed ones) are left out. A prompt that was wholly in the cache still has its last
-    token computed.
+    ends; one that is later still gets the time of the one before. The first is at second 0. Requests without a prompt
+    or without output (failed ones) are left out. A prompt that was wholly in the cache still has its last token
+    computed.
 
     path            where the file is
     size            bytes of the file as stored

@@ -118,7 +118,7 @@ class Traffic:
             found.append(f"{counts['skipped_empty']} requests without a prompt or without output were left out")
         if counts["out_of_order"]:
             found.append(
-                f"{counts['out_of_order']} requests are far out of order of time, and count as at the time of the one before"
+                f"{counts['out_of_order']} requests are far out of order, and count as at the time of the one before"
             )
         return found
 
