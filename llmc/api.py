@@ -51,8 +51,8 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
     `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
-    `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError, DeviceError,
-    CapacityError or ArtifactError, and then leaves `output` as it was.
+    `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
+    DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.opening import open_store
     from llmc.compiler.options import CompileOptions
