@@ -78,7 +78,7 @@ def _sparse_zeros(count: int) -> Array:
     numpy asks for huge pages, each of which is there, and cleared, from its first token on: twenty times the memory for
     slots of a hundred tokens in a cache for two thousand, and a first prompt that takes a second longer.
     """
-    pages = mmap.mmap(-1, 4 * count)
+    pages = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_NOHUGEPAGE)
