@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -252,6 +253,33 @@ def test_nothing_stays_behind_when_streams_are_dropped(toy: Toy) -> None:
             assert engine.stats.running == 0
 
     run(test())
+
+
+def test_memory_stays_flat_however_many_requests_come_and_go(toy: Toy) -> None:
+    async def one(engine: AsyncEngine, name: str, leaves: bool) -> None:
+        stream = engine.submit(asked(name, [len(name), 7, 9] * 3, greedy(1 + len(name) % 7)))
+        async for _ in stream:
+            if leaves:
+                break
+        stream.cancel()
+
+    async def some(engine: AsyncEngine, count: int, mark: str) -> int:
+        for start in range(0, count, 20):
+            await asyncio.gather(*(one(engine, f"{mark}{start + i}", i % 5 == 0) for i in range(20)))
+        await until(lambda: engine.in_flight == 0)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    async def test() -> None:
+        async with running(toy) as engine:
+            before = await some(engine, 200, "a")
+            assert await some(engine, 600, "b") - before < 64 << 10
+
+    tracemalloc.start()
+    try:
+        run(test())
+    finally:
+        tracemalloc.stop()
 
 
 # The Python surface
