@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py BUNDLE --minutes 60 [--json] [-o result.json]
 
-Every `--every` seconds the server's memory (RSS and PSS of it and its children) and the gauges of /metrics are
+First the cache is filled, which takes its memory as tokens come. Every `--every` seconds the server's memory (RSS and PSS of it and its children) and the gauges of /metrics are
 sampled. Growth is the median of the last tenth of the samples over the median of the first tenth after
 `--warmup-minutes`. At the end everything stops, and the gauges are read again once the server is idle. Nothing is
 asserted here.
@@ -53,6 +53,17 @@ async def request(caller: Caller, prompts: Prompts, draw: random.Random, longest
     else:
         await call
     return "ok" if outcome.failure is None else outcome.failure.kind
+
+
+async def fill(caller: Caller, longest: int) -> None:
+    """The longest requests, more at once than there are slots: the cache takes its memory as tokens come."""
+    prompts = Prompts(seed=-1)
+    for turn in range(4):
+        ones = [Outcome(0, 0.0, max(1, longest // 2), max(1, longest // 4)) for _ in range(24)]
+        calls = (
+            caller.call(o, prompts.make(1000 * turn + i, o.asked_prompt), perf_counter()) for i, o in enumerate(ones)
+        )
+        await asyncio.gather(*calls)
 
 
 async def malformed(site: Site, draw: random.Random) -> str:
@@ -114,6 +125,7 @@ async def gauges(caller: Caller) -> dict[str, float]:
 async def soak(server: ServerProcess, args: argparse.Namespace) -> dict:
     caller = await find_model(Caller(Site.parse(server.url), "", timeout_s=300))
     process = psutil.Process(server.process.pid)
+    await fill(caller, args.longest)
     began = time.monotonic()
     until = began + 60 * args.minutes
     counts: Counter[str] = Counter()
