@@ -2,10 +2,10 @@
 
     python benchmarks/soak.py BUNDLE --minutes 60 [--json] [-o result.json]
 
-First the cache is filled, which takes its memory as tokens come. Every `--every` seconds the server's memory (RSS and PSS of it and its children) and the gauges of /metrics are
-sampled. Growth is the median of the last tenth of the samples over the median of the first tenth after
-`--warmup-minutes`. At the end everything stops, and the gauges are read again once the server is idle. Nothing is
-asserted here.
+First the cache is filled, which takes its memory as tokens come. Every `--every` seconds the server's memory (RSS and
+PSS of it and its children) and the gauges of /metrics are sampled. Growth is the median of the last tenth of the
+samples over the median of the first tenth after `--warmup-minutes`. At the end everything stops, and the gauges are
+read again once the server is idle. Nothing is asserted here.
 """
 
 from __future__ import annotations
