@@ -77,8 +77,8 @@ class ChromeTrace(Observer):
 class _Request:
     """A request's track: times are in seconds, and never go back."""
 
-    def __init__(self, name: str, arrived: float) -> None:
-        self.name = name
+    def __init__(self, number: int, arrived: float) -> None:
+        self.track = f'{{"local":"{number:#x}"}}'
         self.arrived = self.last = arrived
         self.admitted = False
 
@@ -94,7 +94,7 @@ class _Render:
         self._origin = origin
         self._step_end = origin
         self._requests: dict[str, _Request] = {}
-        self._running = 0
+        self._running = self._arrivals = 0
         self._opening = (
             "[\n"
             '{"ph":"M","name":"process_name","pid":1,"tid":0,"args":{"name":"llmc"}},\n'
@@ -122,7 +122,7 @@ class _Render:
         """The last event and the closing bracket."""
         opening, self._opening = self._opening, ""
         why = "closed" if reason is None else f"the trace ends here: {reason}"
-        note = {"ph": "i", "name": why, "s": "g", "pid": 1, "tid": 1, "ts": float(self._us(self._step_end))}
+        note = {"ph": "i", "name": why, "s": "p", "pid": 1, "tid": 1, "ts": float(self._us(self._step_end))}
         return f"{opening}{json.dumps(note)}\n]\n"
 
     def _us(self, moment: float) -> str:
@@ -150,14 +150,15 @@ class _Render:
 
     def _track(self, mark: Literal["b", "e"], request: _Request, name: str, moment: float, args: str = "") -> str:
         return (
-            f'{{"ph":"{mark}","cat":"request","id":{request.name},"name":{name},"pid":1,"tid":0,'
+            f'{{"ph":"{mark}","cat":"request","id2":{request.track},"name":{name},"pid":1,"tid":0,'
             f'"ts":{self._us(request.at(moment))}{args}}},\n'
         )
 
     def _arrived(self, now: float, request_id: str, tokens: int) -> str:
-        request = self._requests[request_id] = _Request(json.dumps(request_id), now)
-        args = f',"args":{{"prompt_tokens":{tokens}}}'
-        return self._track("b", request, request.name, now, args) + self._track("b", request, '"queued"', now)
+        self._arrivals += 1
+        request = self._requests[request_id] = _Request(self._arrivals, now)
+        args = f',"args":{{"id":{json.dumps(request_id)},"prompt_tokens":{tokens}}}'
+        return self._track("b", request, '"request"', now, args) + self._track("b", request, '"queued"', now)
 
     def _admitted(self, request_id: str, queue_s: float, cached: int) -> str:
         request = self._requests.get(request_id)
@@ -184,4 +185,4 @@ class _Render:
                 text += self._track("b", request, '"decode"', request.last)
                 text += self._track("e", request, '"decode"', now)
         ended = {"output_tokens": summary.output_tokens, "finish_reasons": summary.finish_reasons}
-        return text + self._track("e", request, request.name, now, f',"args":{json.dumps(ended)}')
+        return text + self._track("e", request, '"request"', now, f',"args":{json.dumps(ended)}')

@@ -40,6 +40,17 @@ def slices(events: Events) -> Events:
     return [event for event in events if event["ph"] == "X"]
 
 
+def track_of(event: dict[str, Any]) -> str:
+    """The request's track; Perfetto shows only those of a process, and merges those of one name."""
+    return event.get("id2", {}).get("local", "")
+
+
+def of(events: Events, request_id: str) -> Events:
+    """The events of a request."""
+    tracks = [track_of(e) for e in events if e["ph"] == "b" and e.get("args", {}).get("id") == request_id]
+    return [e for e in events if track_of(e) in tracks]
+
+
 def check(events: Events) -> None:
     """Slices of a thread nest, async slices end in the order they began, times of a track never go back."""
     last: dict[Any, float] = defaultdict(float)
@@ -48,7 +59,7 @@ def check(events: Events) -> None:
     for event in events:
         if event["ph"] == "M":
             continue
-        track = (event["ph"] == "C", event["tid"], event.get("id"))
+        track = (event["ph"] == "C", event["tid"], track_of(event))
         assert event["ts"] >= last[track], event
         last[track] = event["ts"]
         if event["ph"] == "X":
@@ -59,9 +70,9 @@ def check(events: Events) -> None:
             assert not open_slices or end <= open_slices[-1] + 0.002, event
             open_slices.append(end)
         elif event["ph"] == "b":
-            open_names[event["id"]].append(event["name"])
+            open_names[track_of(event)].append(event["name"])
         elif event["ph"] == "e":
-            assert open_names[event["id"]].pop() == event["name"]
+            assert open_names[track_of(event)].pop() == event["name"]
     assert not any(open_names.values())
 
 
@@ -94,14 +105,14 @@ def test_a_request_is_queued_then_prefilled_then_decoded(tmp_path: Path) -> None
     trace.close()
     events = read(tmp_path / "t.json")
     check(events)
-    track = [(e["ph"], e["name"], round(e["ts"])) for e in events if e.get("id") == "a"]
+    track = [(e["ph"], e["name"], round(e["ts"])) for e in of(events, "a")]
     assert track == [
-        ("b", "a", 0), ("b", "queued", 0), ("e", "queued", 500000), ("b", "prefill", 500000),
-        ("e", "prefill", 1000000), ("b", "decode", 1000000), ("e", "decode", 3000000), ("e", "a", 3000000),
+        ("b", "request", 0), ("b", "queued", 0), ("e", "queued", 500000), ("b", "prefill", 500000),
+        ("e", "prefill", 1000000), ("b", "decode", 1000000), ("e", "decode", 3000000), ("e", "request", 3000000),
     ]  # fmt: skip
     counted = [(e["args"]["running"], e["args"]["waiting"]) for e in events if e["ph"] == "C"]
     assert counted == [(0, 1), (1, 0), (0, 0)]
-    assert next(e["args"] for e in reversed(events) if e.get("id") == "a") == {
+    assert of(events, "a")[-1]["args"] == {
         "output_tokens": 5, "finish_reasons": ["stop"]
     }  # fmt: skip
 
@@ -118,9 +129,9 @@ def test_requests_that_never_came_so_far(tmp_path: Path) -> None:
     trace.close()
     events = read(tmp_path / "t.json")
     check(events)
-    names = {name: [e["name"] for e in events if e.get("id") == name and e["ph"] == "b"] for name in
+    names = {name: [e["name"] for e in of(events, name) if e["ph"] == "b"] for name in
              ("queued only", "no token", "unknown")}  # fmt: skip
-    assert names == {"queued only": ["queued only", "queued"], "no token": ["no token", "queued", "prefill"],
+    assert names == {"queued only": ["request", "queued"], "no token": ["request", "queued", "prefill"],
                      "unknown": []}  # fmt: skip
     assert [e["args"] for e in events if e["ph"] == "C"][-1] == {"running": 0, "waiting": 0}
 
@@ -137,7 +148,7 @@ def test_a_real_run(tmp_path: Path) -> None:
     assert [(e["name"], e["args"]["live_tokens"]) for e in steps] == [
         (f"{s.phase} {s.bucket}", s.live_tokens) for s in kept.steps
     ]
-    assert {e["id"] for e in events if e["ph"] == "b"} == {"0", "1", "2", "3", "4"}
+    assert {e["args"]["id"] for e in events if e["name"] == "request" and e["ph"] == "b"} == {"0", "1", "2", "3", "4"}
     for event, record in zip(steps, kept.steps, strict=True):
         parts = record.schedule_s + record.prepare_s + record.execute_s + record.sample_s
         assert event["dur"] == pytest.approx(parts * 1e6, abs=0.01)
@@ -156,7 +167,7 @@ def test_names_cannot_break_out_of_their_strings(tmp_path: Path) -> None:
     trace.arrived('"},\n{"é', 1)
     trace.finished(summary('"},\n{"é'))
     trace.close()
-    assert {e["id"] for e in read(tmp_path / "t.json") if "id" in e} == {'"},\n{"é'}
+    assert [e["args"]["id"] for e in read(tmp_path / "t.json") if "id" in e.get("args", {})] == ['"},\n{"é']
 
 
 SCRIPT = """
