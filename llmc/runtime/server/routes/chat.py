@@ -6,20 +6,19 @@ import time
 import uuid
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from llmc.errors import InputError
 from llmc.runtime.server.access import serving, state_of
+from llmc.runtime.server.answering import answer
 from llmc.runtime.server.body import read_body
 from llmc.runtime.server.chatting import ChatWriter
-from llmc.runtime.server.disconnect import unless_disconnected
 from llmc.runtime.server.errors import api_error
 from llmc.runtime.server.generation import Generation
 from llmc.runtime.server.openapi import reads, streams
 from llmc.runtime.server.prompts import encode, render, truncated
 from llmc.runtime.server.protocol.answers import GENERATING, ChatResponse
 from llmc.runtime.server.protocol.chat import ChatRequest
-from llmc.runtime.server.streaming import EventStream
 from llmc.runtime.server.tool_choice import tool_use
 
 router = APIRouter()
@@ -50,13 +49,6 @@ async def chat_completions(request: Request) -> Response:
         )
         most = config.max_queued_requests + served.limits.max_num_seqs
         start = Generation.start(served, answer_id, prompts, params, body.priority, most)
-        if body.stream:
-            generation = await start
-            return EventStream(writer.stream(generation), generation.cancel)
-
-        async def whole() -> Response:
-            return JSONResponse(await writer.whole(await start))
-
-        return await unless_disconnected(request.receive, whole())
+        return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, ChatRequest.model_fields) from e

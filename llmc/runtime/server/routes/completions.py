@@ -6,20 +6,19 @@ import time
 import uuid
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from llmc.errors import InputError
 from llmc.runtime.server.access import serving, state_of
+from llmc.runtime.server.answering import answer
 from llmc.runtime.server.body import read_body
 from llmc.runtime.server.completing import CompletionWriter
-from llmc.runtime.server.disconnect import unless_disconnected
 from llmc.runtime.server.errors import api_error
 from llmc.runtime.server.generation import Generation
 from llmc.runtime.server.openapi import reads, streams
 from llmc.runtime.server.prompts import completion_prompts
 from llmc.runtime.server.protocol.answers import GENERATING, CompletionResponse
 from llmc.runtime.server.protocol.completions import CompletionRequest
-from llmc.runtime.server.streaming import EventStream
 
 router = APIRouter()
 
@@ -45,13 +44,6 @@ async def completions(request: Request) -> Response:
             echoes = texts or [served.tokenizer.decode(ids) for ids in prompts]
         writer = CompletionWriter(answer_id, int(time.time()), served.model_name, body, served.tokenizer, echoes)
         start = Generation.start(served, answer_id, prompts, params, body.priority, most)
-        if body.stream:
-            generation = await start
-            return EventStream(writer.stream(generation), generation.cancel)
-
-        async def whole() -> Response:
-            return JSONResponse(await writer.whole(await start))
-
-        return await unless_disconnected(request.receive, whole())
+        return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, CompletionRequest.model_fields) from e
