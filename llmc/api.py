@@ -75,26 +75,43 @@ class LLM(BundleLLM):
     `model` is a bundle (a folder, or a reference to one, see artifacts/references.py), or a checkpoint, which is
     compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
     bundle, and what NEURON_COMPILED_ARTIFACTS holds for device neuron, is loaded whatever is asked for; each component
-    that is otherwise is named in a warning. Further arguments: those of EngineOptions, and vLLM's, see
-    vllm_arguments.py.
+    that is otherwise is named in a warning. `weights` is the checkpoint whose weights a bundle of a configuration alone
+    takes, see docs/config-only.md. Further arguments: those of EngineOptions, and vLLM's, see vllm_arguments.py.
     """
 
     def __init__(
         self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, keep_steps: bool = False,
-        **arguments: Any,
+        weights: str | Path | None = None, **arguments: Any,
     ) -> None:  # fmt: skip
         compiled, engine = split(arguments)
-        super().__init__(bundle_of(str(model), device, compiled), threads, keep_steps, **engine)
+        bundle = bundle_of(str(model), device, compiled, weights=None if weights is None else str(weights))
+        super().__init__(bundle, threads, keep_steps, **engine)
 
 
 def bundle_of(
     model: str, device: str = DEVICE, options: dict[str, Any] | None = None, report: Reporter | None = None,
-    store: Store | None = None,
+    store: Store | None = None, weights: str | None = None,
 ) -> Path:  # fmt: skip
     """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
 
-    Raises what `compile` and `resolve` raise.
+    With `weights`, the folder of that bundle bound to the checkpoint of that name. Raises what `compile`, `resolve` and
+    `llmc.compiler.bind.bound` raise.
     """
+    bundle = _bundle_of(model, device, options, report, store)
+    if weights is None:
+        return bundle
+    from llmc.compiler.bind import bound
+
+    if store is None:
+        from llmc.artifacts.opening import open_store
+
+        store = open_store(device=device)
+    return bound(bundle, weights, store, report)
+
+
+def _bundle_of(
+    model: str, device: str, options: dict[str, Any] | None, report: Reporter | None, store: Store | None
+) -> Path:
     options = dict(options or {})
     making = {**options, "report": report, "store": store}
     path = Path(model)

@@ -24,10 +24,12 @@ class AsyncLLM(BundleAsyncLLM):
     """
 
     def __init__(
-        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, **arguments: Any
-    ) -> None:
+        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None,
+        weights: str | Path | None = None, **arguments: Any,
+    ) -> None:  # fmt: skip
         compiled, engine = split(arguments)
-        super().__init__(bundle_of(str(model), device, compiled), threads, **engine)
+        bundle = bundle_of(str(model), device, compiled, weights=None if weights is None else str(weights))
+        super().__init__(bundle, threads, **engine)
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLM:

@@ -13,6 +13,11 @@ Variables
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
     VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
                             LLMC_CACHE_DIR is not set
+    VLLM_XLA_CHECK_RECOMPILATION true | 1: a graph that would have to be compiled while serving is an error
+    XLA_FLAGS, LIBTPU_INIT_ARGS
+                            flags that XLA and libtpu read: part of the key of what they compile
+    LLMC_TORCH_XLA_PYTHON   the Python of an environment with torch-xla, for --lowering torch-xla; default:
+                            .venv-torch-xla/bin/python here (make torch-xla-env)
     ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, DNNL_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS, NPY_DISABLE_CPU_FEATURES
                             not acted on here: they make torch, oneDNN, MKL or numpy run other kernels than the host's
                             best, so what was verified under them counts for such runs only
@@ -125,6 +130,10 @@ class Settings:
 
     cache_override: str | None = None
     xla_cache: str | None = None
+    check_recompilation: bool = False
+    xla_flags: str = ""
+    libtpu_arguments: str = ""
+    torch_xla_python: str | None = None
     shared_caches: tuple[str, ...] = ()
     remote_cache: str | None = None
     cache_max_size: str | None = None
@@ -162,6 +171,10 @@ class Settings:
         return cls(
             cache_override=environ.get("LLMC_CACHE_DIR") or None,
             xla_cache=environ.get("VLLM_XLA_CACHE_PATH") or None,
+            check_recompilation=_switch(environ, "VLLM_XLA_CHECK_RECOMPILATION"),
+            xla_flags=environ.get("XLA_FLAGS", ""),
+            libtpu_arguments=environ.get("LIBTPU_INIT_ARGS", ""),
+            torch_xla_python=environ.get("LLMC_TORCH_XLA_PYTHON") or None,
             shared_caches=tuple(filter(None, environ.get("LLMC_SHARED_CACHE", "").split(os.pathsep))),
             remote_cache=environ.get("LLMC_REMOTE_CACHE") or None,
             cache_max_size=environ.get("LLMC_CACHE_MAX_SIZE") or None,
@@ -198,7 +211,8 @@ class Settings:
 
     def cache_dir_for(self, device: str | None) -> Path:
         """The artifact store's folder for compiles for a device: for XLA devices, where another one is named."""
-        if device in XLA_DEVICES and self.cache_override is None and self.xla_cache is not None:
+        named = device is not None and device.partition(":")[0] in XLA_DEVICES
+        if named and self.cache_override is None and self.xla_cache is not None:
             from pathlib import Path
 
             return Path(self.xla_cache).expanduser()

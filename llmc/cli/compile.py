@@ -64,6 +64,33 @@ def compile_command(
             "0: all logits only.",
         ),
     ] = 0,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config", metavar="FILE", help="A config.json in place of MODEL: weights are bound when it is opened."
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", metavar="N", help="Devices that each graph is sharded over (xla, tpu).")
+    ] = 1,
+    lowering: Annotated[
+        str, typer.Option("--lowering", metavar="jax|torch-xla", help="Who makes StableHLO of the trace (xla, tpu).")
+    ] = "jax",
+    roll_layers: Annotated[
+        bool | None,
+        typer.Option(
+            "--roll-layers/--no-roll-layers",
+            help="Repeated layers as one scanned body (xla, tpu). Default: yes for tpu, no for xla.",
+        ),
+    ] = None,
+    cache_slots: Annotated[
+        int | None,
+        typer.Option(
+            "--cache-slots",
+            metavar="N",
+            help="Sequences that the cache on the device holds (xla, tpu). Default: max-num-seqs + 2 kept prefixes.",
+        ),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", metavar="N", help="Executables at once. Default: CPUs.")
     ] = None,
@@ -98,6 +125,7 @@ def compile_command(
       llmc compile ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o bundle
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
+      llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
     """
     from llmc.artifacts.opening import open_store
     from llmc.artifacts.precompiled import place_for, replacing
@@ -116,20 +144,21 @@ def compile_command(
     settings = Settings.from_environment()
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
-        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k
-    )
+        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k,
+        tensor_parallel, lowering, roll_layers, cache_slots,
+    )  # fmt: skip
     place = None
-    if resume and model is None:
+    if resume and model is None and config is None:
         journal = Journal.read(output)
         model, made, options = journal.model, journal.plan, journal.options
         output = journal.output
     else:
         open_target(device)
-        model, made = _planned(model, plan, flags, device)
+        model, made = _planned(model, config, plan, flags, device)
         close_bars()
         if output is None:
             place = place_for(device, model, settings.neuron_artifacts)
-        output = output or place or Path(f"{Path(model).stem}-{device}.llmc")
+        output = output or place or Path(f"{_stem(model)}-{device}.llmc")
         journal = Journal(model, made, options, output)
     store = open_store(cache_dir, settings, options.device)
     if dry_run:
@@ -166,16 +195,41 @@ def _trim(store: Store, max_size: int) -> None:
         print(text, file=sys.stderr)
 
 
-def _planned(model: str | None, plan: Path | None, flags: PlanningFlags, device: str) -> tuple[str, Plan]:
+def _planned(
+    model: str | None, config: str | None, plan: Path | None, flags: PlanningFlags, device: str
+) -> tuple[str, Plan]:
+    """What is compiled, MODEL or the file of --config, and its plan."""
     from llmc.buckets.plan import Plan
 
+    if model is not None and config is not None:
+        raise InputError("MODEL and --config were both given; give one of them")
+    if config is not None:
+        model = _config_file(config)
     if model is None:
-        raise InputError("name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile)")
+        raise InputError(
+            "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile; or --config FILE, "
+            "for a configuration alone)"
+        )
     if plan is None:
         return model, plan_from_flags(flags, model, device=device)
     if flags.given():
         raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
     return model, Plan.load(plan)
+
+
+def _config_file(config: str) -> str:
+    """The file itself, so that weights beside it do not count."""
+    path = Path(config).expanduser()
+    if path.is_dir():
+        path /= "config.json"
+    if path.suffix != ".json":
+        raise InputError(f"--config {config}: a config.json is needed; give a checkpoint as MODEL")
+    return str(path)
+
+
+def _stem(model: str) -> str:
+    path = Path(model)
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
 def _print_estimate(found: dict[str, Any], as_json: bool) -> None:
@@ -208,9 +262,14 @@ def _print_result(result: CompileResult, as_json: bool) -> None:
     )
     if result.sample_top_k:
         typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
+    if result.analysis:
+        from llmc.compiler.xla.report import lines
+
+        for line in lines(result.analysis):
+            typer.echo(line)
     v = result.verification
     if v.get("mode") == "none":
-        typer.echo("not verified (--verify none)")
+        typer.echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
     else:
         typer.echo(
             f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, "

@@ -60,6 +60,10 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="MODEL", help="The checkpoint of a bundle that was compiled with --config."),
+    ] = None,
     show_buckets: Annotated[
         bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
     ] = False,
@@ -75,6 +79,7 @@ def generate(
       llmc generate bundle --prompt "The capital of France is" --max-tokens 16 --show-buckets
       llmc generate bundle --chat --prompt "Name three rivers." --stream
       llmc generate bundle --prompts prompts.jsonl --json
+      llmc generate bundle-of-config --weights ./model --prompt "Hello"
     """
     from llmc.runtime.llm import BundleLLM
     from llmc.runtime.sampling import SamplingParams
@@ -86,7 +91,7 @@ def generate(
     if threads is not None and threads < 1:
         raise InputError(f"--threads {threads} must be at least 1")
     asked = _prompts(prompt, prompts, source, chat)
-    with BundleLLM(bundle, threads=threads, keep_steps=show_buckets or as_json) as llm:
+    with BundleLLM(_bound(bundle, weights), threads=threads, keep_steps=show_buckets or as_json) as llm:
         if stream and not as_json:
             records = _stream(llm, asked, params)
         else:
@@ -98,6 +103,20 @@ def generate(
             _print_steps(records)
         if not as_json and not messages.quiet:
             typer.echo(f"compilations while serving: {llm.compilations}", err=True)
+
+
+def _bound(bundle: str, weights: str | None) -> str | Path:
+    """The bundle, with the weights that were named."""
+    if weights is None:
+        return bundle
+    from llmc.artifacts.opening import open_store
+    from llmc.artifacts.references import resolve
+    from llmc.compiler.bind import bound
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    store = open_store(settings=settings)
+    return bound(resolve(bundle, settings, store), weights, store)
 
 
 def _prompts(texts: list[str] | None, file: Path | None, source: str | None, chat: bool) -> list[Any]:

@@ -56,6 +56,10 @@ def serve_command(
             help="Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="MODEL", help="The checkpoint of a bundle that was compiled with --config."),
+    ] = None,
     served_model_name: Annotated[
         str | None, typer.Option("--served-model-name", metavar="NAME", help="Default: the bundle's name of it.")
     ] = None,
@@ -157,7 +161,7 @@ def serve_command(
     with _JsonEvents() if as_json else _Told() as report:
         code = serve(
             config,
-            _opener(bundle, device, options, store),
+            _opener(bundle, device, options, store, weights),
             options=run,
             warm_up=warmth,
             report=report,
@@ -195,11 +199,13 @@ def _plan(file: Path, options: dict[str, Any]) -> Any:
     return Plan.load(file)
 
 
-def _opener(model: str, device: str | None, options: dict[str, Any], store: Store) -> OpenBundle:
+def _opener(
+    model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None = None
+) -> OpenBundle:
     def open_bundle(tell: Callable[[Progress], None]) -> Path:
         from llmc.api import DEVICE, bundle_of
 
-        return bundle_of(model, device or DEVICE, options, _told_by(tell), store)
+        return bundle_of(model, device or DEVICE, options, _told_by(tell), store, weights)
 
     return open_bundle
 

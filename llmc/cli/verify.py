@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from llmc.errors import InputError
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -34,6 +36,8 @@ def verify(
 ) -> None:
     """Check every file of a bundle, then run its buckets against the reference model with padding poisoned.
 
+    A bundle of a configuration alone is bound to the weights of --reference first.
+
     Exits 4 when the numbers disagree, 5 when a file is missing or damaged.
 
     \b
@@ -41,9 +45,11 @@ def verify(
       llmc verify bundle
       llmc verify bundle --reference ./SmolLM2-135M-Instruct --all --json
     """
+    from llmc.artifacts.manifest import read_manifest
     from llmc.artifacts.opening import open_store
     from llmc.artifacts.references import resolve
     from llmc.cli.output import CompileProgress
+    from llmc.compiler.bind import bound, is_unbound
     from llmc.compiler.pipeline import VerifyReport
     from llmc.compiler.reverify import verify_again
     from llmc.settings import Settings
@@ -52,6 +58,8 @@ def verify(
     store = open_store(cache_dir, settings)
     folder = resolve(bundle, settings, store)
     with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress:
+        if is_unbound(read_manifest(folder)):
+            folder = bound(folder, _weights(bundle, reference), store, progress)
         found = verify_again(folder, reference, every, store, progress, lambda d, t: progress(VerifyReport(d, t)))
     if as_json:
         typer.echo(json.dumps(found))
@@ -61,3 +69,9 @@ def verify(
         f"mean KL {found['mean_kl']:.2g} (limit {found['limits']['mean_kl']:.2g}), equal tokens {found['top1']:.1%}, "
         f"greedy texts equal {found['greedy_equal']}/{found['greedy_sequences']}, padding leak {found['leak']:.2g}"
     )
+
+
+def _weights(bundle: str, reference: str | None) -> str:
+    if reference is None:
+        raise InputError(f"{bundle} was compiled from a configuration alone: name its weights with --reference MODEL")
+    return reference

@@ -10,6 +10,7 @@ QUANTISATIONS = ("none", "int8", "int4", "keep")
 DTYPES = ("f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
+LOWERINGS = ("jax", "torch-xla")
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,11 @@ class CompileOptions:
     """Options of one compile; `None` leaves the choice to the target, which says what it chose and why.
 
     `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return beside all of them.
-    Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype or verification mode, and
-    InputError for less than one job or a `sample_top_k` out of range.
+    `tensor_parallel`: devices that one graph is sharded over. `lowering`: who turns the traced program into StableHLO.
+    `roll_layers`: whether repeated layers become one scanned body. `cache_slots`: sequences that a cache of fixed size
+    holds, those kept for their prefixes included. The last four are for targets that compile with XLA.
+    Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype, lowering or verification mode,
+    and InputError for a number out of range.
     """
 
     device: str = "cpu"
@@ -29,6 +33,10 @@ class CompileOptions:
     require_native: bool = False
     jobs: int = 1
     sample_top_k: int = 0
+    tensor_parallel: int = 1
+    lowering: str = "jax"
+    roll_layers: bool | None = None
+    cache_slots: int | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:
@@ -39,13 +47,23 @@ class CompileOptions:
             raise UnknownNameError("verification mode", self.verify, VERIFY)
         if self.jobs < 1:
             raise InputError(f"jobs {self.jobs} must be at least 1")
+        if self.lowering not in LOWERINGS:
+            raise UnknownNameError("lowering", self.lowering, LOWERINGS)
+        for name, value in (("--tensor-parallel", self.tensor_parallel), ("--cache-slots", self.cache_slots)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value} must be at least 1")
         if not 0 <= self.sample_top_k <= MAX_TOP_K:
             raise InputError(f"--sample-top-k {self.sample_top_k} must be in 1 … {MAX_TOP_K}, or 0 for all logits only")
 
     @property
-    def extensions(self) -> dict[str, int]:
+    def extensions(self) -> dict[str, int | str | bool]:
         """Options that executables and manifests name where they are used, and not otherwise."""
-        return {"sample_top_k": self.sample_top_k} if self.sample_top_k else {}
+        given: dict[str, tuple[int | str | bool | None, int | str | None]] = {
+            "sample_top_k": (self.sample_top_k, 0), "tensor_parallel": (self.tensor_parallel, 1),
+            "lowering": (self.lowering, "jax"), "roll_layers": (self.roll_layers, None),
+            "cache_slots": (self.cache_slots, None),
+        }  # fmt: skip
+        return {name: value for name, (value, default) in given.items() if value is not None and value != default}
 
     def require_vocabulary(self, model: str, size: int) -> None:
         """Raise InputError when more top logits are asked for than `model` has tokens."""

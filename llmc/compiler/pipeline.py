@@ -26,14 +26,16 @@ from llmc.artifacts.bundles import remember_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
+from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.provenance import model_facts, provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.text_files import text_files
 from llmc.compiler.verification.stage import verify_stage
-from llmc.errors import CheckpointError, CompileError, DeviceError
+from llmc.errors import CompileError, DeviceError
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -85,6 +87,7 @@ class CompileResult:
     sample_top_k: int
     choice: str
     remaining: str
+    analysis: dict[str, Any]
     stages: dict[str, float]
     verification: dict[str, Any]
 
@@ -108,6 +111,7 @@ def compile_bundle(
     checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
+    unverified = why_unverified(target, checkpoint, options)
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
 
@@ -120,8 +124,11 @@ def compile_bundle(
     prepared = target.prepare(stages, options)
     shapes = target.shapes(plan.buckets, options)
     entries = _executables(stages, target, prepared, shapes, options, report)
-    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model)
-    if options.verify != "none":
+    analysis = target.analyse(stages, prepared, [store.path(e.outputs["executable"]) for e, _ in entries], options)
+    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model, analysis)
+    if unverified is not None:
+        verification: dict[str, Any] = {"mode": "none", "why": unverified}
+    elif options.verify != "none":
         verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
     else:
         verification = {"mode": "none"}
@@ -137,7 +144,7 @@ def compile_bundle(
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
-        choice=target.choice(options), remaining=target.remaining(),
+        choice=target.choice(options), remaining=target.remaining(), analysis=analysis,
         stages=seconds, verification=verification,
     )  # fmt: skip
 
@@ -260,7 +267,7 @@ def _linked(store: Store, prepared: Prepared) -> AbstractContextManager[Path]:
 
 def _assemble(
     stages: Stages, target: Target, prepared: Prepared, shapes: Sequence[Shape],
-    entries: Sequence[tuple[Entry, bool]], options: CompileOptions, model: str,
+    entries: Sequence[tuple[Entry, bool]], options: CompileOptions, model: str, analysis: Mapping[str, Any],
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint
@@ -281,39 +288,20 @@ def _assemble(
         for shape, (entry, _) in zip(shapes, entries, strict=True)
     ]  # fmt: skip
     files = {name: add(digest) for name, digest in prepared.files.items()}
-    files |= {name: add(digest) for name, digest in _text_files(stages).items()}
+    files |= {name: add(digest) for name, digest in text_files(stages).items()}
     manifest = Manifest.create(
         llmc=llmc.__version__, device=options.device, target=target.name, executor=target.executor,
         model=model_facts(checkpoint),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
             "static_dims": list(target.static_dims(options)), "choice": target.choice(options),
-            "remaining": target.remaining(), **options.extensions,
+            "remaining": target.remaining(), **options.extensions, **({"analysis": analysis} if analysis else {}),
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
         toolchain=target.toolchain(), isa=list(target.isa()),
         provenance=provenance(stages, target, options, model),
     )  # fmt: skip
     return manifest, sources
-
-
-def _text_files(stages: Stages) -> dict[str, str]:
-    """Tokenizer and chat template as blobs; a checkpoint without a tokenizer makes a bundle that takes token ids."""
-    from llmc.compiler.stages import code_digest
-
-    def build(workspace: Workspace) -> Mapping[str, Blob]:
-        made = {}
-        try:
-            made["tokenizer.json"] = workspace.put_bytes(stages.checkpoint.tokenizer_json())
-        except CheckpointError as e:
-            workspace.meta["no_tokenizer"] = str(e)
-        template = stages.checkpoint.chat_template()
-        if template:
-            made["chat_template.jinja"] = workspace.put_bytes(template.encode())
-        return made
-
-    components = {**stages.reading(tokenizer=True), "code": code_digest("llmc.compiler.checkpoint")}
-    return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}
 
 
 def _members(manifest: Manifest) -> dict[str, Any]:
@@ -333,4 +321,5 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
     checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
+    why_unverified(target, checkpoint, options)
     return estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)

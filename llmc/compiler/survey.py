@@ -2,33 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import Any
 
 from llmc.compiler.targets import devices, open_target
+from llmc.compiler.targets.base import Target
+from llmc.compiler.xla.topology import known, shown
+from llmc.runtime.xla.client import has_tpu
 
 HIDDEN = ("fake",)
-_COMPILE_NEEDS = ("torch", "transformers", "safetensors", "gguf", "onnx")
-_RUN_NEEDS = {"onnxruntime": ("onnxruntime", "onnxruntime"), "torch": ("torch", "'llmc[compile]'")}
+_RUN_INSTALL = {"onnxruntime": "onnxruntime", "torch": "'llmc[compile]'", "jax": "'llmc[xla]'"}
+_SLICES = "tpu"
+"""The device that takes a slice behind its name."""
 
 
-def survey() -> list[dict[str, str]]:
-    """A row for each device: compiles, runs ("yes" or what is missing), state of its executables here, and a note."""
+def survey() -> list[dict[str, Any]]:
+    """A row for each device: compiles, runs ("yes" or what is missing), state of its executables here, a note, and the
+    topologies that it takes behind its name (see `topologies`), none for most."""
     rows = []
     for name in devices():
         if name in HIDDEN:
             continue
         target = open_target(name)
-        missing = [m for m in _COMPILE_NEEDS if find_spec(m) is None]
-        package, install = _RUN_NEEDS[target.executor]
-        runs = find_spec(package) is not None
-        on_cpu = "yes" if target.state == "native" else "on CPU, portable"
+        missing = _missing(target.compile_needs)
         rows.append(
             {
                 "device": name,
-                "compiles": "yes" if not missing else f"no: pip install 'llmc[compile]' (missing {', '.join(missing)})",
-                "runs": on_cpu if runs else f"no: pip install {install}",
+                "compiles": f"no: {target.install} (missing {', '.join(missing)})" if missing else "yes",
+                "runs": _runs(target),
                 "state": target.state,
-                "note": target.remaining() or "",
+                "note": target.remaining(),
+                "topologies": topologies() if name == _SLICES else [],
             }
         )
     return rows
+
+
+def topologies() -> list[dict[str, Any]]:
+    """Every TPU slice: name, generation, shape, chips, devices, hosts, and what programs may take of a device."""
+    return [
+        {
+            "name": topology.name,
+            "generation": topology.generation,
+            "shape": shown(topology.shape),
+            "chips": topology.chips,
+            "devices": topology.devices,
+            "hosts": topology.hosts,
+            "hbm_bytes_per_device": topology.hbm_bytes_per_device,
+        }
+        for topology in known()
+    ]
+
+
+def _runs(target: Target) -> str:
+    if missing := _missing(target.run_needs):
+        return f"no: pip install {' '.join(_RUN_INSTALL[package] for package in missing)}"
+    if target.name == _SLICES and not has_tpu():
+        return "no: needs a TPU host"
+    return "yes" if target.state == "native" else "on CPU, portable"
+
+
+def _missing(packages: Iterable[str]) -> list[str]:
+    return [package for package in packages if find_spec(package) is None]

@@ -111,6 +111,11 @@ class Bundle:
         """
         from llmc.runtime.executors import open_executor
 
+        if "tensors.json" in self.manifest.files and "weights" not in self.manifest.files:
+            raise ArtifactError(
+                f"{self.path}: compiled from a configuration alone, it holds no weights; name them when it is opened: "
+                "--weights MODEL, or LLM(model=…, weights=…)"
+            )
         limits = self.plan.limits
         slots = slots or max(limits.max_num_seqs, *(b.batch for b in self.plan.decode))
         capacity = max(limits.max_model_len, *(b.context + b.query for b in self.plan.buckets))

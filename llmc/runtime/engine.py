@@ -9,11 +9,11 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmc.errors import InputError
+from llmc.errors import DeviceError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.observer import EngineStats, FinishReason, StepRecord
 from llmc.runtime.sampling import Constraint, Samples, SamplingParams, SequenceSampler, sample, sample_top
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.requests import TokenLogprobs
+
+OnCompilation = Literal["ignore", "warn", "refuse"]
+"""What to do where a step compiled what the bundle did not bring; "refuse" raises DeviceError."""
 
 _log = logging.getLogger("llmc")
 
@@ -67,7 +70,7 @@ class Engine:
 
     def __init__(
         self, plan: Plan, executor: Executor, vocab_size: int, *, prefill_budget: int | None = None,
-        min_prefix: int | None = None,
+        min_prefix: int | None = None, on_compilation: OnCompilation = "warn",
     ) -> None:  # fmt: skip
         self.plan = plan
         self.executor = executor
@@ -82,6 +85,7 @@ class Engine:
         self._sequences: dict[int, _Sequence] = {}
         self._names: dict[Any, str] = {}
         self._compiled_before = COMPILATIONS.count
+        self._on_compilation = on_compilation
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise InputError when no bucket takes a prompt of these ids, naming the limit."""
@@ -160,6 +164,15 @@ class Engine:
             self._sequences.clear()
             raise
 
+    def _tell_compilation(self, step: Step, what: str) -> None:
+        if self._on_compilation == "refuse":
+            raise DeviceError(
+                f"{what} was compiled while serving, in step {self.steps} ({step.phase}), and "
+                "VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
+            )
+        if self._on_compilation == "warn":
+            _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
+
     def _run(self, work: Work, started: float) -> Outcome:
         for copy in work.copies:
             self.executor.copy_prefix(copy.source, copy.target, copy.length)
@@ -175,8 +188,7 @@ class Engine:
         executed = time.perf_counter()
         missed = COMPILATIONS.count > compiled
         if missed:
-            what = ", ".join(COMPILATIONS.compiled[compiled:])
-            _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
+            self._tell_compilation(step, ", ".join(COMPILATIONS.compiled[compiled:]))
         samples = Samples([], [])
         if emitting:
             chosen: Any = slice(len(emitting)) if emitting[-1] == len(emitting) - 1 else np.array(emitting)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmc.runtime.engine import Engine
 from llmc.runtime.generator import Generator
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -45,6 +46,7 @@ def open_generator(
     engine = Engine(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,
         min_prefix=None if options.enable_prefix_caching else 0,
+        on_compilation="refuse" if Settings.from_environment().check_recompilation else "warn",
     )  # fmt: skip
     if "tokenizer.json" not in bundle.manifest.files:
         return Generator(engine, observer=observer)

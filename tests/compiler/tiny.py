@@ -56,6 +56,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "llama-wide-heads-without-groups": {"head_dim": 32, "num_key_value_heads": 4},
 }  # fmt: skip
+DEEP = {"llama-three-layers": {"num_hidden_layers": 3}}
+"""For what needs layers to repeat; not among the variants that every lowering is held to."""
+
 TIED = "llama-tied-biases-llama3-rope"
 
 
@@ -63,7 +66,7 @@ def config(name: str) -> dict[str, Any]:
     """The configuration of a case, in the terms of config.json."""
     if name in ARCHITECTURES:
         return {**_SMALL, **ARCHITECTURES[name]}
-    return {**_SMALL, "model_type": "llama", "num_hidden_layers": 1, **VARIANTS[name]}
+    return {**_SMALL, "model_type": "llama", "num_hidden_layers": 1, **(VARIANTS | DEEP)[name]}
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ from llmc.cli.cache.common import (
     size_text,
 )
 from llmc.cli.cache.listing import entry_json
-from llmc.errors import ArtifactError
+from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
@@ -39,6 +40,21 @@ def show(
     sbom: Annotated[
         bool, typer.Option("--sbom", help="Print a bundle's bill of materials: a CycloneDX 1.6 document, in JSON.")
     ] = False,
+    stablehlo: Annotated[
+        bool, typer.Option("--stablehlo", help="Print the program of an executable for xla or tpu, as StableHLO.")
+    ] = False,
+    hlo: Annotated[
+        bool, typer.Option("--hlo", help="Write that program as an HLO module proto, for compilers that read those.")
+    ] = False,
+    executable: Annotated[
+        str | None,
+        typer.Option(
+            "--executable", metavar="GRAPH", help='Which executable of a bundle: "decode batch=4", or a file\'s name.'
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write --stablehlo or --hlo to a file.")
+    ] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -49,7 +65,16 @@ def show(
       llmc cache show 3fa9c2
       llmc cache show ./smollm2-cpu
       llmc cache show ./smollm2-cpu --sbom > bundle.cdx.json
+      llmc cache show 3fa9c2 --stablehlo
+      llmc cache show ./smollm2-xla --executable "decode batch=4 context=512" --hlo -o decode.hlo_module.pb
     """
+    if sum((sbom, stablehlo, hlo)) > 1 or (as_json and (stablehlo or hlo)):
+        raise InputError("--sbom, --stablehlo, --hlo and --json are different things to show: give one of them")
+    if stablehlo or hlo:
+        _show_program(what, cache_dir, executable, output, hlo)
+        return
+    if executable is not None or output is not None:
+        raise InputError("--executable and --output belong to --stablehlo or --hlo: add one of them")
     if sbom:
         from llmc.cli.cache.sbom import print_sbom
 
@@ -120,6 +145,29 @@ def verify(
         more = f"\n  and {len(errors) - BAD_SHOWN} more" if len(errors) > BAD_SHOWN else ""
         put_aside = "" if bundle is not None else "; put into quarantine, compiling again heals it"
         raise ArtifactError(f"{place}: {len(errors)} damaged{put_aside}\n  {shown}{more}")
+
+
+def _show_program(what: str, cache_dir: Path | None, executable: str | None, output: Path | None, hlo: bool) -> None:
+    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.publish import write_atomic
+    from llmc.compiler.xla import show as programs
+
+    if hlo and output is None:
+        raise InputError("--hlo writes a binary file: name it with -o")
+    store = open_cache(cache_dir)
+    if is_bundle(what):
+        with BundleFiles.open(bundle_folder(what, store)) as files:
+            envelope = programs.of_bundle(files, executable)
+    else:
+        envelope = programs.of_entry(store, store.find(what), executable)
+    made = programs.hlo_proto(envelope) if hlo else programs.stablehlo_text(envelope).encode()
+    if output is None:
+        typer.echo(made, nl=False)
+        return
+    try:
+        write_atomic(output, made, output.parent, durable=False)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written ({error.strerror})") from error
 
 
 def _print_entry(entry: Entry) -> None:

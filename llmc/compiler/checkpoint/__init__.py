@@ -1,4 +1,4 @@
-"""Checkpoints: Hugging Face folders and GGUF files, opened to one contract (`base.Checkpoint`)."""
+"""Checkpoints: Hugging Face folders, GGUF files and mere configurations, opened to one contract (`base.Checkpoint`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_con
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """Opens a Hugging Face folder, a .gguf file, the demo model (`DEMO`) or a hub name (fetched over a
-    network).
+    network); and a config.json, by any name that ends so, as a checkpoint without weights.
 
     Reads headers only. A folder with one .gguf and no config.json counts as that file.
     Raises CheckpointError.
@@ -31,6 +31,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 
         return GgufCheckpoint(found, name)
+    if found.suffix == ".json":
+        from llmc.compiler.checkpoint.config_only import ConfigCheckpoint
+
+        return ConfigCheckpoint(found, name)
     raise CheckpointError(
         f"{found}: not a checkpoint: neither a GGUF file nor a folder; for a Hugging Face model pass the "
         "folder that holds config.json and the safetensors"

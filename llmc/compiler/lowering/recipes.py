@@ -14,7 +14,8 @@ Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the valu
 that v itself is exact; q = round(w / scale) + 128, clipped to 0 … 255; w ≈ scale · (q − 128).
 
 Weights file: tensors back to back, each starting at a multiple of 4096 bytes (a page, so that it can be mapped);
-tensors with equal content are stored once.
+tensors with equal content are stored once. What is only concatenated, such as one source a layer, is written source by
+source, so that memory for the largest source is enough; it is not compared with other tensors.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,26 +116,38 @@ def write_weights(
     placed: dict[str, Placement] = {}
     by_content: dict[bytes, Placement] = {}
     end = 0
-    for done, (recipe, data) in enumerate(_tensors(recipes, source, tables), 1):
-        content = hashlib.sha256(data).digest()
+    for done, (recipe, parts) in enumerate(_tensors(recipes, source, tables), 1):
+        first = next(parts)
+        content = recipe.name.encode() if _is_concatenated(recipe) else hashlib.sha256(first).digest()
         if content not in by_content:
             start = -(-end // ALIGNMENT) * ALIGNMENT
             out.write(b"\0" * (start - end))
-            out.write(data)
-            end = start + data.nbytes
-            by_content[content] = Placement(start, data.nbytes)
+            end = start
+            for part in chain([first], parts):
+                out.write(part)
+                end += part.nbytes
+            by_content[content] = Placement(start, end - start)
         placed[recipe.name] = by_content[content]
         if progress:
             progress(done, len(recipes))
     return placed
 
 
+def _is_concatenated(recipe: Recipe) -> bool:
+    return len(recipe.sources) > 1 and recipe.transform in ("dense", "bf16")
+
+
 def _tensors(
     recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]]
-) -> Iterator[tuple[Recipe, memoryview]]:
+) -> Iterator[tuple[Recipe, Iterator[memoryview]]]:
+    """The bytes of each tensor, in one or more parts."""
     known = set(source.tensor_names())
     last: tuple[tuple[tuple[str, ...], int], tuple[NDArray[np.uint8], NDArray[np.float32]]] | None = None
     for recipe in recipes:
+        if _is_concatenated(recipe):
+            convert = to_bf16 if recipe.transform == "bf16" else np.asarray
+            yield recipe, (_bytes(convert(_tensor(name, source, known))) for name in recipe.sources)
+            continue
         if recipe.transform == "table":
             array: NDArray[Any] = tables[recipe.name]
         elif recipe.transform.startswith("q8"):
@@ -146,7 +160,11 @@ def _tensors(
         else:
             array = _gather(recipe.sources, source, known)
             array = array.T if recipe.transform == "transposed" else array
-        yield recipe, np.ascontiguousarray(array).data.cast("B")
+        yield recipe, iter([_bytes(array)])
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).data.cast("B")
 
 
 def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDArray[np.float32]:

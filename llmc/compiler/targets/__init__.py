@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _CLASSES = {
     "cpu": "llmc.compiler.targets.cpu:CpuTarget",
     "hpu": "llmc.compiler.targets.hpu:HpuTarget",
+    "xla": "llmc.compiler.targets.xla:XlaTarget",
+    "tpu": "llmc.compiler.targets.tpu:TpuTarget",
     "fake": "llmc.compiler.targets.fake:FakeTarget",
 }
 
@@ -23,9 +25,13 @@ def devices() -> list[str]:
 
 
 def open_target(device: str) -> Target:
-    """The target for `device`; raises UnknownNameError listing the known ones."""
-    if device not in _CLASSES:
+    """The target for `device`, which may say more behind a colon ("tpu:v5e-2x2").
+
+    Raises UnknownNameError listing the known ones, and InputError for what a device cannot be told.
+    """
+    name, _, detail = device.partition(":")
+    if name not in _CLASSES:
         raise UnknownNameError("device", device, _CLASSES)
-    module, attribute = _CLASSES[device].split(":")
+    module, attribute = _CLASSES[name].split(":")
     cls: type[Target] = getattr(import_module(module), attribute)
-    return cls()
+    return cls.of(detail)

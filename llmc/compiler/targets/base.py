@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from llmc.errors import InputError
 
@@ -89,8 +89,27 @@ class Target(ABC):
 
     device_source: ClassVar[str] = ""
     graph_bytes_source: ClassVar[str] = "the activations of the largest layer for every token of the bucket"
+    config_only: ClassVar[bool] = False
+    """Whether executables can be compiled before there are weights."""
+
+    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "onnx")
+    """Packages that compiling imports, for `llmc devices`."""
+
+    run_needs: ClassVar[tuple[str, ...]] = ("onnxruntime",)
+    """Packages that running imports."""
+
+    install: ClassVar[str] = "pip install 'llmc[compile]'"
+    """The line that installs all of them."""
+
     compile_code: ClassVar[tuple[str, ...]] = ()
     """Modules beside the target's own whose source shapes an executable, for its key."""
+
+    @classmethod
+    def of(cls, detail: str) -> Self:
+        """The target as `--device name:detail` asks for it, "" for the name alone; raises InputError."""
+        if detail:
+            raise InputError(f"--device {cls.name}:{detail}: device {cls.name} takes nothing behind its name")
+        return cls()
 
     def require_supported(self, config: Mapping[str, Any]) -> None:
         """Raise CheckpointError when the model's architecture is not supported, naming those that are."""
@@ -160,6 +179,15 @@ class Target(ABC):
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """Memory in bytes of one open executable whose step has `tokens` new tokens, weights and cache not counted."""
         return 4 * model.working_set * tokens
+
+    def analyse(
+        self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """What is known of the finished executables (their `files`), for the manifest and --json; empty if nothing.
+
+        Raises CompileError where they turn out not to fit their device.
+        """
+        return {}
 
     def limits(self, options: CompileOptions) -> Limits:
         """How close to the reference executables must be."""

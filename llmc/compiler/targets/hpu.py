@@ -9,36 +9,26 @@ all buckets share one weights file, and a graph is some tens of kilobytes. The m
 a cache, with symbolic sizes; a bucket is specialised from that in well under a second (lowering/to_export.py), so
 parallel jobs need no processes: there is nothing left that would repay starting them.
 
-    weights        tensors back to back, each at a multiple of 4096 bytes (lowering/recipes.py)
-    weights.json   {name: {"offset": bytes, "length": bytes, "dtype": "float32" | "bfloat16", "shape": [..]}}
+The bundle's files are those of weightless.py.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.artifacts.key import canonical_json
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
+from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, Target
+from llmc.compiler.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHTS, shared_files, trace_stage
 from llmc.errors import CompileError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.workspace import Workspace
     from llmc.compiler.model_size import ModelSize
 
-DTYPES = {"f32": "float32", "bf16": "bfloat16"}
-_TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
-_TRACING_CODE = (
-    "llmc.compiler.frontend", "llmc.compiler.lowering.to_export", "llmc.compiler.checkpoint.base",
-    "llmc.runtime.portable_program", __name__,
-)  # fmt: skip
-_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
+_COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS, "tables": TABLES}
+"""Names of shared files in the keys of executables."""
 
 
 class HpuTarget(Target):
@@ -47,6 +37,8 @@ class HpuTarget(Target):
     name: ClassVar[str] = "hpu"
     executor: ClassVar[str] = "torch"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    run_needs: ClassVar[tuple[str, ...]] = ("torch",)
+    config_only: ClassVar[bool] = True
     compile_code = ("llmc.compiler.lowering.to_export", "llmc.runtime.portable_program")
 
     executable_seconds: ClassVar[float] = 0.2
@@ -104,94 +96,20 @@ class HpuTarget(Target):
         return 2 * model.activations * tokens
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace without and with a cache, as the plan needs, and make the weights file."""
+        """Trace without and with a cache, as the plan needs, and make the weights file, or describe it."""
         contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
-        traced = {cached: self._trace(stages, options, cached) for cached in sorted(contexts)}
-        weights = self._weights(stages, options, next(iter(traced.values())))
-        file, placements = weights.outputs["weights"], weights.outputs["placements"]
+        traced = {cached: trace_stage(stages, options, cached) for cached in sorted(contexts)}
+        shared = shared_files(stages, next(iter(traced.values())))
         programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
         return Prepared(
-            files={"weights": file.digest, "weights.json": placements.digest},
+            files=shared.files,
             components={
-                "weights": file.digest,
-                "placements": placements.digest,
+                **{name: shared.files[file] for name, file in _COMPONENTS.items() if file in shared.files},
                 **{name: blob.digest for name, blob in programs.items()},
             },
             inputs={name: stages.path(blob) for name, blob in programs.items()},
-            facts={"weights_bytes": file.size},
+            facts={"weights_bytes": shared.weights_bytes},
         )
-
-    def _trace(self, stages: Stages, options: CompileOptions, cached: bool) -> Entry:
-        components = {
-            "config": stages.config_digest,
-            "dialect": "two_part",
-            "cached": cached,
-            "dtype": options.dtype,
-            **options.extensions,
-            **toolchain(*self.toolchain(), "sympy", "numpy", python=True),
-            "code": code_digest(*_TRACING_CODE),
-        }
-
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            import io
-
-            import numpy as np
-            import torch
-
-            from llmc.compiler.frontend.trace import trace_weightless
-            from llmc.compiler.lowering.to_export import serialise
-
-            dtype = getattr(torch, DTYPES[options.dtype])
-            traced = trace_weightless(
-                stages.checkpoint.config, "two_part", cached=cached, dtype=dtype, top_k=options.sample_top_k
-            )
-            described = [
-                {"name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype]}
-                for name, shape in traced.parameters.items()
-            ]
-            described += [
-                {"name": name, "transform": "table", "shape": tuple(b.shape), "dtype": "float32"}
-                for name, b in traced.buffers.items()
-            ]
-            tables = io.BytesIO()
-            np.savez(tables, **{name: b.float().numpy() for name, b in traced.buffers.items()})
-            return {
-                "program": workspace.put_bytes(canonical_json(serialise(traced.exported))),
-                "tensors": workspace.put_bytes(canonical_json(described)),
-                "tables": workspace.put_bytes(tables.getvalue()),
-            }
-
-        return stages.run("lower", components, build)
-
-    def _weights(self, stages: Stages, options: CompileOptions, traced: Entry) -> Entry:
-        tensors_blob, tables_blob = traced.outputs["tensors"], traced.outputs["tables"]
-        components = {
-            "tensors": tensors_blob.digest,
-            "tables": tables_blob.digest,
-            **stages.reading(),
-            "code": code_digest(*_WEIGHTS_CODE),
-        }
-
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            import numpy as np
-
-            from llmc.compiler.lowering.recipes import Recipe, write_weights
-
-            described: list[dict[str, Any]] = json.loads(stages.store.get_bytes(tensors_blob.digest))
-            recipes = [Recipe(t["name"], t["transform"], (t["name"],)) for t in described]
-            with np.load(stages.path(tables_blob)) as tables, workspace.writer() as out:
-                placed = write_weights(recipes, stages.checkpoint, tables, out)
-            assert out.blob is not None  # it is set once the block has ended well
-            placements = {
-                t["name"]: {
-                    "offset": placed[t["name"]].offset, "length": placed[t["name"]].length, "dtype": t["dtype"],
-                    "shape": t["shape"],
-                }
-                for t in described
-            }  # fmt: skip
-            return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
-
-        return stages.run("weights", components, build)
 
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """Specialise the traced program, and open the result as the executor will."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SAMPLES = 4
 _REPLAY = (
     "bundle", "engine", "executors", "observer", "portable_program", "requests", "sampling", "scheduling", "step",
-    "tokenizer",
+    "tokenizer", "xla",
 )  # fmt: skip
 """What verifies: the engine that serves, without the server around it."""
 _CODE = (

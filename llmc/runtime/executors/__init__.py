@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _CLASSES = {
     "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
     "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
+    "xla": "llmc.runtime.executors.xla:XlaExecutor",
     "fake": "llmc.runtime.executors.fake:FakeExecutor",
 }
 

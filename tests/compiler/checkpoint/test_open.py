@@ -55,14 +55,15 @@ def test_an_empty_folder_names_what_was_looked_for(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_a_config_alone_can_be_read_but_not_opened(tmp_path):
+def test_a_folder_without_weights_is_refused_though_its_config_can_be_read(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     assert read_config(tmp_path) == read_config(tmp_path / "config.json")
     assert read_config(tmp_path)["model_type"] == "llama"
     with pytest.raises(CheckpointError, match=r"no weights \(looked for model\.safetensors"):
         open_checkpoint(tmp_path)
+    (tmp_path / "weights.txt").write_text("")
     with pytest.raises(CheckpointError, match="neither a GGUF file nor a folder"):
-        open_checkpoint(tmp_path / "config.json")
+        open_checkpoint(tmp_path / "weights.txt")
 
 
 def test_pickled_weights_are_refused_with_the_way_out(tmp_path):

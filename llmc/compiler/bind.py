@@ -1,0 +1,277 @@
+"""Weights for a bundle that was compiled from a configuration alone.
+
+Such a bundle has tensors.json, tables.npz and config.json (weightless.py) where others have weights. Binding holds a
+checkpoint against them, by architecture, names and shapes; makes the weights file, once in the store; and writes a
+bundle that opens as any other:
+
+    files       the old ones, and "weights", "weights.json"; tokenizer and chat template where there were none
+    model       the name of the checkpoint, and its end and special tokens where there were none
+    provenance  "model", "checkpoint" and the dependencies "checkpoint/…" are those of the weights; dependencies of the
+                configuration are "configuration/…"; "bound" = {"manifest": digest, "model", "checkpoint"} of the bundle
+                that was bound
+
+All else, executables and their keys included, is what was compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.bundle_writer import write_bundle
+from llmc.artifacts.bundles import remember_bundle
+from llmc.artifacts.digest import digest_bytes, parse
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.manifest import Manifest
+from llmc.buckets.plan import Plan
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.provenance import model_facts, model_name, remember_model
+from llmc.compiler.stages import Report, Stages, code_digest
+from llmc.compiler.text_files import text_files
+from llmc.compiler.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, weights_stage
+from llmc.errors import ArtifactError, CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store import Store
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Target
+
+SHOWN = 3
+"""Mismatches that an error names."""
+
+_FACTS = ("architecture", "layers", "kv_heads", "head_dim", "vocab_size")
+_SHAPING = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "rope_parameters", "hidden_act",
+    "sliding_window", "layer_types",
+)  # fmt: skip
+"""Members of a configuration that programs have built in. One that a configuration leaves out is its architecture's
+default, and not compared."""
+
+_HEAD = "lm_head.weight"
+_CODE = (
+    "llmc.compiler.bind", "llmc.compiler.text_files", "llmc.compiler.weightless", "llmc.compiler.lowering.recipes",
+    "llmc.compiler.checkpoint",
+)  # fmt: skip
+
+
+def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptions) -> str | None:
+    """Why a compile has nothing to verify with, for its manifest; None where the checkpoint has weights.
+
+    Raises InputError where a configuration alone is not enough for the target, or for the verification that was asked
+    for.
+    """
+    if checkpoint.tensor_names():
+        return None
+    if not target.config_only:
+        from llmc.compiler.targets import devices, open_target
+
+        able = ", ".join(name for name in devices() if open_target(name).config_only)
+        raise InputError(
+            f"device {target.name} needs the weights to compile, and {checkpoint.path} is a configuration alone: give "
+            f"the checkpoint as MODEL, or compile for one of: {able}"
+        )
+    if options.verify == "all":
+        raise InputError(
+            "--verify all needs weights to compare with, and a configuration alone has none; leave it out, and verify "
+            "later with: llmc verify BUNDLE --reference MODEL"
+        )
+    return "no weights: verify with llmc verify BUNDLE --reference MODEL"
+
+
+def is_unbound(manifest: Manifest) -> bool:
+    """Whether a bundle still needs weights."""
+    return TENSORS in manifest.files and WEIGHTS not in manifest.files
+
+
+def bound(bundle: Path, weights: str, store: Store, report: Report | None = None) -> Path:
+    """The folder, in the store, of the bundle with the weights of the checkpoint that is named; made once.
+
+    Raises what `bind` raises.
+    """
+    checkpoint = open_checkpoint(weights)
+    with BundleFiles.open(bundle) as files:
+        manifest = files.manifest
+    _require_unbound(bundle, manifest)
+    stages = Stages(store, checkpoint, _plan(bundle, manifest), report or (lambda _: None))
+    identity = [manifest.digest, stages.checkpoint_digest(), model_name(weights), code_digest(*_CODE)]
+    folder = store.layout.bundles / parse(digest_bytes(canonical_json(identity)))[:32]
+    if _is_sound(folder):
+        with suppress(OSError):
+            os.utime(folder)
+        return folder
+    return bind(bundle, checkpoint, folder, store, report, name=weights)
+
+
+def bind(
+    bundle: Path, checkpoint: Checkpoint, output: Path, store: Store, report: Report | None = None, *,
+    name: str | None = None,
+) -> Path:  # fmt: skip
+    """Write the bundle with the checkpoint's weights to `output`; `name` is what the user called the checkpoint.
+
+    Raises InputError for a bundle that has weights, CheckpointError for a checkpoint that does not match it, naming the
+    first mismatches, ArtifactError for a damaged bundle, and CapacityError or UnwritableError without room; `output` is
+    then as it was.
+    """
+    with BundleFiles.open(bundle) as files:
+        manifest = files.manifest
+        _require_unbound(bundle, manifest)
+        described = _described(files)
+        require_match(files, described, checkpoint)
+        stages = Stages(store, checkpoint, _plan(bundle, manifest), report or (lambda _: None))
+        made = weights_stage(stages, store.put_bytes(files.read(TENSORS)), store.put_bytes(files.read(TABLES))).outputs
+        added = {**text_files(stages), WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
+        added = {file: digest for file, digest in added.items() if file not in manifest.files}
+        sources = {digest: files.path(digest) for digest in manifest.blobs}
+        sources |= {digest: store.path(digest) for digest in added.values()}
+        named = model_name(name or str(checkpoint.path))
+        final = _manifest(manifest, stages, added, {d: p.stat().st_size for d, p in sources.items()}, named)
+        write_bundle(output, final, sources)
+    remember_bundle(store, final)
+    remember_model(store, stages.checkpoint_digest(), name or str(checkpoint.path))
+    return output
+
+
+def require_match(files: BundleFiles, described: list[Described], checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError, naming the first mismatches, unless the weights fit what was compiled."""
+    known = set(checkpoint.tensor_names())
+    if not known:
+        raise CheckpointError(
+            f"{checkpoint.path} is a configuration alone: it has no weights to bind; name the folder or file that has"
+        )
+    wrong = [*_differing_config(files, checkpoint), *_differing_tensors(described, checkpoint, known)]
+    if wrong:
+        more = f" (and {len(wrong) - SHOWN} more)" if len(wrong) > SHOWN else ""
+        raise CheckpointError(
+            f"the weights of {checkpoint.path} do not match the configuration that {files.folder} was compiled from: "
+            f"{'; '.join(wrong[:SHOWN])}{more}; name its own checkpoint, or compile for this one"
+        )
+
+
+def _differing_config(files: BundleFiles, checkpoint: Checkpoint) -> Iterator[str]:
+    facts, needed = model_facts(checkpoint), files.manifest.model
+    for name in _FACTS:
+        if facts[name] != needed.get(name):
+            yield f"{name} is {facts[name]!r}, the bundle needs {needed.get(name)!r}"
+    mine, theirs = checkpoint.config, _json(files, CONFIG, dict)
+    for name in _SHAPING:
+        if name in mine and name in theirs and not _agree(mine[name], theirs[name]):
+            yield f"{name} is {mine[name]!r}, the bundle needs {theirs[name]!r}"
+
+
+def _agree(mine: Any, theirs: Any) -> bool:
+    """Whether two values are the same in what both say; a GGUF file has its numbers in float32."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return all(_agree(mine[name], theirs[name]) for name in mine.keys() & theirs.keys())
+    if isinstance(mine, int | float) and isinstance(theirs, int | float):
+        return math.isclose(mine, theirs, rel_tol=1e-6)
+    return bool(mine == theirs)
+
+
+def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known: set[str]) -> Iterator[str]:
+    needed = {source for tensor in described for source in tensor["sources"]}
+    if _HEAD in known and _HEAD not in needed and not checkpoint.config.get("tie_word_embeddings", False):
+        yield f"{_HEAD} is a tensor of its own, the bundle needs one that is tied to the embedding"
+    for tensor in described:
+        for source in tensor["sources"]:
+            try:
+                shape = list(checkpoint.shape(stored_name(source, known)))
+            except CheckpointError:
+                yield f"{source} is missing"
+                continue
+            wanted = tensor["shape"]
+            if len(tensor["sources"]) > 1 or len(shape) < len(wanted):  # stacked: one source a layer
+                wanted = wanted[1:]
+            if shape != wanted:
+                yield f"{source} is {shape}, the bundle needs {wanted}"
+
+
+def _manifest(
+    manifest: Manifest, stages: Stages, added: Mapping[str, str], sizes: Mapping[str, int], name: str
+) -> Manifest:
+    members = manifest.to_dict()
+    facts, old = model_facts(stages.checkpoint), members.get("provenance", {})
+    model = members["model"] | {"name": facts["name"]}
+    for fact in ("eos_token_ids", "special_tokens"):
+        model[fact] = model.get(fact) or facts[fact]
+    build = dict(old.get("buildDefinition", {}))
+    build["resolvedDependencies"] = [
+        *(
+            {"name": f"checkpoint/{role}", "digest": {"sha256": parse(digest)}}
+            for role, digest in stages.checkpoint_files().items()
+        ),
+        *(_of_configuration(dependency) for dependency in build.get("resolvedDependencies", [])),
+    ]
+    provenance = {
+        **old, "model": name, "checkpoint": stages.checkpoint_digest(), "buildDefinition": build,
+        "bound": {
+            "manifest": manifest.digest, "model": old.get("model", ""), "checkpoint": old.get("checkpoint", ""),
+        },
+    }  # fmt: skip
+    for member in ("schema", "kind"):
+        members.pop(member)
+    changed = {"model": model, "files": members["files"] | dict(added), "blobs": dict(sizes), "provenance": provenance}
+    return Manifest.create(**members | changed)
+
+
+def _of_configuration(dependency: dict[str, Any]) -> dict[str, Any]:
+    kind, slash, role = str(dependency.get("name", "")).partition("/")
+    return {**dependency, "name": f"configuration/{role}"} if kind == "checkpoint" and slash else dependency
+
+
+def _require_unbound(bundle: Path, manifest: Manifest) -> None:
+    if not is_unbound(manifest):
+        raise InputError(
+            f"{bundle} has its weights; leave them out (only a bundle that was compiled with --config takes others)"
+        )
+
+
+def _plan(bundle: Path, manifest: Manifest) -> Plan:
+    try:
+        return Plan.from_json(json.dumps(manifest.plan), source=f"{bundle}: plan")
+    except InputError as e:
+        raise ArtifactError(f"{e}; compile it again") from e
+
+
+def _described(files: BundleFiles) -> list[Described]:
+    found: list[Described] = _json(files, TENSORS, list)
+    for tensor in found:
+        texts = (
+            [tensor.get("name"), tensor.get("transform"), tensor.get("dtype")] if isinstance(tensor, dict) else [None]
+        )
+        lists = (tensor.get("sources"), tensor.get("shape")) if all(isinstance(t, str) for t in texts) else (None,)
+        if not all(isinstance(found, list) for found in lists):
+            raise ArtifactError(
+                f"{files.folder}: {TENSORS} has {tensor!r:.100}, which describes no tensor; compile again"
+            )
+    return found
+
+
+def _json(files: BundleFiles, name: str, kind: type) -> Any:
+    try:
+        found = json.loads(files.read(name))
+    except (ValueError, RecursionError) as e:
+        raise ArtifactError(f"{files.folder}: {name} cannot be read as JSON ({e}); compile the bundle again") from e
+    if not isinstance(found, kind):
+        raise ArtifactError(f"{files.folder}: {name} is no {kind.__name__}; compile the bundle again")
+    return found
+
+
+def _is_sound(folder: Path) -> bool:
+    """Whether a bound bundle is there and intact."""
+    if not folder.is_dir():
+        return False
+    try:
+        with BundleFiles.open(folder) as files:
+            for digest in files.manifest.blobs:
+                files.path(digest)
+    except ArtifactError:
+        return False
+    return True

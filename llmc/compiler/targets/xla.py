@@ -1,0 +1,318 @@
+"""XLA through JAX, for this host's CPU: executables of one shape over a cache that stays on the device.
+
+The traced program becomes a JAX function (compiler/xla/), is exported as StableHLO and compiled. Weights are arguments,
+so that all buckets share one weights file and executables depend on shapes alone: with `--config` they are compiled
+before there are weights. tpu.py is the same for a TPU that is only described.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.log import logger
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Stages, code_digest, version_of
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
+from llmc.errors import InputError
+from llmc.runtime.host import cpu_features
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.workspace import Workspace
+    from llmc.compiler.xla.build import Machine
+    from llmc.compiler.xla.step import Core
+    from llmc.runtime.xla.envelope import Tensor
+
+KEPT_PREFIXES = 2
+"""Cache slots beside those of running sequences, for finished prompts that others may begin with."""
+
+CAPACITY_MULTIPLE = 128
+"""Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
+
+_STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
+_CODE = ("llmc.compiler.xla", "llmc.runtime.xla", "llmc.runtime.portable_program")
+
+
+class XlaTarget(Target):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "xla"
+    executor: ClassVar[str] = "xla"
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    needs_processes: ClassVar[bool] = True
+    config_only: ClassVar[bool] = True
+    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
+    run_needs: ClassVar[tuple[str, ...]] = ("jax",)
+    install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
+    rolls_by_default: ClassVar[bool] = False
+    executable_seconds: ClassVar[float] = 3.0
+    compile_code = _CODE
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Refuses dynamic shapes, and combinations that cannot be."""
+        if options.lowering != "jax" and options.roll_layers:
+            raise InputError("--roll-layers works with --lowering jax; leave one of them out")
+        if options.specialise is False:
+            raise InputError(
+                f"--no-specialise is not offered for device {self.name}: XLA compiles fixed shapes; leave the flag out"
+            )
+        return super().configure(options)
+
+    @property
+    def specialises_by_default(self) -> bool:
+        """Yes, and nothing else is possible."""
+        return True
+
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """All three."""
+        return ("batch", "query", "context")
+
+    def choice(self, options: CompileOptions) -> str:
+        """A property of the compiler."""
+        return "one executable per bucket: XLA compiles fixed shapes"
+
+    def toolchain(self) -> dict[str, str]:
+        """The compiler, and the flags that it reads from the environment."""
+        found = {package: version_of(package, "xla") for package in ("jax", "jaxlib")}
+        flags = Settings.from_environment().xla_flags
+        return {**found, **({"XLA_FLAGS": flags} if flags else {})}
+
+    def isa(self) -> tuple[str, ...]:
+        """Native code is for this CPU."""
+        return cpu_features()
+
+    def _rolls(self, stages: Stages, traced: Mapping[bool, Entry], options: CompileOptions) -> bool:
+        """Whether repeated layers become one scanned body: as asked, or where it is the default and can be done.
+
+        Raises InputError where it is asked for and cannot.
+        """
+        if options.roll_layers is False or options.lowering != "jax":
+            return False
+        if not (options.roll_layers or self.rolls_by_default):
+            return False
+        from llmc.compiler.xla.rolling import NotRollableError, roll
+
+        try:
+            for cached, entry in traced.items():
+                roll(_parsed(stages.path(entry.outputs["program"])).at(2, 4, 8 * cached))
+        except NotRollableError as e:
+            if options.roll_layers:
+                raise InputError(
+                    f"the layers cannot be rolled into one body: {e}; compile with --no-roll-layers"
+                ) from e
+            logger().info("layers are not rolled into one body: %s", e)
+            return False
+        return True
+
+    def machine(self, options: CompileOptions) -> Machine:
+        """The CPU, as so many devices as graphs are sharded over. Raises DeviceError."""
+        from llmc.compiler.xla.build import Machine
+        from llmc.runtime.xla.client import open_client
+
+        return Machine("cpu", "cpu", tuple(open_client("cpu", options.tensor_parallel)))
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace without and with a cache, as the plan needs; weights; and the programs that work on slots."""
+        from llmc.compiler.xla.sharding import require_degree
+
+        devices, where = self._devices(options)
+        require_degree(options.tensor_parallel, devices, stages.checkpoint.config, where)
+        lowering = self._other_lowering(options)
+        contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
+        traced = {cached: trace_stage(stages, options, cached) for cached in sorted(contexts)}
+        first = next(iter(traced.values()))
+        rolled = self._rolls(stages, traced, options)
+        stack = _stack if rolled else None
+        shared = shared_files(stages, first, stack)
+        described = json.loads(stages.store.get_bytes(described_stage(stages, first, stack).digest))
+        layout, split = self._layout(stages, options, described)
+        self.require_fits(stages, options, layout)
+        slots = self._slot_stage(stages, options, layout)
+        programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
+        return Prepared(
+            files={**shared.files, **{name: blob.digest for name, blob in slots.outputs.items()}},
+            components={
+                "layout": digest_bytes(canonical_json(layout)),
+                **{name: blob.digest for name, blob in programs.items()},
+                **self.described_machine(),
+                **lowering,
+            },
+            inputs={name: stages.path(blob) for name, blob in programs.items()},
+            facts={
+                "weights_bytes": shared.weights_bytes,
+                "layout": layout,
+                "rolled": rolled,
+                "split": split,
+                "config": dict(stages.checkpoint.config),
+            },
+        )
+
+    def _devices(self, options: CompileOptions) -> tuple[int, str]:
+        """How many devices graphs may be sharded over, and what has them; the CPU is divided into any number."""
+        return options.tensor_parallel, "this host"
+
+    def described_machine(self) -> dict[str, str]:
+        """Key components that say what is compiled for, beside the instruction set."""
+        return {}
+
+    def _other_lowering(self, options: CompileOptions) -> dict[str, str]:
+        """Versions of what lowers in place of JAX, if something does. Raises DeviceError where it is not installed."""
+        if options.lowering == "jax":
+            return {}
+        from llmc.compiler.xla.torch_xla import find_python, versions
+
+        return versions(find_python(Settings.from_environment().torch_xla_python))
+
+    def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
+        """Raise CompileError where weights and cache alone do not fit a device; nothing is known of a host's memory."""
+
+    def analyse(
+        self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """What XLA says of each executable (see xla/build.py), and how weights are split where they are."""
+        from llmc.compiler.xla.build import ANALYSIS
+        from llmc.runtime.xla.envelope import Envelope
+
+        del stages
+        found: dict[str, Any] = {"executables": []}
+        for file in files:
+            header = Envelope.parse(file.read_bytes(), str(file)).header
+            found["executables"].append({name: header[name] for name in ANALYSIS})
+        if options.tensor_parallel > 1:
+            found["tensor_parallel"] = prepared.facts["split"]
+        return found
+
+    def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
+        """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
+        from llmc.compiler.frontend.trace import CacheShape
+        from llmc.compiler.xla.sharding import cache_dims, describe, weight_shardings
+
+        limits, config, degree = stages.plan.limits, stages.checkpoint.config, options.tensor_parallel
+        shape = CacheShape.of(config)
+        rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
+        slots = max(options.cache_slots or rows + KEPT_PREFIXES, rows)
+        longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))
+        capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        split = weight_shardings({d["name"]: tuple(d["shape"]) for d in described}, config, degree)
+        sizes = [shape.layers, slots, shape.kv_heads, capacity, shape.head_dim]
+        cache_tensor = {"shape": sizes, "dtype": DTYPES[options.dtype], "dims": list(cache_dims(config, degree))}
+        layout = {
+            "cache": [{"name": name, **cache_tensor} for name in ("keys", "values")],
+            "weights": [
+                {"name": d["name"], "shape": d["shape"], "dtype": d["dtype"], "dims": list(split[d["name"]].dims)}
+                for d in described
+            ],
+        }  # fmt: skip
+        return layout, describe(split, config, degree, item_bytes=ITEM_BYTES[DTYPES[options.dtype]])
+
+    def _slot_stage(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> Entry:
+        components = {
+            "cache": digest_bytes(canonical_json(layout["cache"])),
+            "target": self.name,
+            "devices": options.tensor_parallel,
+            **self.described_machine(),
+            **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
+            "isa": " ".join(self.isa()),
+            "code": code_digest(*_CODE, __name__),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.xla.build import Job
+            from llmc.compiler.xla.build import build as built
+            from llmc.compiler.xla.slots import slot_programs
+
+            machine, (keys, values) = self.machine(options), _tensors(layout["cache"])
+            return {
+                name: workspace.put_bytes(
+                    built(Job("slots", function, inputs, (0, 1) if changes else (), name), machine)
+                )
+                for name, (function, inputs, changes) in slot_programs(keys, values).items()
+            }
+
+        return stages.run("slots", components, build)
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """Lower the program at the bucket's sizes, and compile it."""
+        from llmc.compiler.xla.build import Job, build
+        from llmc.compiler.xla.step import step_function
+        from llmc.runtime.xla.envelope import Tensor
+
+        assert shape.batch is not None
+        assert shape.query is not None
+        assert shape.context is not None
+        batch, query, context = shape.batch, shape.query, shape.context
+        machine = self.machine(options)
+        core = self._core(
+            prepared.inputs[_program_name(context > 0)], (batch, query, context), options, prepared.facts["rolled"]
+        )
+        core = self._sharded(core, prepared, options)
+        layout = prepared.facts["layout"]
+        weights = {tensor.name: tensor for tensor in _tensors(layout["weights"])}
+        rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
+        rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
+        inputs = (*rows, *_tensors(layout["cache"]), *(weights[name] for name in core.weights))
+        job = Job("step", step_function(core, shape.phase, context), inputs, (4, 5), str(shape))
+        return Compiled(build(job, machine), self.state)
+
+    def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
+        if options.lowering == "torch-xla":
+            from llmc.compiler.xla.torch_xla import find_python, torch_xla_core
+
+            return torch_xla_core(
+                program.read_bytes(), *sizes, find_python(Settings.from_environment().torch_xla_python)
+            )
+        from llmc.compiler.xla.rolling import roll
+        from llmc.compiler.xla.step import FlatCore
+
+        bound = _parsed(program).at(*sizes)
+        return roll(bound) if rolled else FlatCore(bound)
+
+    def _sharded(self, core: Core, prepared: Prepared, options: CompileOptions) -> Core:
+        from llmc.compiler.xla.sharding import ShardedCore
+
+        degree = options.tensor_parallel
+        return core if degree == 1 else ShardedCore(core, prepared.facts["config"], degree)
+
+
+def _stack(described: Sequence[Described]) -> list[Described]:
+    """The tensors of all layers under one name each, stacked."""
+    from llmc.compiler.xla.rolling import stacked_names
+
+    known = {d["name"]: d for d in described}
+    found = []
+    for name, sources in stacked_names({d["name"]: tuple(d["shape"]) for d in described}).items():
+        first = known[sources[0]]
+        if "*" in name:
+            first = {
+                **first, "name": name, "shape": [len(sources), *first["shape"]],
+                "sources": [s for source in sources for s in known[source]["sources"]],
+            }  # fmt: skip
+        found.append(first)
+    return found
+
+
+def _tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    from llmc.runtime.xla.envelope import Tensor
+
+    return [Tensor(d["name"], tuple(d["shape"]), d["dtype"], tuple(d["dims"])) for d in described]
+
+
+@cache
+def _parsed(program: Path) -> Any:
+    """A traced program, read once a process for all shapes."""
+    from llmc.compiler.xla.program import TracedProgram
+
+    return TracedProgram.parse(program.read_bytes())
+
+
+def _program_name(cached: bool) -> str:
+    return "program_cached" if cached else "program_first"

@@ -1,0 +1,289 @@
+"""ATen operators in jax.numpy: one rule each, under the names and parameters of ATen's own schema.
+
+Source of each rule's meaning: the operator's entry in torch's native_functions.yaml and the documentation of the
+function of that name. Rules take JAX arrays and Python numbers; a dtype is a NumPy one, already narrowed to what XLA
+holds (64-bit integers are 32-bit: they count tokens and positions). What a rule returns is cast to the dtype that the
+program declares, so rules need not follow torch's promotion to the letter.
+
+Products of float32 matrices ask for full precision: a TPU would otherwise round their operands to bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Array = Any
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}
+"""From "name.overload" to its rule."""
+
+_INT64_MAX = 2**63 - 1
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return add
+
+
+def _precision(x: Array) -> Any:
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
+
+
+# products
+
+
+@_rule("linear.default")
+def _linear(input: Array, weight: Array, bias: Array | None = None) -> Array:  # noqa: A002 - ATen's name
+    """[…, in] × [out, in] → […, out]."""
+    out = lax.dot_general(
+        input, weight, (((input.ndim - 1,), (1,)), ((), ())), precision=_precision(input),
+        preferred_element_type=input.dtype,
+    )  # fmt: skip
+    return out if bias is None else out + bias
+
+
+@_rule("matmul.default", "bmm.default", "mm.default")
+def _matmul(self: Array, other: Array | None = None, mat2: Array | None = None) -> Array:
+    return jnp.matmul(self, mat2 if other is None else other, precision=_precision(self))
+
+
+# arithmetic
+
+
+@_rule("add.Tensor", "add.Scalar")
+def _add(self: Array, other: Any, alpha: float = 1) -> Array:
+    return self + (other if alpha == 1 else alpha * other)
+
+
+@_rule("sub.Tensor", "sub.Scalar")
+def _sub(self: Array, other: Any, alpha: float = 1) -> Array:
+    return self - (other if alpha == 1 else alpha * other)
+
+
+@_rule("mul.Tensor", "mul.Scalar")
+def _mul(self: Array, other: Any) -> Array:
+    return self * other
+
+
+@_rule("div.Tensor", "div.Scalar")
+def _div(self: Array, other: Any) -> Array:
+    return self / other
+
+
+@_rule("pow.Tensor_Scalar")
+def _pow(self: Array, exponent: float) -> Array:
+    return lax.integer_pow(self, int(exponent)) if float(exponent).is_integer() else self**exponent
+
+
+@_rule("neg.default")
+def _neg(self: Array) -> Array:
+    return -self
+
+
+@_rule("rsqrt.default")
+def _rsqrt(self: Array) -> Array:
+    return lax.rsqrt(self)
+
+
+@_rule("cos.default")
+def _cos(self: Array) -> Array:
+    return jnp.cos(self)
+
+
+@_rule("sin.default")
+def _sin(self: Array) -> Array:
+    return jnp.sin(self)
+
+
+@_rule("tanh.default")
+def _tanh(self: Array) -> Array:
+    return jnp.tanh(self)
+
+
+@_rule("silu.default")
+def _silu(self: Array) -> Array:
+    return jax.nn.silu(self)
+
+
+@_rule("softmax.int")
+def _softmax(self: Array, dim: int, dtype: Any = None) -> Array:
+    return jax.nn.softmax(self if dtype is None else self.astype(dtype), axis=dim)
+
+
+@_rule("mean.dim")
+def _mean(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return jnp.mean(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
+
+
+# comparison and choice
+
+
+@_rule("le.Tensor", "le.Scalar")
+def _le(self: Array, other: Any) -> Array:
+    return self <= other
+
+
+@_rule("lt.Tensor", "lt.Scalar")
+def _lt(self: Array, other: Any) -> Array:
+    return self < other
+
+
+@_rule("gt.Tensor", "gt.Scalar")
+def _gt(self: Array, other: Any) -> Array:
+    return self > other
+
+
+@_rule("ge.Tensor", "ge.Scalar")
+def _ge(self: Array, other: Any) -> Array:
+    return self >= other
+
+
+@_rule("eq.Tensor", "eq.Scalar")
+def _eq(self: Array, other: Any) -> Array:
+    return self == other
+
+
+@_rule("__and__.Tensor", "bitwise_and.Tensor", "logical_and.default")
+def _and(self: Array, other: Array) -> Array:
+    return self & other
+
+
+@_rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(condition: Array, self: Any, other: Any) -> Array:
+    return jnp.where(condition, self, other)
+
+
+@_rule("topk.default")
+def _topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:  # noqa: A002 - ATen's name
+    """The k largest of the last axis, descending; of equal values the lower index first."""
+    if not largest or dim not in (-1, self.ndim - 1):
+        raise NotImplementedError("only the largest values of the last axis")
+    values, ids = lax.top_k(self, k)
+    return values, ids
+
+
+# shapes
+
+
+@_rule("view.default", "reshape.default")
+def _reshape(self: Array, size: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Array:
+    return self.reshape(tuple(size or () if shape is None else shape))
+
+
+@_rule("transpose.int")
+def _transpose(self: Array, dim0: int, dim1: int) -> Array:
+    return jnp.swapaxes(self, dim0, dim1)
+
+
+@_rule("permute.default")
+def _permute(self: Array, dims: Sequence[int]) -> Array:
+    return jnp.transpose(self, tuple(dims))
+
+
+@_rule("unsqueeze.default")
+def _unsqueeze(self: Array, dim: int) -> Array:
+    return jnp.expand_dims(self, dim)
+
+
+@_rule("squeeze.dim")
+def _squeeze(self: Array, dim: int) -> Array:
+    return jnp.squeeze(self, dim) if self.shape[dim] == 1 else self
+
+
+@_rule("expand.default")
+def _expand(self: Array, size: Sequence[int], implicit: bool = False) -> Array:
+    del implicit
+    missing = len(size) - self.ndim
+    return jnp.broadcast_to(self, tuple(self.shape[i - missing] if n == -1 else n for i, n in enumerate(size)))
+
+
+@_rule("slice.Tensor")
+def _slice(self: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    end = None if end is None or end == _INT64_MAX else end
+    return self[(slice(None),) * (dim % self.ndim) + (slice(start, end, step),)]
+
+
+@_rule("select.int")
+def _select(self: Array, dim: int, index: int) -> Array:
+    return lax.index_in_dim(self, index, dim, keepdims=False)
+
+
+@_rule("cat.default")
+def _cat(tensors: Sequence[Array], dim: int = 0) -> Array:
+    return jnp.concatenate(tensors, dim)
+
+
+@_rule("split.Tensor", "split_with_sizes.default")
+def _split(
+    self: Array, split_size: int | None = None, split_sizes: Sequence[int] | None = None, dim: int = 0
+) -> list[Array]:
+    if split_sizes is None:
+        assert split_size is not None
+        bounds = list(range(split_size, self.shape[dim], split_size))
+    else:
+        bounds = [sum(split_sizes[: i + 1]) for i in range(len(split_sizes) - 1)]
+    parts: list[Array] = jnp.split(self, bounds, dim)
+    return parts
+
+
+@_rule("chunk.default")
+def _chunk(self: Array, chunks: int, dim: int = 0) -> list[Array]:
+    parts: list[Array] = _split(self, split_size=-(-self.shape[dim] // chunks), dim=dim)
+    return parts
+
+
+# look-ups
+
+
+@_rule("embedding.default")
+def _embedding(
+    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Array:
+    del padding_idx, scale_grad_by_freq, sparse
+    return jnp.take(weight, indices, axis=0, mode="clip")
+
+
+@_rule("index.Tensor")
+def _index(self: Array, indices: Sequence[Array | None]) -> Array:
+    return self[tuple(slice(None) if i is None else i for i in indices)]
+
+
+# making tensors, and what changes nothing but a dtype
+
+
+@_rule("arange.default")
+def _arange(end: int, dtype: Any = None, **_: Any) -> Array:
+    return jnp.arange(end, dtype=dtype)
+
+
+@_rule("zeros.default")
+def _zeros(size: Sequence[int], dtype: Any = None, **_: Any) -> Array:
+    return jnp.zeros(tuple(size), dtype)
+
+
+@_rule("full.default")
+def _full(size: Sequence[int], fill_value: float, dtype: Any = None, **_: Any) -> Array:
+    return jnp.full(tuple(size), fill_value, dtype)
+
+
+@_rule("new_ones.default")
+def _new_ones(self: Array, size: Sequence[int], dtype: Any = None, **_: Any) -> Array:
+    return jnp.ones(tuple(size), self.dtype if dtype is None else dtype)
+
+
+@_rule("to.dtype", "to.device", "to.dtype_layout", "_to_copy.default")
+def _to(self: Array, dtype: Any = None, **_: Any) -> Array:
+    return self if dtype is None else self.astype(dtype)
+
+
+@_rule("contiguous.default", "clone.default", "detach.default", "alias.default", "dropout.default")
+def _same(self: Array | None = None, input: Array | None = None, **_: Any) -> Array:  # noqa: A002 - ATen's name
+    return input if self is None else self

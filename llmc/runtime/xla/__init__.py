@@ -1,0 +1,1 @@
+"""XLA executables: their file, and running them on a device that PJRT knows, without torch."""

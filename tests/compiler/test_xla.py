@@ -1,0 +1,261 @@
+"""XLA on this host's CPU: compiled, verified with poison, replayed without torch and without unpickling anything."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.artifacts.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.errors import ArtifactError, DeviceError, InputError, UnknownNameError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.xla.envelope import Envelope, write_envelope
+from tests.compiler import tiny
+
+CASE = "mistral"
+PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7]]
+GREEDY = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+
+
+@dataclass
+class Compiled:
+    """A model that was compiled for xla, and all it takes to do so again."""
+
+    model: Path
+    store: Store
+    path: Path
+    result: CompileResult
+
+    def compile(self, path: Path, **options: object) -> CompileResult:
+        asked = CompileOptions(**{"device": "xla", "verify": "none", **options})  # type: ignore[arg-type]
+        return compile_bundle(str(self.model), path, tiny.tiny_plan(), asked, self.store, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("xla")
+    model = tiny.write_model(folder / "model", CASE)
+    made = Compiled(model, Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
+    made.result = made.compile(made.path, verify="all", sample_top_k=4)
+    return made
+
+
+def tokens(bundle: Path) -> list[list[int]]:
+    with BundleLLM(bundle) as llm:
+        return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, GREEDY)]
+
+
+def test_every_bucket_is_native_equal_to_the_reference_and_tight(compiled: Compiled) -> None:
+    result = compiled.result
+
+    assert (result.native, result.portable) == (5, 0)
+    assert result.verification["top1"] == 1
+    assert result.verification["mean_kl"] < 1e-9
+    assert result.verification["leak"] == 0
+    assert result.verification["greedy_equal"] == result.verification["greedy_sequences"]
+
+
+def test_tokens_are_those_of_the_model_and_nothing_is_compiled_while_serving(compiled: Compiled) -> None:
+    before = COMPILATIONS.count
+
+    assert tokens(compiled.path) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+    assert COMPILATIONS.count == before
+
+
+def test_a_bundle_opens_and_generates_in_a_process_without_torch(compiled: Compiled) -> None:
+    code = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers") or name.startswith("llmc.compiler"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.sampling import SamplingParams
+import json
+with BundleLLM({str(compiled.path)!r}) as llm:
+    out = llm.generate({PROMPTS!r}, SamplingParams(max_tokens=9, temperature=0, ignore_eos=True))
+    print(json.dumps([[list(o.outputs[0].token_ids) for o in out], llm.compilations]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    made, compilations = json.loads(done.stdout)
+
+    assert made == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+    assert compilations == 0
+
+
+def test_executables_depend_on_shapes_and_not_on_weights(compiled: Compiled, tmp_path: Path) -> None:
+    other = tiny.write_model(tmp_path / "model", CASE)
+    weights = other / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-400:] = bytes(400)
+    weights.write_bytes(data)
+
+    asked = CompileOptions("xla", verify="none", sample_top_k=4)
+    result = compile_bundle(str(other), tmp_path / "b", tiny.tiny_plan(), asked, compiled.store, lambda _: None)
+
+    assert (result.built, result.reused) == (0, 5)
+
+
+def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model", "llama-three-layers")
+    asked = CompileOptions("xla", verify="all", roll_layers=True)
+    result = compile_bundle(str(model), tmp_path / "b", tiny.tiny_plan(), asked, compiled.store, lambda _: None)
+
+    assert result.verification["greedy_equal"] == result.verification["greedy_sequences"]
+    placed = json.loads(Bundle.open(tmp_path / "b").files.read("weights.json"))
+    assert placed["model.layers.*.mlp.up_proj.weight"]["shape"][0] == 3
+
+
+def test_bf16_is_close_to_the_reference(compiled: Compiled, tmp_path: Path) -> None:
+    result = compiled.compile(tmp_path / "b", dtype="bf16", verify="sample")
+
+    assert result.verification["mean_kl"] < 0.02
+    assert result.verification["leak"] == 0
+
+
+def test_another_jax_opens_the_portable_program_and_counts_it(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llmc.runtime.xla.loaded.jax_version", lambda: "0.11.0 0.11.0")
+    before = COMPILATIONS.count
+
+    assert tokens(compiled.path) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+    assert COMPILATIONS.count > before
+    assert "decode" in " ".join(COMPILATIONS.compiled[before:])
+
+
+def test_an_executable_that_was_damaged_is_never_opened(compiled: Compiled, tmp_path: Path) -> None:
+    import shutil
+
+    path = Path(shutil.copytree(compiled.path, tmp_path / "b"))
+    bundle = Bundle.open(path)
+    blob = bundle.files.path(bundle.manifest.executables[0].blob)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\x80")
+
+    with closing(Bundle.open(path).executor()) as executor, pytest.raises(ArtifactError, match="digest"):
+        executor.open_all()
+
+
+def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> None:
+    from llmc.runtime.xla.client import open_client
+    from llmc.runtime.xla.loaded import LoadedProgram
+
+    bundle = Bundle.open(compiled.path)
+    envelope = Envelope.parse(bundle.files.read(bundle.manifest.executables[0].blob), "x")
+    broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64})
+
+    with pytest.raises(ArtifactError, match=r"x: .*compile the bundle again"):
+        LoadedProgram(Envelope.parse(broken, "x"), "x", open_client("cpu"), "x")
+
+
+def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:
+    with pytest.raises(InputError, match="--cache-slots 9"):
+        Bundle.open(compiled.path).executor(slots=9)
+
+
+def test_another_cpu_is_refused_unless_it_compiles_anew(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc.runtime.host.cpu_features", lambda: ("x86_64",))
+
+    with pytest.raises(DeviceError, match=r"which this one lacks; compile it here: llmc compile"):
+        Bundle.open(compiled.path).executor()
+
+
+def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Compiled) -> None:
+    from llmc.runtime.xla.client import open_client
+    from llmc.runtime.xla.envelope import Tensor
+    from llmc.runtime.xla.weights import DeviceWeights
+
+    weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
+    with pytest.raises(ArtifactError, match=r"no model\.absent"):
+        weights.array(Tensor("model.absent", (2,), "float32", (None,)))
+    with pytest.raises(ArtifactError, match=r"model\.norm\.weight is float32 \[64\], the executable takes"):
+        weights.array(Tensor("model.norm.weight", (65,), "float32", (None,)))
+
+
+def test_weights_are_views_of_the_file_that_all_processes_share(compiled: Compiled) -> None:
+    from llmc.runtime.xla.client import open_client
+    from llmc.runtime.xla.envelope import Tensor
+    from llmc.runtime.xla.weights import DeviceWeights
+
+    weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
+    array = weights.array(Tensor("model.norm.weight", (64,), "float32", (None,)))
+
+    start = np.frombuffer(weights._mapped, np.uint8).ctypes.data
+    assert start <= array.unsafe_buffer_pointer() < start + weights.nbytes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"specialise": False}, "--no-specialise is not offered for device xla"),
+        ({"quantize": "int8"}, "--quantize int8 is not offered for device xla; offered: none"),
+        ({"tensor_parallel": 0}, "--tensor-parallel 0 must be at least 1"),
+        ({"lowering": "torch-xla", "roll_layers": True}, "--roll-layers works with --lowering jax"),
+        ({"roll_layers": True}, "cannot be rolled into one body: it has 2 layers"),
+    ],
+)
+def test_bad_options_are_refused_with_what_to_do(
+    compiled: Compiled, tmp_path: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        compiled.compile(tmp_path / "b", **options)
+
+
+def test_an_unknown_lowering_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="jax, torch-xla"):
+        CompileOptions("xla", lowering="tvm")
+
+
+def test_a_detail_behind_a_device_that_has_none_is_refused() -> None:
+    with pytest.raises(InputError, match="device xla takes nothing behind its name"):
+        open_target("xla:2")
+
+
+def test_xla_flags_and_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = open_target("xla").toolchain()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+
+    assert set(plain) == {"jax", "jaxlib"}
+    assert open_target("xla").toolchain() == {**plain, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+
+
+def test_without_jax_the_error_has_the_line_that_installs_it(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import metadata
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("llmc.runtime.xla.client.metadata.version", missing)
+
+    with pytest.raises(DeviceError, match=r"jax is not installed; install it with: pip install 'llmc\[xla\]'"):
+        Bundle.open(compiled.path).executor()
+
+
+def test_default_rolling_falls_back_where_layers_cannot_be_rolled(
+    compiled: Compiled, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmc.compiler.targets.xla import XlaTarget
+
+    monkeypatch.setattr(XlaTarget, "rolls_by_default", True)
+    with caplog.at_level(logging.INFO, logger="llmc"):
+        result = compiled.compile(tmp_path / "b", sample_top_k=4)
+
+    assert result.reused == 5
+    assert "layers are not rolled into one body: it has 2 layers" in caplog.text

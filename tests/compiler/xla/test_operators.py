@@ -1,0 +1,156 @@
+"""Every rule for an ATen operator gives what torch gives, and every rule is tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+_RANDOM = np.random.default_rng(3)
+X = _RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
+Y = _RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
+POSITIVE = np.abs(X) + 0.5
+W = _RANDOM.standard_normal((5, 4)).astype(np.float32)
+IDS = np.array([[0, 4, 2], [3, 3, 1]], np.int32)
+MASK = X > 0
+
+CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("linear.default", (X, W), {}),
+    ("linear.default", (X, W, W[:, 0].copy()), {}),
+    ("matmul.default", (X, Y.swapaxes(1, 2).copy()), {}),
+    ("bmm.default", (X, Y.swapaxes(1, 2).copy()), {}),
+    ("mm.default", (X[0], W.T.copy()), {}),
+    ("add.Tensor", (X, Y), {}),
+    ("add.Tensor", (X, Y), {"alpha": 3}),
+    ("add.Scalar", (X, 2.5), {}),
+    ("sub.Tensor", (X, Y), {"alpha": 2}),
+    ("sub.Scalar", (X, 2), {}),
+    ("mul.Tensor", (X, Y), {}),
+    ("mul.Scalar", (X, -2), {}),
+    ("div.Tensor", (X, POSITIVE), {}),
+    ("div.Scalar", (X, 4), {}),
+    ("pow.Tensor_Scalar", (X, 2), {}),
+    ("pow.Tensor_Scalar", (POSITIVE, 0.5), {}),
+    ("neg.default", (X,), {}),
+    ("rsqrt.default", (POSITIVE,), {}),
+    ("cos.default", (X,), {}),
+    ("sin.default", (X,), {}),
+    ("tanh.default", (X,), {}),
+    ("silu.default", (X,), {}),
+    ("softmax.int", (X, -1), {}),
+    ("softmax.int", (X, 1), {}),
+    ("mean.dim", (X, [-1], True), {}),
+    ("mean.dim", (X, [0, 2]), {}),
+    *((f"{name}.Tensor", (X, Y), {}) for name in ("le", "lt", "gt", "ge", "eq")),
+    *((f"{name}.Scalar", (X, 0.25), {}) for name in ("le", "lt", "gt", "ge", "eq")),
+    ("__and__.Tensor", (MASK, Y > 0), {}),
+    ("bitwise_and.Tensor", (MASK, Y > 0), {}),
+    ("logical_and.default", (MASK, Y > 0), {}),
+    ("where.self", (MASK, X, Y), {}),
+    ("where.ScalarOther", (MASK, X, 0.0), {}),
+    ("where.ScalarSelf", (MASK, 1.0, Y), {}),
+    ("where.Scalar", (MASK, 1.0, 0.0), {}),
+    ("topk.default", (X, 2), {}),
+    ("view.default", (X, [2, 12]), {}),
+    ("view.default", (X, [-1, 4]), {}),
+    ("reshape.default", (X, [4, 6]), {}),
+    ("transpose.int", (X, 1, -1), {}),
+    ("permute.default", (X, [2, 0, 1]), {}),
+    ("unsqueeze.default", (X, -1), {}),
+    ("squeeze.dim", (X[:, :1], 1), {}),
+    ("squeeze.dim", (X, 1), {}),
+    ("expand.default", (X[:, :1], [-1, 3, 4]), {}),
+    ("expand.default", (X[0], [2, 3, 4]), {}),
+    ("slice.Tensor", (X, 2, 1, 2**63 - 1), {}),
+    ("slice.Tensor", (X, -1, 0, 4, 2), {}),
+    ("slice.Tensor", (X, 1, -2), {}),
+    ("select.int", (X, 1, 2), {}),
+    ("cat.default", ([X, Y], -1), {}),
+    ("split.Tensor", (X, 3, -1), {}),
+    ("split_with_sizes.default", (X, [1, 3], 2), {}),
+    ("chunk.default", (X, 3, 2), {}),
+    ("embedding.default", (W, IDS), {}),
+    ("index.Tensor", (X, [np.array([0, 1, 1]), np.array([2, 0, 1])]), {}),
+    ("index.Tensor", (X, [None, np.array([2, 0])]), {}),
+    ("arange.default", (5,), {}),
+    ("zeros.default", ([2, 3],), {}),
+    ("full.default", ([2, 3], -1.5), {}),
+    ("new_ones.default", (X, [2, 2]), {}),
+    ("to.dtype", (X, torch.int32), {}),
+    ("to.device", (X, torch.device("cpu"), torch.float16), {}),
+    ("to.dtype_layout", (X,), {"dtype": torch.float16}),
+    ("_to_copy.default", (X,), {"dtype": torch.float16}),
+    ("contiguous.default", (X,), {}),
+    ("clone.default", (X,), {}),
+    ("detach.default", (X,), {}),
+    ("alias.default", (X,), {}),
+    ("dropout.default", (X, 0.1, False), {}),
+]
+
+
+def operator(name: str) -> Any:
+    packet, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
+def for_torch(value: Any) -> Any:
+    if isinstance(value, list):
+        return [for_torch(v) for v in value]
+    if isinstance(value, np.ndarray):
+        integer = value.dtype.kind == "i"
+        return torch.from_numpy(value.astype(np.int64) if integer else value.copy())
+    return value
+
+
+def for_jax(value: Any) -> Any:
+    import jax.numpy as jnp
+
+    if isinstance(value, list):
+        return [for_jax(v) for v in value]
+    if isinstance(value, torch.dtype):
+        return np.dtype(str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return None
+    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
+def test_a_rule_gives_what_torch_gives(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    from llmc.compiler.xla.operators import RULES
+
+    target = operator(name)
+    wanted = target(*for_torch(list(args)), **kwargs)
+    named = dict(zip((a.name for a in target._schema.arguments), args, strict=False)) | kwargs
+    got = RULES[name](**{k: v for k, given in named.items() if (v := for_jax(given)) is not None})
+    several = isinstance(wanted, list | tuple)
+    for have, want in zip(got if several else [got], wanted if several else [wanted], strict=True):
+        np.testing.assert_allclose(np.asarray(have), want.numpy(), rtol=2e-6, atol=2e-6)
+
+
+def test_every_rule_is_tried() -> None:
+    from llmc.compiler.xla.operators import RULES
+
+    assert set(RULES) == {name for name, *_ in CASES}
+
+
+def test_of_equal_values_the_largest_have_the_lower_index_first() -> None:
+    from llmc.compiler.xla.operators import RULES
+
+    _, ids = RULES["topk.default"](for_jax(np.array([[1.0, 3.0, 3.0, 2.0, 3.0]], np.float32)), 2)
+
+    assert ids.tolist() == [[1, 2]]
+
+
+def test_float32_products_ask_for_full_precision_and_16_bit_ones_do_not() -> None:
+    import jax
+
+    from llmc.compiler.xla.operators import RULES
+
+    def text(dtype: str) -> str:
+        given = jax.ShapeDtypeStruct((4, 4), dtype)
+        return jax.jit(RULES["linear.default"]).lower(given, given).as_text()
+
+    assert "HIGHEST" in text("float32")
+    assert "HIGHEST" not in text("bfloat16")
