@@ -41,6 +41,7 @@ fi
 "$BIN/python" benchmarks/soak.py "$WORK/serving" --minutes "${SOAK_MINUTES:-60}" --log "$WORK/soak.log" \
   -o "$WORK/soak.json"
 
+"$BIN/python" benchmarks/xla.py --work "$WORK" -o "$WORK/xla.json"
 "$BIN/python" benchmarks/store.py --work "$WORK" -o "$WORK/store.json"
 "$BIN/python" benchmarks/faults.py --folder "$WORK" --peer-python "$PEERS/bin/python" -o "$WORK/faults.json"
 

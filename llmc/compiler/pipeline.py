@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,8 +194,8 @@ def _executables(
             with linked:
                 if prepared.folder == Path():
                     prepared = replace(prepared, folder=stack.enter_context(_linked(stages.store, prepared)))
-                    if target.needs_processes and options.jobs > 1:
-                        pools.append(stack.enter_context(_workers(options.jobs)))
+                    if target.fresh_process or (target.needs_processes and options.jobs > 1):
+                        pools.append(stack.enter_context(target.workers(options.jobs)))
             return prepared
 
         def build(shape: Shape) -> tuple[Entry, bool, float]:
@@ -244,10 +243,6 @@ def _compile_apart(pool: Pool, prepared: Prepared, shape: Shape, options: Compil
 def compile_in_worker(device: str, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
     """Compile one shape in a worker process."""
     return open_target(device).compile(prepared, shape, options)
-
-
-def _workers(jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
 
 
 def _linked(store: Store, prepared: Prepared) -> AbstractContextManager[Path]:

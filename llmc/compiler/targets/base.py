@@ -9,7 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -79,6 +81,10 @@ class Target(ABC):
     default_quantize: ClassVar[str] = "none"
     needs_processes: ClassVar[bool] = False
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
+
+    fresh_process: ClassVar[tuple[str, ...]] = ()
+    """Where not empty, each executable is compiled in a process that compiled nothing before, so that its bytes do not
+    depend on what was: the modules that such a process has imported when it starts."""
 
     executable_seconds: ClassVar[float] = 0.25
     """Seconds that one executable more takes here, where the store has no build to learn from."""
@@ -154,6 +160,14 @@ class Target(ABC):
     @abstractmethod
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """One executable. Runs in any thread, or in a worker process. Raises CompileError."""
+
+    def workers(self, jobs: int) -> ProcessPoolExecutor:
+        """Processes that compile, `jobs` at once."""
+        if not self.fresh_process:
+            return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+        context = get_context("forkserver")
+        context.set_forkserver_preload(list(self.fresh_process))
+        return ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1)
 
     @property
     def state(self) -> State:

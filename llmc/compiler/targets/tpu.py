@@ -36,6 +36,7 @@ class TpuTarget(XlaTarget):
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "libtpu")
     install: ClassVar[str] = "pip install 'llmc[compile,tpu]'"
     rolls_by_default: ClassVar[bool] = True
+    fresh_process: ClassVar[tuple[str, ...]] = ("llmc.compiler.xla.build", "llmc.compiler.xla.rolling", __name__)
     executable_seconds: ClassVar[float] = 4.0
 
     def __init__(self, detail: str = "") -> None:

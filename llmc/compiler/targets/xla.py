@@ -226,17 +226,12 @@ class XlaTarget(Target):
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            from llmc.compiler.xla.build import Job
-            from llmc.compiler.xla.build import build as built
-            from llmc.compiler.xla.slots import slot_programs
-
-            machine, (keys, values) = self.machine(options), _tensors(layout["cache"])
-            return {
-                name: workspace.put_bytes(
-                    built(Job("slots", function, inputs, (0, 1) if changes else (), name), machine)
-                )
-                for name, (function, inputs, changes) in slot_programs(keys, values).items()
-            }
+            if self.fresh_process:
+                with self.workers(1) as pool:
+                    made = pool.submit(_slot_programs, options, layout["cache"]).result()
+            else:
+                made = _slot_programs(options, layout["cache"])
+            return {name: workspace.put_bytes(data) for name, data in made.items()}
 
         return stages.run("slots", components, build)
 
@@ -281,6 +276,21 @@ class XlaTarget(Target):
 
         degree = options.tensor_parallel
         return core if degree == 1 else ShardedCore(core, prepared.facts["config"], degree)
+
+
+def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The programs that work on slots of a cache, by name, as executable files."""
+    from llmc.compiler.targets import open_target
+    from llmc.compiler.xla.build import Job, build
+    from llmc.compiler.xla.slots import slot_programs
+
+    target = open_target(options.device)
+    assert isinstance(target, XlaTarget)
+    machine, (keys, values) = target.machine(options), _tensors(cache)
+    return {
+        name: build(Job("slots", function, inputs, (0, 1) if changes else (), name), machine)
+        for name, (function, inputs, changes) in slot_programs(keys, values).items()
+    }
 
 
 def _stack(described: Sequence[Described]) -> list[Described]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class Largest:
-    """The most sequences at the length that was asked for, and the longest for as many; 0 where not one fits."""
+    """The most sequences at the length that was asked for, and the longest for as many; 0 where not one fits.
+
+    Where slots were asked for by their number, `max_num_seqs` counts slots.
+    """
 
     max_num_seqs: int
     max_model_len: int
@@ -119,7 +122,9 @@ def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) 
     Exact for the cache; temporary memory shrinks with a plan, so more may fit. Lengths below 2 are none.
     """
     room = available - (need.total - need.cache)
-    seqs = _most(limits.max_num_seqs, lambda n: cache.bytes(n, limits.max_model_len) <= room)
+    counted = replace(cache, spare_slots=0) if cache.fixed_slots else cache
+    most = limits.max_num_seqs + (cache.spare_slots if cache.fixed_slots else 0)
+    seqs = _most(most, lambda n: counted.bytes(n, limits.max_model_len) <= room)
     length = _most(limits.max_model_len, lambda n: cache.bytes(limits.max_num_seqs, n) <= room)
     return Largest(seqs, length if length >= 2 else 0)
 
@@ -138,8 +143,9 @@ def require_fits(
     wider = min((d for d, other in (degrees or {}).items() if other.total <= available), default=0)
     options = []
     if largest.max_num_seqs:
-        slots = largest.max_num_seqs + cache.spare_slots
-        flag = f"--cache-slots {slots}" if cache.fixed_slots else f"--max-num-seqs {largest.max_num_seqs}"
+        flag = (
+            f"--cache-slots {largest.max_num_seqs}" if cache.fixed_slots else f"--max-num-seqs {largest.max_num_seqs}"
+        )
         options.append(f"{flag} at {limits.max_model_len} tokens")
     if largest.max_model_len:
         several = "1 sequence" if limits.max_num_seqs == 1 else f"{limits.max_num_seqs} sequences"
