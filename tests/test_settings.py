@@ -225,3 +225,15 @@ def test_importing_settings_imports_nothing_heavy():
     imported = set(done.stdout.split())
     assert "llmc.settings" in imported
     assert not imported & {"numpy", "platformdirs", "pathlib", "typer", "rich", "json", "logging", "asyncio", "difflib"}
+
+
+def test_what_xla_and_libtpu_read_is_known():
+    found = read(XLA_FLAGS="--a", LIBTPU_INIT_ARGS="--b", VLLM_XLA_CHECK_RECOMPILATION="1", LLMC_TORCH_XLA_PYTHON="p")
+    assert (found.xla_flags, found.libtpu_arguments, found.torch_xla_python) == ("--a", "--b", "p")
+    assert found.check_recompilation
+
+
+def test_the_xla_cache_is_the_store_of_a_tpu_with_a_topology_too():
+    found = read(VLLM_XLA_CACHE_PATH="/xla")
+    assert found.cache_dir_for("tpu:v5e-2x2") == found.cache_dir_for("xla") == Path("/xla")
+    assert found.cache_dir_for("cpu") != Path("/xla")

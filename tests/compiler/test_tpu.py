@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -85,6 +86,7 @@ def test_the_cache_is_aliased_in_every_executable(compiled: Compiled) -> None:
         header = Envelope.parse(bundle.files.read(executable.blob), str(executable)).header
         assert header["memory"]["aliased"] == 2 * 3 * 4 * 2 * 128 * 16 * 2
         assert header["platform"] == "tpu"
+        assert header["jax"] == f"{version('jax')} {version('jaxlib')} {version('libtpu')}"
 
 
 def test_on_this_host_a_bundle_runs_from_its_portable_programs_and_says_so(
@@ -183,19 +185,15 @@ def test_a_degree_that_the_topology_lacks_is_refused(compiled: Compiled, tmp_pat
 def test_without_libtpu_the_error_has_the_line_that_installs_it(
     compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from importlib import metadata
-
-    real = metadata.version
-
-    def version(name: str) -> str:
+    def absent(name: str) -> str:
         if name == "libtpu":
-            raise metadata.PackageNotFoundError(name)
-        return real(name)
+            raise PackageNotFoundError(name)
+        return version(name)
 
-    monkeypatch.setattr("llmc.compiler.stages.metadata.version", version)
+    monkeypatch.setattr("llmc.compiler.stages.metadata.version", absent)
 
     with pytest.raises(DeviceError, match=r"libtpu is not installed; install it with: pip install 'llmc\[tpu\]'"):
-        compiled.compile(tmp_path / "b")
+        compiled.compile(tmp_path / "b", dtype="bf16")
 
 
 def test_flags_that_libtpu_reads_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
+from llmc.compiler.frontend import trace as tracing
 from llmc.compiler.frontend.skeleton import model_config
 from tests.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
 
@@ -26,6 +28,24 @@ from tests.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
 _TRACE_LOG = logging.getLogger("torch.__trace")
 _TRACE_LOG.handlers.clear()
 _TRACE_LOG.propagate = True
+
+
+def remembered(traced: Callable[..., Any]) -> Callable[..., Any]:
+    """`traced`, which makes the same program of the same configuration and arguments, called once for each."""
+    made: dict[str, Any] = {}
+
+    def look_up(config: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        key = json.dumps([config, args, sorted(kwargs.items())], sort_keys=True, default=str)
+        if key not in made:
+            made[key] = traced(config, *args, **kwargs)
+        return made[key]
+
+    return look_up
+
+
+# a third of what compiles of tiny models take is tracing the same few configurations: each is traced once a process
+for _name in ("trace", "trace_weightless"):
+    setattr(tracing, _name, remembered(getattr(tracing, _name)))
 
 # tiny operators gain nothing from threads, and lose much when other processes want the processors
 torch.set_num_threads(1)

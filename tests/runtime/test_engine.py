@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
-from llmc.errors import InputError
+from llmc.errors import DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.llm import BundleLLM
 from llmc.runtime.observer import StepRecord
 from llmc.runtime.sampling import SamplingParams
 from tests.toy import VOCAB, Toy
@@ -350,3 +351,18 @@ def test_a_compilation_while_serving_is_counted_and_told(
     records = Run(engine, [Asked([1], greedy(2))]).records
     assert [r.miss for r in records] == [False, True] and engine.stats.compilations == 1
     assert "unplanned compilation in step 3 (decode): decode batch=1" in caplog.text
+
+
+def test_with_vllm_xla_check_recompilation_a_compilation_while_serving_is_an_error(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = FakeExecutor.run
+
+    def compiling(self: FakeExecutor, step: Any) -> Any:
+        COMPILATIONS.record("prompt batch=1")
+        return replay(self, step)
+
+    monkeypatch.setattr(FakeExecutor, "run", compiling)
+    monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
+    with BundleLLM(toy.bundle) as llm, pytest.raises(DeviceError, match=r"prompt batch=1 was compiled while serving"):
+        llm.generate([[1]], SamplingParams(max_tokens=1))

@@ -21,7 +21,7 @@ from jax import export
 from llmc.compiler.xla.collectives import collectives
 from llmc.compiler.xla.flops import product_flops
 from llmc.errors import CompileError
-from llmc.runtime.xla.client import jax_version
+from llmc.runtime.xla.client import toolchain_version
 from llmc.runtime.xla.envelope import StepHeader, Tensor, write_envelope
 from llmc.runtime.xla.exported import compile_exported, mesh_of, sharding_of
 
@@ -61,7 +61,8 @@ def build(job: Job, machine: Machine) -> bytes:
     shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
     outputs = _outputs(job, shaped)
     header = StepHeader(
-        machine.platform, machine.topology, len(machine.devices), jax_version(), job.kind, job.inputs, outputs,
+        machine.platform, machine.topology, len(machine.devices), toolchain_version(machine.platform), job.kind,
+        job.inputs, outputs,
         tuple((len(outputs) - len(job.donated) + i, given) for i, given in enumerate(job.donated)),
     )  # fmt: skip
     function = jax.jit(job.function, keep_unused=True, out_shardings=tuple(sharding_of(mesh, t) for t in outputs))

@@ -26,6 +26,12 @@ def jax_version() -> str:
         raise DeviceError(f"jax is not installed; install it with: {INSTALL['cpu']}") from None
 
 
+def toolchain_version(platform: str) -> str:
+    """What native code for `platform` belongs to: jax and jaxlib, and for a TPU libtpu; raises DeviceError."""
+    libtpu = metadata.version("libtpu") if platform == "tpu" and find_spec("libtpu") is not None else ""
+    return f"{jax_version()} {libtpu}".strip()
+
+
 def has_tpu() -> bool:
     """Whether this process could use a TPU: its library is installed, and the kernel shows a device of it."""
     return find_spec("libtpu") is not None and any(os.path.exists(p) for p in ("/dev/accel0", "/dev/vfio/0"))  # noqa: PTH110

@@ -12,7 +12,7 @@ from typing import Any
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.xla.client import jax_version
+from llmc.runtime.xla.client import toolchain_version
 from llmc.runtime.xla.envelope import Envelope, StepHeader
 from llmc.runtime.xla.exported import compile_exported, mesh_of, sharding_of
 
@@ -29,7 +29,8 @@ class LoadedProgram:
         self.header = StepHeader.parse(envelope.header, source)
         self._mesh = mesh_of(devices)
         self._shardings = [sharding_of(self._mesh, t) for t in self.header.outputs]
-        self.native = self.header.jax == jax_version() and self.header.platform == devices[0].platform
+        platform = devices[0].platform
+        self.native = self.header.platform == platform and self.header.jax == toolchain_version(platform)
         if self.native:
             self._run = _open_native(envelope.section("native"), devices, source)
         else:

@@ -21,11 +21,11 @@ from tests.toy import VOCAB
 
 LAYERS = 3
 MIXED = "qwen2-mixed-windows"
-CASES = [*tiny.ARCHITECTURES, *tiny.VARIANTS, MIXED]
+CASES = ["llama", "qwen3", MIXED]
 BUCKETS = {"prompt": (3, 6, 0), "chunk": (3, 4, 8), "decode": (3, 1, 8)}
 """Batch, query and context of a first prompt, of one that goes on, and of a decode step."""
 TOP = 4
-F32, BF16 = "float32", "bfloat16"
+F32 = "float32"
 
 
 def config(case: str, layers: int = LAYERS) -> dict[str, Any]:
@@ -117,16 +117,6 @@ def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: s
         np.testing.assert_allclose(rolled[name], expected, rtol=1e-5, atol=1e-5, err_msg=name)
     assert flat["keys"].shape[0] == LAYERS
     assert len({flat["keys"][layer].tobytes() for layer in range(LAYERS)}) == LAYERS
-
-
-def test_in_bfloat16_not_a_bit_differs() -> None:
-    """Operator by operator, so that the compiler rounds at the same places in both."""
-    import jax
-
-    with jax.disable_jit():
-        flat, rolled = both("qwen3", "chunk", BF16)
-    for name, expected in flat.items():
-        np.testing.assert_array_equal(rolled[name], expected, err_msg=name)
 
 
 def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -> None:
