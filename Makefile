@@ -21,8 +21,11 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 demo: $(VENV)/.ready
 	LLMC=$(BIN)/llmc DEMO=$(DEMO) bash scripts/demo.sh
 
+# a file's tests in one process, two files at once; more processes want more memory than processors
+WORKERS ?= 2
+
 test: $(VENV)/.ready
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -42,6 +42,10 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     verify: str = "sample",
     require_native: bool = False,
     sample_top_k: int = 0,
+    tensor_parallel: int = 1,
+    lowering: str = "jax",
+    roll_layers: bool | None = None,
+    cache_slots: int | None = None,
     jobs: int | None = None,
     cache_dir: str | Path | None = None,
     store: Store | None = None,
@@ -50,6 +54,8 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
+    `model` may be a config.json: weights are bound when the bundle is opened. `tensor_parallel`, `lowering`,
+    `roll_layers` and `cache_slots` are for devices that XLA compiles for, see `CompileOptions`.
     `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
@@ -62,7 +68,10 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
 
     settings = Settings.from_environment()
     workers = jobs or settings.threads
-    options = CompileOptions(device, quantize, dtype, specialise, verify, require_native, workers, sample_top_k)
+    options = CompileOptions(
+        device, quantize, dtype, specialise, verify, require_native, workers, sample_top_k, tensor_parallel, lowering,
+        roll_layers, cache_slots,
+    )  # fmt: skip
     made = plan if plan is not None else plan_for(str(model), **planning)
     if store is None:
         store = open_store(cache_dir, settings, device)

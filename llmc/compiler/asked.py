@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmc.compiler.options import EXTENSIONS
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest import Manifest
     from llmc.buckets.plan import Plan
 
-OPTIONS = ("quantize", "dtype", "specialise", "sample_top_k")
+OPTIONS = ("quantize", "dtype", "specialise", *EXTENSIONS)
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
 APART = ("plan", "verify", "require_native", "jobs", "cache_dir", "store", "report")
 """Arguments of `llmc.compile` that no manifest is compared by, or that are not about planning."""
@@ -30,8 +31,9 @@ def asked_members(
     """
     found: dict[str, Any] = {} if device is None else {"device": device}
     found["options"] = {name: arguments[name] for name in OPTIONS if arguments.get(name) is not None}
-    if not found["options"].get("sample_top_k") and "sample_top_k" not in manifest.options:
-        found["options"].pop("sample_top_k", None)  # a bundle that returns none does not say so
+    for name, default in EXTENSIONS.items():  # a bundle that was compiled without one does not name it
+        if found["options"].get(name) == default and name not in manifest.options:
+            found["options"].pop(name, None)
     found["model"] = {} if model is None else _facts(model)
     found["plan"] = _plan(manifest, arguments)
     return found

@@ -10,6 +10,14 @@ QUANTISATIONS = ("none", "int8", "int4", "keep")
 DTYPES = ("f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
+EXTENSIONS: dict[str, int | str | None] = {
+    "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
+}  # fmt: skip
+"""Options that are named where they are used, and not otherwise: each with its default."""
+
+XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
+"""Those that only targets that compile with XLA take."""
+
 LOWERINGS = ("jax", "torch-xla")
 
 
@@ -58,12 +66,8 @@ class CompileOptions:
     @property
     def extensions(self) -> dict[str, int | str | bool]:
         """Options that executables and manifests name where they are used, and not otherwise."""
-        given: dict[str, tuple[int | str | bool | None, int | str | None]] = {
-            "sample_top_k": (self.sample_top_k, 0), "tensor_parallel": (self.tensor_parallel, 1),
-            "lowering": (self.lowering, "jax"), "roll_layers": (self.roll_layers, None),
-            "cache_slots": (self.cache_slots, None),
-        }  # fmt: skip
-        return {name: value for name, (value, default) in given.items() if value is not None and value != default}
+        given = {name: getattr(self, name) for name in EXTENSIONS}
+        return {name: value for name, value in given.items() if value is not None and value != EXTENSIONS[name]}
 
     def require_vocabulary(self, model: str, size: int) -> None:
         """Raise InputError when more top logits are asked for than `model` has tokens."""

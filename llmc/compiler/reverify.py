@@ -8,7 +8,7 @@ from typing import Any
 
 from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import EXTENSIONS, CompileOptions
 from llmc.compiler.provenance import find_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.targets import open_target
@@ -43,7 +43,7 @@ def verify_again(
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = open_target(manifest.device)
     chosen = {k: manifest.options[k] for k in ("quantize", "dtype", "specialise")}
-    chosen["sample_top_k"] = manifest.options.get("sample_top_k", 0)
+    chosen |= {name: manifest.options[name] for name in EXTENSIONS if name in manifest.options}
     options = target.configure(CompileOptions(device=manifest.device, **chosen))
     limits = target.limits(options)
     parts = [None, *sample_buckets(bundle.plan, every)]

@@ -305,3 +305,32 @@ def test_a_process_whose_jax_has_too_few_devices_is_told_to_be_a_new_one(compile
 
     with pytest.raises(DeviceError, match=r"64 cpu devices are needed, this process has \d+; JAX was started in it"):
         open_client("cpu", 64)
+
+
+@pytest.mark.parametrize("options", [{"tensor_parallel": 2}, {"roll_layers": False}, {"cache_slots": 3}])
+def test_options_of_xla_are_refused_for_other_devices(options: dict[str, object]) -> None:
+    name = next(iter(options)).replace("_", "-")
+
+    with pytest.raises(InputError, match=rf"--{name} is for devices that XLA compiles for \(xla, tpu\); leave it out"):
+        open_target("cpu").configure(CompileOptions("cpu", **options))  # type: ignore[arg-type]
+
+
+def test_from_python_the_same_options_make_the_same_bundle(compiled: Compiled, tmp_path: Path) -> None:
+    import llmc
+
+    plan, path = tiny.tiny_plan(), tmp_path / "b"
+    made = llmc.compile(
+        compiled.model,
+        path,
+        device="xla",
+        plan=plan,
+        store=compiled.store,
+        verify="none",
+        sample_top_k=4,
+        cache_slots=7,
+    )
+
+    assert made.built == 5
+    assert Bundle.open(path).manifest.options["cache_slots"] == 7
+    with llmc.LLM(str(path), prefix_slots=4) as llm:
+        assert llm.executor.slots == 7

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from llmc.compiler.options import XLA_OPTIONS
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ class Target(ABC):
 
     device_source: ClassVar[str] = ""
     graph_bytes_source: ClassVar[str] = "the activations of the largest layer for every token of the bucket"
+    takes_xla_options: ClassVar[bool] = False
+    """Whether the options of XLA_OPTIONS mean something to it."""
+
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""
 
@@ -129,6 +133,9 @@ class Target(ABC):
         for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", options.dtype, self.dtypes)):
             if value not in known:
                 raise InputError(f"--{what} {value} is not offered for device {self.name}; offered: {', '.join(known)}")
+        if foreign := [name for name in XLA_OPTIONS if name in options.extensions and not self.takes_xla_options]:
+            flag = foreign[0].replace("_", "-")
+            raise InputError(f"--{flag} is for devices that XLA compiles for (xla, tpu); leave it out for {self.name}")
         specialise = self.specialises_by_default if options.specialise is None else options.specialise
         return replace(options, quantize=quantize, specialise=specialise)
 

@@ -49,6 +49,7 @@ class XlaTarget(Target):
     executor: ClassVar[str] = "xla"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     needs_processes: ClassVar[bool] = True
+    takes_xla_options: ClassVar[bool] = True
     config_only: ClassVar[bool] = True
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
     run_needs: ClassVar[tuple[str, ...]] = ("jax",)
