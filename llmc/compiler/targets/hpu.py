@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, Target
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
 from llmc.compiler.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHTS, shared_files, trace_stage
-from llmc.errors import CompileError, InputError
+from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.compiler.model_size import ModelSize
@@ -31,11 +31,12 @@ _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS,
 """Names of shared files in the keys of executables."""
 
 
-class HpuTarget(Target):
+class HpuTarget(StaticTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "hpu"
     executor: ClassVar[str] = "torch"
+    why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     run_needs: ClassVar[tuple[str, ...]] = ("torch",)
     config_only: ClassVar[bool] = True
@@ -51,24 +52,6 @@ class HpuTarget(Target):
 
     def __init__(self) -> None:
         self._traced: dict[Path, dict[str, Any]] = {}
-
-    def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses dynamic shapes."""
-        if options.specialise is False:
-            raise InputError(
-                "--no-specialise is not offered for device hpu: HPU graphs need static shapes, since a captured graph "
-                "replays fixed sizes; leave the flag out"
-            )
-        return super().configure(options)
-
-    @property
-    def specialises_by_default(self) -> bool:
-        """Yes, and nothing else is possible."""
-        return True
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """All three."""
-        return ("batch", "query", "context")
 
     def choice(self, options: CompileOptions) -> str:
         """A property of the device."""

@@ -18,7 +18,7 @@ from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, version_of
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
 from llmc.compiler.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
@@ -42,11 +42,12 @@ _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
 _CODE = ("llmc.compiler.xla", "llmc.runtime.xla", "llmc.runtime.portable_program")
 
 
-class XlaTarget(Target):
+class XlaTarget(StaticTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "xla"
     executor: ClassVar[str] = "xla"
+    why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     needs_processes: ClassVar[bool] = True
     takes_xla_options: ClassVar[bool] = True
@@ -59,23 +60,10 @@ class XlaTarget(Target):
     compile_code = _CODE
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses dynamic shapes, and combinations that cannot be."""
+        """Refuses combinations that cannot be."""
         if options.lowering != "jax" and options.roll_layers:
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
-        if options.specialise is False:
-            raise InputError(
-                f"--no-specialise is not offered for device {self.name}: XLA compiles fixed shapes; leave the flag out"
-            )
         return super().configure(options)
-
-    @property
-    def specialises_by_default(self) -> bool:
-        """Yes, and nothing else is possible."""
-        return True
-
-    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """All three."""
-        return ("batch", "query", "context")
 
     def choice(self, options: CompileOptions) -> str:
         """A property of the compiler."""

@@ -76,7 +76,7 @@ def build(job: Job, machine: Machine) -> bytes:
     except Exception as e:
         raise CompileError(f"XLA cannot compile {job.name} for {machine.topology}: {_first_lines(e)}") from e
     analysis = analyse(compiled, flops, len(machine.devices))
-    _require_in_place(job, outputs, analysis["memory"], machine)
+    _require_in_place(job, analysis["memory"], machine)
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable})
 
 
@@ -116,7 +116,7 @@ def analyse(compiled: Any, flops: int, devices: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _require_in_place(job: Job, outputs: Sequence[Tensor], memory: dict[str, int], machine: Machine) -> None:
+def _require_in_place(job: Job, memory: dict[str, int], machine: Machine) -> None:
     """Raise CompileError where XLA did not give a donated input's memory to its output."""
     wanted = sum(share_bytes(job.inputs[i], len(machine.devices)) for i in job.donated)
     if memory["aliased"] < wanted:

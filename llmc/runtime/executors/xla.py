@@ -18,6 +18,7 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.xla.client import Platform, has_tpu, jax_version, open_client
 from llmc.runtime.xla.envelope import Envelope
+from llmc.runtime.xla.exported import mesh_of, sharding_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
-_CACHE = slice(4, 6)
-"""Where a step takes keys and values, behind token_ids, past_lengths, new_lengths and slots."""
 
 
 class XlaExecutor(Executor):
@@ -52,6 +51,7 @@ class XlaExecutor(Executor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         import jax.numpy as jnp
+        from jax.sharding import NamedSharding, PartitionSpec
 
         super().__init__(bundle, slots, capacity, threads)
         from llmc.runtime.xla.weights import DeviceWeights
@@ -71,10 +71,9 @@ class XlaExecutor(Executor):
             )
         self.capacity = min(capacity, longest)
         self._weights = DeviceWeights(bundle, self._devices)
-        from llmc.runtime.xla.exported import mesh_of, sharding_of
-
-        mesh = mesh_of(self._devices)
-        self._cache = [jnp.zeros(t.shape, t.dtype, device=sharding_of(mesh, t)) for t in (keys, values)]
+        self._mesh = mesh_of(self._devices)
+        self._cache = [jnp.zeros(t.shape, t.dtype, device=sharding_of(self._mesh, t)) for t in (keys, values)]
+        self._everywhere = self._devices[0] if len(self._devices) == 1 else NamedSharding(self._mesh, PartitionSpec())
         self._bound: dict[str, list[Any]] = {}
         self._used = [0] * slots
         self._outputs: list[Any] = []
@@ -217,24 +216,13 @@ class XlaExecutor(Executor):
         """Small inputs, whole on every device."""
         import jax
 
-        where = self._devices[0] if len(self._devices) == 1 else self._replicated()
-        put: list[Any] = jax.device_put(list(arrays), where)
+        put: list[Any] = jax.device_put(list(arrays), self._everywhere)
         return put
 
     def _put_as(self, tensors: Any, *arrays: Any) -> list[Any]:
         import jax
 
-        from llmc.runtime.xla.exported import mesh_of, sharding_of
-
-        mesh = mesh_of(self._devices)
-        return [jax.device_put(a, sharding_of(mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
-
-    def _replicated(self) -> Any:
-        from jax.sharding import NamedSharding, PartitionSpec
-
-        from llmc.runtime.xla.exported import mesh_of
-
-        return NamedSharding(mesh_of(self._devices), PartitionSpec())
+        return [jax.device_put(a, sharding_of(self._mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
 
     def _require_held(self, slot: int, length: int) -> None:
         if length > self._used[slot]:
