@@ -9,6 +9,7 @@ one transform:
   q8_rows      the same bytes seen as [out, in], for row look-ups
   q8_scales    float32 [out, in/block]
   table        a computed constant, stored beside the recipes
+Other transforms are FAMILY_PART, of a family in FAMILIES: all parts of a matrix are made together.
 
 Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the value of largest magnitude in the block, so
 that v itself is exact; q = round(w / scale) + 128, clipped to 0 … 255; w ≈ scale · (q − 128).
@@ -23,13 +24,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import stored_name
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import QuantisedBlocks
 
 ALIGNMENT = 4096
 
@@ -49,6 +54,14 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """One tensor in float32."""
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The tensor's blocks as the checkpoint stores them; None where it stores none."""
+
+
+FAMILIES = {"q8": f"{__name__}:q8"}
+"""Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint
+stores them, the checkpoint, and the recipe's block, and returns every part of the matrix by its name."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,12 @@ def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uin
     return q.astype(np.uint8), scale
 
 
+def q8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
+    """The parts of family q8."""
+    data, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block)
+    return {"data": data, "rows": data, "scales": scales}
+
+
 def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bfloat16 numbers nearest to finite `array`, ties to even, as their bits: [..] float32 → [..] uint16."""
     bits = np.ascontiguousarray(array).view(np.uint32)
@@ -133,6 +152,14 @@ def write_weights(
     return placed
 
 
+def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]]:
+    module, name = where.split(":")
+    found: Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]] = getattr(
+        import_module(module), name
+    )
+    return found
+
+
 def _is_concatenated(recipe: Recipe) -> bool:
     return len(recipe.sources) > 1 and recipe.transform in ("dense", "bf16")
 
@@ -142,7 +169,7 @@ def _tensors(
 ) -> Iterator[tuple[Recipe, Iterator[memoryview]]]:
     """The bytes of each tensor, in one or more parts."""
     known = set(source.tensor_names())
-    last: tuple[tuple[tuple[str, ...], int], tuple[NDArray[np.uint8], NDArray[np.float32]]] | None = None
+    last: tuple[tuple[str, tuple[str, ...], int], Mapping[str, NDArray[Any]]] | None = None
     for recipe in recipes:
         if _is_concatenated(recipe):
             convert = to_bf16 if recipe.transform == "bf16" else np.asarray
@@ -150,11 +177,13 @@ def _tensors(
             continue
         if recipe.transform == "table":
             array: NDArray[Any] = tables[recipe.name]
-        elif recipe.transform.startswith("q8"):
-            key = (recipe.sources, recipe.block)
+        elif (split := recipe.transform.split("_", 1))[0] in FAMILIES:
+            family, part = split
+            key = (family, recipe.sources, recipe.block)
             if last is None or last[0] != key:
-                last = (key, quantise_q8(_gather(recipe.sources, source, known), recipe.block))
-            array = last[1][1 if recipe.transform == "q8_scales" else 0]
+                names = [stored_name(n, known) for n in recipe.sources]
+                last = (key, _function(FAMILIES[family])(names, source, recipe.block))
+            array = last[1][part]
         elif recipe.transform == "bf16":
             array = to_bf16(_gather(recipe.sources, source, known))
         else:

@@ -49,6 +49,28 @@ class Executor(ABC):
         """Whether any shape runs as it is, so that nothing needs padding to a bucket."""
 
     @property
+    def ragged(self) -> bool:
+        """Whether one step takes rows of any lengths, of prompts and of decode together, in any slots and in any order,
+        and computes their live tokens only. Implies `exact`; `token_ids` may be as wide as the longest row."""
+        return False
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that all slots together can hold, each slot's rounded up to `block_tokens`, whatever prefixes they
+        share; None: every slot has room for `capacity` of its own."""
+        return None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block of the cache."""
+        return 1
+
+    @property
+    def scores_each(self) -> bool:
+        """Whether `run_each` is there: what drafted tokens are verified by."""
+        return False
+
+    @property
     def top_k(self) -> int:
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
         return int(self.bundle.manifest.options.get("sample_top_k", 0))
@@ -69,6 +91,13 @@ class Executor(ABC):
         Buffers as those of `run`.
         """
 
+    def run_each(self, step: Step) -> NDArray[np.float32]:
+        """As `run`, but the logits after every live token of the live rows, row by row: [sum of new lengths, V].
+
+        The engine takes back tokens it does not want by a later step that starts below them.
+        """
+        raise InputError(f"{self.bundle.path}: its graphs give logits after the last token of a row only")
+
     @abstractmethod
     def logits(self) -> NDArray[np.float32]:
         """What `run` would have returned for the last step; valid as long. Raises InputError before the first step."""
@@ -79,7 +108,10 @@ class Executor(ABC):
 
     @abstractmethod
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` cached tokens of slot `source` to slot `target`."""
+        """Make the first `length` cached tokens of slot `source` all that slot `target` holds.
+
+        With `length` 0 slot `target` is emptied; where slots share `cache_tokens`, that is how room is given back.
+        """
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
