@@ -13,6 +13,13 @@ Variables
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
     VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
                             LLMC_CACHE_DIR is not set
+    VLLM_OPENVINO_DEVICE    what `--device openvino` stands for: CPU (default), GPU, GPU.1, NPU
+    VLLM_OPENVINO_KVCACHE_SPACE GiB that the KV cache may take, shared by all sequences; 0 or unset: room for each to
+                            reach max_model_len, of which memory is taken as it is used
+    VLLM_OPENVINO_CPU_KV_CACHE_PRECISION u8 | f32 | bf16 | f16: precision of the KV cache of bundles compiled for
+                            openvino, unless --kv-cache-dtype says
+    VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS  on | off: int8 weights, or none quantised, in bundles compiled for openvino,
+                            unless --quantize says
     VLLM_XLA_CHECK_RECOMPILATION true | 1: a graph that would have to be compiled while serving is an error
     XLA_FLAGS, LIBTPU_INIT_ARGS
                             flags that XLA and libtpu read: part of the key of what they compile
@@ -86,7 +93,9 @@ KERNEL_VARIABLES = (
 )  # fmt: skip
 """Variables by which libraries choose other CPU kernels than the best."""
 
-_SWITCHES = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+_SWITCHES = {
+    "": False, "0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True,
+}  # fmt: skip
 _PHASES = ("prompt", "decode")
 _COUNTED_IN_BLOCKS = (*BOUNDS, "pad_max")
 
@@ -143,6 +152,10 @@ class Settings:
     allow_unsigned: bool = False
     require_signatures: bool = False
     neuron_artifacts: str | None = None
+    openvino_device: str | None = None
+    openvino_kv_space: float | None = None
+    openvino_kv_precision: str | None = None
+    openvino_quantized: bool | None = None
     kernel_limits: Mapping[str, str] = field(default_factory=dict)
     skip_warmup: bool = False
     api_key: str | None = field(default=None, repr=False)
@@ -183,6 +196,10 @@ class Settings:
             trusted_keys_override=environ.get("LLMC_TRUSTED_KEYS") or None,
             allow_unsigned=_switch(environ, "LLMC_ALLOW_UNSIGNED"),
             require_signatures=_switch(environ, "LLMC_REQUIRE_SIGNATURES"),
+            openvino_device=environ.get("VLLM_OPENVINO_DEVICE") or None,
+            openvino_kv_space=_gibibytes(environ, "VLLM_OPENVINO_KVCACHE_SPACE"),
+            openvino_kv_precision=environ.get("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "").strip().lower() or None,
+            openvino_quantized=_optional_switch(environ, "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS"),
             neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
@@ -244,6 +261,22 @@ def _switch(environ: Mapping[str, str], variable: str) -> bool:
     if text not in _SWITCHES:
         raise InputError(f"{variable}={text!r} is not true or false; set 1, or unset it")
     return _SWITCHES[text]
+
+
+def _optional_switch(environ: Mapping[str, str], variable: str) -> bool | None:
+    return _switch(environ, variable) if environ.get(variable, "").strip() else None
+
+
+def _gibibytes(environ: Mapping[str, str], variable: str) -> float | None:
+    """A size in GiB; None for 0, which asks for the default."""
+    text = environ.get(variable, "").strip()
+    try:
+        space = float(text or 0)
+    except ValueError:
+        space = -1.0
+    if not 0 <= space < float("inf"):
+        raise InputError(f"{variable}={text!r} is not a size in GiB; set a number such as 4, or unset it")
+    return space or None
 
 
 def _integer(environ: Mapping[str, str], variable: str) -> int | None:

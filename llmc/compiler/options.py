@@ -12,12 +12,17 @@ VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
 EXTENSIONS: dict[str, int | str | None] = {
     "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
+    "kv_cache_dtype": None, "specialise_memory": None,
 }  # fmt: skip
 """Options that are named where they are used, and not otherwise: each with its default."""
 
 XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
 """Those that only targets that compile with XLA take."""
 
+OPENVINO_OPTIONS = ("kv_cache_dtype", "specialise_memory")
+"""Those that only the OpenVINO target takes."""
+
+KV_CACHE_DTYPES = ("u8", "f32", "bf16", "f16")
 LOWERINGS = ("jax", "torch-xla")
 
 
@@ -28,7 +33,9 @@ class CompileOptions:
     `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return beside all of them.
     `tensor_parallel`: devices that one graph is sharded over. `lowering`: who turns the traced program into StableHLO.
     `roll_layers`: whether repeated layers become one scanned body. `cache_slots`: sequences that a cache of fixed size
-    holds, those kept for their prefixes included. The last four are for targets that compile with XLA.
+    holds, those kept for their prefixes included. These four are for targets that compile with XLA.
+    `kv_cache_dtype`: precision of the KV cache. `specialise_memory`: bytes that executables of fixed sizes may hold in
+    memory beside the one for every shape. These two are for OpenVINO.
     Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype, lowering or verification mode,
     and InputError for a number out of range.
     """
@@ -45,6 +52,8 @@ class CompileOptions:
     lowering: str = "jax"
     roll_layers: bool | None = None
     cache_slots: int | None = None
+    kv_cache_dtype: str | None = None
+    specialise_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:
@@ -55,6 +64,10 @@ class CompileOptions:
             raise UnknownNameError("verification mode", self.verify, VERIFY)
         if self.jobs < 1:
             raise InputError(f"jobs {self.jobs} must be at least 1")
+        if self.kv_cache_dtype is not None and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise UnknownNameError("KV cache dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.specialise_memory is not None and self.specialise_memory < 0:
+            raise InputError(f"--specialise-memory {self.specialise_memory} must not be negative")
         if self.lowering not in LOWERINGS:
             raise UnknownNameError("lowering", self.lowering, LOWERINGS)
         for name, value in (("--tensor-parallel", self.tensor_parallel), ("--cache-slots", self.cache_slots)):

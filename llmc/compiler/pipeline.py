@@ -290,7 +290,8 @@ def _assemble(
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
             "static_dims": list(target.static_dims(options)), "choice": target.choice(options),
-            "remaining": target.remaining(), **options.extensions, **({"analysis": analysis} if analysis else {}),
+            "remaining": target.remaining(), **options.extensions, **target.manifest_options(options),
+            **({"analysis": analysis} if analysis else {}),
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
         toolchain=target.toolchain(), isa=list(target.isa()),

@@ -15,11 +15,23 @@ class CompilationCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._compiled: list[str] = []
+        self._opened: list[str] = []
 
     def record(self, what: str) -> None:
         """Count one compilation of `what`."""
         with self._lock:
             self._compiled.append(what)
+
+    def opened(self, what: str) -> None:
+        """Note that the toolchain compiled `what` when it was opened, before any request: not a compilation while
+        serving, and not free either."""
+        with self._lock:
+            self._opened.append(what)
+
+    @property
+    def at_open(self) -> tuple[str, ...]:
+        """What the toolchain compiled at open, in order."""
+        return tuple(self._opened)
 
     @property
     def count(self) -> int:

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from llmc.compiler.options import XLA_OPTIONS
+from llmc.compiler.options import OPENVINO_OPTIONS, XLA_OPTIONS
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,6 +99,9 @@ class Target(ABC):
     takes_xla_options: ClassVar[bool] = False
     """Whether the options of XLA_OPTIONS mean something to it."""
 
+    takes_openvino_options: ClassVar[bool] = False
+    """Whether the options of OPENVINO_OPTIONS mean something to it."""
+
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""
 
@@ -133,9 +136,13 @@ class Target(ABC):
         for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", options.dtype, self.dtypes)):
             if value not in known:
                 raise InputError(f"--{what} {value} is not offered for device {self.name}; offered: {', '.join(known)}")
-        if foreign := [name for name in XLA_OPTIONS if name in options.extensions and not self.takes_xla_options]:
-            flag = foreign[0].replace("_", "-")
-            raise InputError(f"--{flag} is for devices that XLA compiles for (xla, tpu); leave it out for {self.name}")
+        for names, taken, where in (
+            (XLA_OPTIONS, self.takes_xla_options, "devices that XLA compiles for (xla, tpu)"),
+            (OPENVINO_OPTIONS, self.takes_openvino_options, "openvino"),
+        ):
+            if foreign := [name for name in names if name in options.extensions and not taken]:
+                flag = foreign[0].replace("_", "-")
+                raise InputError(f"--{flag} is for {where}; leave it out for {self.name}")
         specialise = self.specialises_by_default if options.specialise is None else options.specialise
         return replace(options, quantize=quantize, specialise=specialise)
 
@@ -200,6 +207,10 @@ class Target(ABC):
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """Memory in bytes of one open executable whose step has `tokens` new tokens, weights and cache not counted."""
         return 4 * model.working_set * tokens
+
+    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
+        """What the executor has to know beside what the pipeline writes, for the manifest's options."""
+        return {}
 
     def analyse(
         self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions

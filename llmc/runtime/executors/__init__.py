@@ -15,6 +15,7 @@ _CLASSES = {
     "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
     "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
     "xla": "llmc.runtime.executors.xla:XlaExecutor",
+    "openvino": "llmc.runtime.executors.openvino:OpenVinoExecutor",
     "fake": "llmc.runtime.executors.fake:FakeExecutor",
 }
 

@@ -31,6 +31,9 @@ class Executor(ABC):
     name: ClassVar[str]
     prompt_chunk: ClassVar[int | None] = None
     """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""
+    opens_in_thread: ClassVar[bool] = False
+    """Whether a thread may open it that will not run it, and is native code meanwhile that leaves the interpreter free:
+    a start then does something else beside."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self.bundle = bundle

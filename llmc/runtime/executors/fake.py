@@ -1,41 +1,42 @@
 """numpy as a device: replays what the fake target compiles, and holds the engine to the contract of an executor.
 
-The model and the format of an executable are in llmc/compiler/targets/fake.py. A specialised executable computes at
-its full static shape, padding and unused cache included, and masks what no live token owns, as compiled graphs do; so
-a mask that is wrong, a wrong slot or a wrong past changes results here too. Whatever a real device would silently get
-wrong is refused: another shape than the compiled one, a past that the slot does not hold, tokens beyond the cache.
+The model and the format of an executable are in llmc/compiler/targets/fake.py, its arithmetic in fake_program.py. A
+specialised executable computes at its full static shape, padding and unused cache included, and masks what no live
+token owns, as compiled graphs do; so a mask that is wrong, a wrong slot or a wrong past changes results here too.
+Whatever a real device would silently get wrong is refused: another shape than the compiled one, a past that the slot
+does not hold, tokens beyond the cache.
+
+What is behind the device's name chooses among the ways in which real devices take steps:
+
+    fake             buckets when specialised, else one sequence's prompt or a token of each of the first slots
+    fake:ragged      rows of any lengths in any slots
+    fake:paged=N     so, and all slots share N tokens in blocks of BLOCK_TOKENS
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.fake_program import Array, Program
 from llmc.runtime.executors.top import top_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.sampling.top import TopLogits
     from llmc.runtime.step import Step
 
-Array = NDArray[np.float32]
-Ints = NDArray[np.int64]
-
 FAKE_VERSION = "1.0"
 """Version of the fake device's toolchain: a bundle runs on the very version that it was compiled with."""
 
-FORMAT = 1
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BLOCK_TOKENS = 4
 
 
 class FakeExecutor(Executor):
@@ -58,6 +59,7 @@ class FakeExecutor(Executor):
         model = bundle.manifest.model
         self._cache: Array = np.zeros((slots, capacity, int(model["kv_heads"]) * int(model["head_dim"])), np.float32)
         self._used = [0] * slots
+        self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._logits: Array = np.zeros((widest, int(model["vocab_size"])), np.float32)
         self._programs: dict[str, Program] = {}
@@ -67,6 +69,26 @@ class FakeExecutor(Executor):
     def exact(self) -> bool:
         """True when one executable covers every shape."""
         return not self.bundle.manifest.options.get("static_dims")
+
+    @property
+    def ragged(self) -> bool:
+        """As the device was named."""
+        return self._kind.ragged
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """As the device was named."""
+        return self._kind.cache_tokens
+
+    @property
+    def block_tokens(self) -> int:
+        """Blocks are only counted: each slot has its place in the cache array all the same."""
+        return 1 if self._kind.cache_tokens is None else BLOCK_TOKENS
+
+    @property
+    def scores_each(self) -> bool:
+        """Where any shape runs, rows of any number of tokens do."""
+        return self.exact
 
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
@@ -79,20 +101,45 @@ class FakeExecutor(Executor):
 
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
+        program, past = self._begin(step)
+        logits, new = program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)
+        self._end(step, program, new)
+        self._logits.fill(np.nan)
+        self._logits[: len(step.slots)] = logits[: len(step.slots)]
+        return self._logits[: step.batch]
+
+    def run_each(self, step: Step) -> Array:
+        """As `run`, over each beginning of each row in turn: slow, and independent of how `run` sums."""
+        if not self.scores_each:
+            return super().run_each(step)
+        if not self.ragged and len(step.slots) > 1 and step.query > 1:
+            raise InputError(f"slots {step.slots}: rows of several tokens over a past run one at a time on this device")
+        program, past = self._begin(step)
+        scores = []
+        for row in range(len(step.slots)):
+            one = slice(row, row + 1)
+            for count in range(1, int(step.new_lengths[row]) + 1):
+                given = step.token_ids[one, :count], step.past_lengths[one], np.array([count])
+                scores.append(program.replay(*given, past[one])[0])
+        self._end(step, program, program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)[1])
+        return np.concatenate(scores)
+
+    def _begin(self, step: Step) -> tuple[Program, Array]:
+        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size]."""
         self._check_past(step)
         program = self._open(self._find(step.phase, step.batch, step.query, step.context))
         past = np.zeros((step.batch, step.context, self._cache.shape[2]), np.float32)
         for row, slot in enumerate(step.slots):
             past[row] = self._cache[slot, : step.context]
-        logits, new = program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)
+        return program, past
+
+    def _end(self, step: Step, program: Program, new: Array) -> None:
+        """Put the new vectors into the cache."""
         for row, slot in enumerate(step.slots):
             start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
             self._cache[slot, start : start + count] = new[row, :count]
             self._used[slot] = start + count
-        self._logits.fill(np.nan)
-        self._logits[: len(step.slots)] = logits[: len(step.slots)]
         self._last = program
-        return self._logits[: step.batch]
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; what the executable was compiled to return."""
@@ -110,6 +157,7 @@ class FakeExecutor(Executor):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache array."""
         self._require_held(source, length)
+        self._require_room({target: length})
         self._cache[target, :length] = self._cache[source, :length]
         self._used[target] = length
 
@@ -121,6 +169,7 @@ class FakeExecutor(Executor):
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy token vectors into the cache array."""
         vectors = prefix[0][0]
+        self._require_room({slot: len(vectors)})
         self._cache[slot, : len(vectors)] = vectors
         self._used[slot] = len(vectors)
 
@@ -170,16 +219,31 @@ class FakeExecutor(Executor):
 
     def _check_past(self, step: Step) -> None:
         """Raise InputError for a step that no cache of this size and content can serve."""
+        if not self.ragged:
+            self._check_rectangle(step)
+        self._check_step(step)
+        if not self.ragged and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
+            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
+        for row, slot in enumerate(step.slots):
+            self._require_held(slot, int(step.past_lengths[row]))
+        ends = (step.past_lengths + step.new_lengths).tolist()
+        self._require_room(dict(zip(step.slots, ends, strict=False)))
+
+    def _check_rectangle(self, step: Step) -> None:
         longest = step.context + step.query
         if longest > self.capacity:
             raise InputError(
                 f"past and query of a {step.phase} step take {longest} tokens; the cache holds {self.capacity}"
             )
-        self._check_step(step)
-        if step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
-            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
+
+    def _require_room(self, changed: dict[int, int]) -> None:
+        """Raise InputError when the slots' tokens, once `changed`, are more than the pool."""
+        if self.cache_tokens is None:
+            return
+        held = [changed.get(slot, used) for slot, used in enumerate(self._used)]
+        taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
+        if taken > self.cache_tokens:
+            raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")
 
     def _require_held(self, slot: int, length: int) -> None:
         if length > self._used[slot]:
@@ -187,61 +251,20 @@ class FakeExecutor(Executor):
 
 
 @dataclass(frozen=True)
-class Program:
-    """An opened executable: its sizes (None: dynamic), its constants, and its tensors [V, H], mapped read-only."""
+class Kind:
+    """How the device takes steps, by what is behind its name; raises InputError."""
 
-    batch: int | None
-    query: int | None
-    context: int | None
-    decay: float
-    positions: int
-    embedding: Array
-    head: Array
-    top_k: int = 0
+    ragged: bool = False
+    cache_tokens: int | None = None
 
     @classmethod
-    def load(cls, fields: dict[str, Any], weights: Path) -> Program:
-        """From an executable's JSON and the weights file. Raises KeyError, TypeError or ValueError if malformed."""
-        if fields["format"] != FORMAT:
-            raise ValueError(f"format {fields['format']}, not {FORMAT}")
-        tensors = {
-            name: np.memmap(weights, np.float32, "r", tensor["offset"], tuple(tensor["shape"]))
-            for name, tensor in fields["tensors"].items()
-        }
-        return cls(
-            fields["batch"], fields["query"], fields["context"], float(fields["decay"]), int(fields["positions"]),
-            tensors[EMBEDDING], tensors[HEAD], int(fields.get("sample_top_k", 0)),
-        )  # fmt: skip
-
-    def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:
-        """Logits after each row's last live token, [B, V], and the vectors of the new tokens, [B, Q, H].
-
-        token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]. Raises ArtifactError for sizes other
-        than the compiled ones. Sums are float64, so that padding does not change a row's last digits.
-        """
-        self._require_shape((*token_ids.shape, past.shape[1]))
-        new_at, past_at = np.arange(token_ids.shape[1]), np.arange(past.shape[1])
-        scale = 1 + (past_lengths[:, None] + new_at) / self.positions
-        new = (scale[..., None] * self.embedding[token_ids]).astype(np.float32)
-        last = past_lengths + new_lengths - 1
-        state = _faded(new, new_at < new_lengths[:, None], new_lengths[:, None] - 1 - new_at, self.decay)
-        state += _faded(past, past_at < past_lengths[:, None], last[:, None] - past_at, self.decay)
-        return (state @ self.head.T.astype(np.float64)).astype(np.float32), new
-
-    def _require_shape(self, given: tuple[int, ...]) -> None:
-        compiled = (self.batch, self.query, self.context)
-        if any(fixed not in (None, size) for fixed, size in zip(compiled, given, strict=True)):
-            raise ArtifactError(
-                f"an executable compiled for batch, query, context {compiled} was given {given}; compile again"
+    def of(cls, detail: str) -> Kind:
+        """ "", "ragged" or "paged=N"."""
+        name, _, tokens = detail.partition("=")
+        if name == "paged" and tokens.isascii() and tokens.isdecimal() and int(tokens) >= BLOCK_TOKENS:
+            return cls(True, int(tokens))
+        if detail not in ("", "ragged"):
+            raise InputError(
+                f"--device fake:{detail}: behind the name may be ragged, or paged=N, N tokens from {BLOCK_TOKENS}"
             )
-
-
-def _faded(vectors: Array, live: NDArray[np.bool_], age: Ints, decay: float) -> NDArray[np.float64]:
-    """Σ decay^age · vector over the live tokens of each row, [B, H]; `vectors` [B, n, H], `live` and `age` [B, n].
-
-    What is not live is selected away, not multiplied by zero: unused cache may hold NaN.
-    """
-    weights = np.power(decay, np.maximum(age, 0))
-    kept: NDArray[np.float64] = np.where(live[..., None], vectors, 0).astype(np.float64)
-    total: NDArray[np.float64] = np.einsum("bn,bnh->bh", weights, kept)
-    return total
+        return cls(detail == "ragged")

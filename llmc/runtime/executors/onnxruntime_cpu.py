@@ -1,5 +1,7 @@
 """ONNX Runtime on CPU: GroupQueryAttention updates the cache in place, through IOBinding, with no allocation a step.
 
+Graphs take the tokens whose logits are wanted as an input: each row's last live one, or every one (`run_each`).
+
 Two kinds of bundle. With one executable for all buckets (`static_dims` empty) a step runs at its exact shape on the
 cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch, query
 and cache length context + query: decode runs on a cache of the bucket's length that slots are laid out in while they
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.ort_caches import SlotCache, Tensors
-from llmc.runtime.executors.ort_executables import Executables
+from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables
 from llmc.runtime.host import PROMPT_CHUNK, cpu_features
 from llmc.runtime.sampling.top import TopLogits
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
+Results = dict[str, NDArray[Any]]
 _MAX_BINDINGS = 64
 
 
@@ -35,6 +38,7 @@ class OnnxRuntimeExecutor(Executor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
+    opens_in_thread: ClassVar[bool] = True
     prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
 
     @classmethod
@@ -64,11 +68,8 @@ class OnnxRuntimeExecutor(Executor):
         self._executables = Executables(bundle, threads)
         self._cache = SlotCache(sizes, slots, capacity, max(n for n, _ in decode), max(length for _, length in decode))
         self._staging = Tensors(*sizes, max(prompt, default=0))
-        rows = max(slots, *(b.batch for b in buckets))
-        self._results: dict[str, NDArray[Any]] = {"logits": np.zeros((rows, int(model["vocab_size"])), np.float32)}
-        if self.top_k:
-            self._results["top_values"] = np.zeros((rows, self.top_k), np.float32)
-            self._results["top_ids"] = np.zeros((rows, self.top_k), np.int64)
+        self._results = self._buffers(max(slots, *(b.batch for b in buckets)))
+        self._each = self._buffers(0)
         self._bound: dict[tuple[Any, ...], _Bound] = {}
         self._stepped = False
 
@@ -76,6 +77,11 @@ class OnnxRuntimeExecutor(Executor):
     def exact(self) -> bool:
         """True when one executable covers every shape."""
         return not self.bundle.manifest.options.get("static_dims")
+
+    @property
+    def scores_each(self) -> bool:
+        """True when one executable covers every shape: one of fixed shape returns as many logits as it has rows."""
+        return self.exact
 
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
@@ -96,24 +102,45 @@ class OnnxRuntimeExecutor(Executor):
         self._run(step)
         return TopLogits(self._results["top_values"], self._results["top_ids"])
 
+    def run_each(self, step: Step) -> Array:
+        """As `run`, with more rows of logits; several rows of several tokens over a past run row by row."""
+        if not self.scores_each:
+            return super().run_each(step)
+        live, new = step.live_tokens, step.new_lengths[: len(step.slots)]
+        if len(self._each["logits"]) < live:
+            self._each = self._buffers(live)
+        self._run(step, self._each)
+        logits = self._each["logits"][:live]
+        self._results["logits"][: len(new)] = logits[np.cumsum(new) - 1]
+        return logits
+
     def logits(self) -> Array:
         """The buffer that graphs write all logits to."""
         if not self._stepped:
             raise InputError("no step has run yet, so there are no logits")
         return self._results["logits"]
 
-    def _run(self, step: Step) -> None:
+    def _buffers(self, rows: int) -> Results:
+        """What graphs return, for so many rows of logits."""
+        made: Results = {"logits": np.zeros((rows, int(self.bundle.manifest.model["vocab_size"])), np.float32)}
+        if self.top_k:
+            made["top_values"] = np.zeros((rows, self.top_k), np.float32)
+            made["top_ids"] = np.zeros((rows, self.top_k), np.int64)
+        return made
+
+    def _run(self, step: Step, each: Results | None = None) -> None:
+        """One step; `each`, where given, takes what graphs return for every live token, row by row."""
         self._check_step(step)
         for row, slot in enumerate(step.slots):
             self._cache.require_held(slot, int(step.past_lengths[row]))
         past = step.past_lengths.any() if self.exact else step.context
-        if step.phase == "prompt" and step.batch > 1 and past:
-            self._row_by_row(step)
+        if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
+            self._row_by_row(step, each)
         elif self.exact:
             first = step.slots[0]
             if step.slots != tuple(range(first, first + step.batch)):
                 raise InputError(f"slots {step.slots} are not consecutive")
-            self._replay(step, self._cache.home, first)
+            self._replay(step, self._cache.home, first, each)
             self._cache.end_at_home(step)
         elif step.phase == "decode":
             self._replay(step, self._cache.begin_decode(step), 0)
@@ -123,15 +150,19 @@ class OnnxRuntimeExecutor(Executor):
         self._stepped = True
         self._executables.open_rest()
 
-    def _row_by_row(self, step: Step) -> None:
-        made: list[dict[str, NDArray[Any]]] = []
+    def _row_by_row(self, step: Step, each: Results | None) -> None:
+        made: list[Results] = []
         for row in range(len(step.slots)):
             r = slice(row, row + 1)
-            self._run(
-                replace(step, slots=step.slots[r], token_ids=step.token_ids[r],
-                        past_lengths=step.past_lengths[r], new_lengths=step.new_lengths[r])
+            one = replace(
+                step, slots=step.slots[r], token_ids=step.token_ids[r], past_lengths=step.past_lengths[r],
+                new_lengths=step.new_lengths[r],
             )  # fmt: skip
-            made.append({name: array[0].copy() for name, array in self._results.items()})
+            self._run(one, each)
+            if each is None:
+                made.append({name: array[0].copy() for name, array in self._results.items()})
+            else:
+                each = {name: array[int(step.new_lengths[row]) :] for name, array in each.items()}
         for row, results in enumerate(made):
             for name, array in results.items():
                 self._results[name][row] = array
@@ -148,7 +179,7 @@ class OnnxRuntimeExecutor(Executor):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
             self._cache.write(slot, start, staged[:, row, :, start:end])
 
-    def _replay(self, step: Step, cache: Tensors, first: int) -> None:
+    def _replay(self, step: Step, cache: Tensors, first: int, each: Results | None = None) -> None:
         key = (step.batch, step.query, first, id(cache), cache.length)
         bound = self._bound.pop(key, None)
         if bound is None:
@@ -156,12 +187,17 @@ class OnnxRuntimeExecutor(Executor):
                 self._bound.pop(next(iter(self._bound)))
             session = self._executables.session(self._executables.executable(step))
             views = list(cache.array[:, first : first + step.batch])
-            bound = _Bound(session, step.batch, step.query, views, self._results)
+            bound = _Bound(session, step.batch, step.query, views)
         self._bound[key] = bound
         bound.token_ids[:] = step.token_ids
         bound.past_lengths[:] = step.past_lengths
-        bound.new_lengths[:] = step.new_lengths
-        bound.run()
+        starts = np.arange(0, step.token_ids.size, step.query)
+        if each is None:
+            bound.run(starts + step.new_lengths - 1, self._results)
+            return
+        live = len(step.slots)
+        rows = np.concatenate([np.arange(n) + start for start, n in zip(starts[:live], step.new_lengths, strict=False)])
+        bound.run(rows, each)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache; decode lays the target out when it takes part."""
@@ -194,7 +230,7 @@ class OnnxRuntimeExecutor(Executor):
         """
         return {
             "cache": self._cache.nbytes + self._staging.nbytes,
-            "logits": sum(array.nbytes for array in self._results.values()),
+            "logits": sum(array.nbytes for made in (self._results, self._each) for array in made.values()),
             "open_executables": self._executables.open_count,
         }
 
@@ -207,26 +243,32 @@ class OnnxRuntimeExecutor(Executor):
 class _Bound:
     """A session bound to fixed buffers for one batch, query and place in the cache."""
 
-    def __init__(
-        self, session: Any, batch: int, query: int, views: list[Array], results: Mapping[str, NDArray[Any]]
-    ) -> None:
+    def __init__(self, session: Any, batch: int, query: int, views: list[Array]) -> None:
         self.token_ids = np.zeros((batch, query), np.int64)
         self.past_lengths = np.zeros(batch, np.int64)
-        self.new_lengths = np.ones(batch, np.int64)
-        binding = session.io_binding()
-        inputs = {"token_ids": self.token_ids, "past_lengths": self.past_lengths, "new_lengths": self.new_lengths}
-        for name, array in inputs.items():
-            _bind(binding.bind_input, name, array)
-        for name, array in results.items():
-            _bind(binding.bind_output, name, array[:batch])
+        self._rows = np.zeros(0, np.int64)
+        self._results: tuple[int, ...] = ()
+        self._binding = binding = session.io_binding()
+        _bind(binding.bind_input, "token_ids", self.token_ids)
+        _bind(binding.bind_input, "past_lengths", self.past_lengths)
         for i, view in enumerate(views):
             _bind(binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", view)
             _bind(binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", view)
         self._keep = views
-        self._session, self._binding = session, binding
+        self._session = session
 
-    def run(self) -> None:
-        """Replay."""
+    def run(self, rows: NDArray[np.int64], results: Mapping[str, NDArray[Any]]) -> None:
+        """Replay; the first len(rows) rows of `results` take what the graph returns for tokens `rows` of [B · Q]."""
+        if len(rows) != len(self._rows):
+            self._rows = np.zeros(len(rows), np.int64)
+            _bind(self._binding.bind_input, LOGIT_ROWS, self._rows)
+            self._results = ()
+        places = tuple(array.ctypes.data for array in results.values())
+        if places != self._results:
+            for name, array in results.items():
+                _bind(self._binding.bind_output, name, array[: len(rows)])
+            self._results = places
+        self._rows[:] = rows
         self._session.run_with_iobinding(self._binding)
 
 

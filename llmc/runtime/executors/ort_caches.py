@@ -10,15 +10,14 @@ over the same slots in the same bucket copy nothing.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.sparse import sparse_bytes
 
 if TYPE_CHECKING:
     from llmc.runtime.step import Step
@@ -36,7 +35,7 @@ class Tensors:
     def __init__(self, tensors: int, heads: int, head_dim: int, places: int, sparse: bool = False) -> None:
         self._fixed = (tensors, heads, head_dim)
         count = tensors * heads * head_dim * places
-        self._buffer: Array = _sparse_zeros(count) if sparse and count else np.zeros(count, np.float32)
+        self._buffer: Array = sparse_bytes(4 * count).view(np.float32) if sparse and count else np.zeros(count, np.float32)
         self._fill: float | None = None
         self.array: Array = self._buffer[:0].reshape(tensors, 0, heads, 0, head_dim)
         self.nbytes = 0
@@ -70,19 +69,6 @@ class Tensors:
     def poison(self, value: float) -> None:
         """Let the next `reserve` fill everything with `value`."""
         self._fill = value
-
-
-def _sparse_zeros(count: int) -> Array:
-    """`count` zeros whose memory is taken page by page, as they are written.
-
-    numpy asks for huge pages, each of which is there, and cleared, from its first token on: twenty times the memory for
-    slots of a hundred tokens in a cache for two thousand, and a first prompt that takes a second longer.
-    """
-    pages = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, np.float32)
 
 
 class SlotCache:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step
 
+LOGIT_ROWS = "logit_rows"
+"""The graphs' input that says which tokens' logits are wanted (llmc/compiler/lowering/to_onnx.py)."""
+
 _BACKGROUND_NICENESS = 10
 
 
@@ -97,9 +100,15 @@ class Executables:
         if executable.state != "native":
             COMPILATIONS.record(str(executable))
         try:
-            return open_session(path, self._threads)
+            session = open_session(path, self._threads)
         except Exception as e:
             raise ArtifactError(f"{self._bundle.path}: ONNX Runtime cannot open {executable}: {e}") from e
+        if LOGIT_ROWS not in {given.name for given in session.get_inputs()}:
+            raise ArtifactError(
+                f"{self._bundle.path}: {executable} was compiled by an earlier llmc, whose graphs had other inputs; "
+                f"compile again: {self._bundle.recompile_hint}"
+            )
+        return session
 
     def open_all(self) -> None:
         """Open every executable before returning; raises ArtifactError for one that cannot be opened."""

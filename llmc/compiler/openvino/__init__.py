@@ -1,0 +1,1 @@
+"""Lowering to OpenVINO: the fused graph as a paged-attention model, and static models for devices that want them."""

@@ -1,0 +1,81 @@
+"""The toy model of the fake device in numpy: what one executable computes; llmc/compiler/targets/fake.py defines it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Array = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+FORMAT = 1
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Program:
+    """An opened executable: its sizes (None: dynamic), its constants, and its tensors [V, H], mapped read-only."""
+
+    batch: int | None
+    query: int | None
+    context: int | None
+    decay: float
+    positions: int
+    embedding: Array
+    head: Array
+    top_k: int = 0
+
+    @classmethod
+    def load(cls, fields: dict[str, Any], weights: Path) -> Program:
+        """From an executable's JSON and the weights file. Raises KeyError, TypeError or ValueError if malformed."""
+        if fields["format"] != FORMAT:
+            raise ValueError(f"format {fields['format']}, not {FORMAT}")
+        tensors = {
+            name: np.memmap(weights, np.float32, "r", tensor["offset"], tuple(tensor["shape"]))
+            for name, tensor in fields["tensors"].items()
+        }
+        return cls(
+            fields["batch"], fields["query"], fields["context"], float(fields["decay"]), int(fields["positions"]),
+            tensors[EMBEDDING], tensors[HEAD], int(fields.get("sample_top_k", 0)),
+        )  # fmt: skip
+
+    def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:
+        """Logits after each row's last live token, [B, V], and the vectors of the new tokens, [B, Q, H].
+
+        token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]. Raises ArtifactError for sizes other
+        than the compiled ones. Sums are float64, so that padding does not change a row's last digits.
+        """
+        self._require_shape((*token_ids.shape, past.shape[1]))
+        new_at, past_at = np.arange(token_ids.shape[1]), np.arange(past.shape[1])
+        scale = 1 + (past_lengths[:, None] + new_at) / self.positions
+        new = (scale[..., None] * self.embedding[token_ids]).astype(np.float32)
+        last = past_lengths + new_lengths - 1
+        state = _faded(new, new_at < new_lengths[:, None], new_lengths[:, None] - 1 - new_at, self.decay)
+        state += _faded(past, past_at < past_lengths[:, None], last[:, None] - past_at, self.decay)
+        return (state @ self.head.T.astype(np.float64)).astype(np.float32), new
+
+    def _require_shape(self, given: tuple[int, ...]) -> None:
+        compiled = (self.batch, self.query, self.context)
+        if any(fixed not in (None, size) for fixed, size in zip(compiled, given, strict=True)):
+            raise ArtifactError(
+                f"an executable compiled for batch, query, context {compiled} was given {given}; compile again"
+            )
+
+
+def _faded(vectors: Array, live: NDArray[np.bool_], age: Ints, decay: float) -> NDArray[np.float64]:
+    """Σ decay^age · vector over the live tokens of each row, [B, H]; `vectors` [B, n, H], `live` and `age` [B, n].
+
+    What is not live is selected away, not multiplied by zero: unused cache may hold NaN.
+    """
+    weights = np.power(decay, np.maximum(age, 0))
+    kept: NDArray[np.float64] = np.where(live[..., None], vectors, 0).astype(np.float64)
+    total: NDArray[np.float64] = np.einsum("bn,bnh->bh", weights, kept)
+    return total

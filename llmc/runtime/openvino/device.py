@@ -1,0 +1,71 @@
+"""OpenVINO's core, opened once in a process, and what its devices are."""
+
+from __future__ import annotations
+
+import mmap
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from llmc.errors import ArtifactError, DeviceError
+
+DEVICES = ("CPU", "GPU", "NPU")
+
+
+@cache
+def open_core() -> ov.Core:
+    """The core, with the CPU plugin loaded: without it a finished model's operators are unknown."""
+    core = ov.Core()
+    core.get_versions("CPU")
+    return core
+
+
+def version() -> str:
+    """OpenVINO's version, as its package states it."""
+    return str(ov.__version__).split("-", maxsplit=1)[0]
+
+
+def require_device(name: str) -> None:
+    """Raise DeviceError, saying which devices there are, when `name` ("CPU", "GPU", "GPU.1", "NPU") is not here."""
+    here = open_core().available_devices
+    if name not in here and not any(d.split(".")[0] == name for d in here):
+        raise DeviceError(
+            f"OpenVINO finds no {name} on this host; it finds {', '.join(here)}: install the driver of the device, or "
+            f"compile with --device openvino:{here[0]}"
+        )
+
+
+class MappedWeights:
+    """A weights file in memory as a tensor; pages are read when needed, and can be dropped once they are packed."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.tensor = ov.Tensor(np.frombuffer(self._map, np.uint8), shared_memory=True)
+
+    def drop_pages(self) -> None:
+        """Give back the pages read so far: what is asked for again is read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def read_paged(xml: bytes, weights: MappedWeights, kv_heads: int, head_dim: int, source: str) -> ov.Model:
+    """A finished model, told the heads of its attention, which its XML does not say.
+
+    Raises ArtifactError for XML that OpenVINO cannot read.
+    """
+    try:
+        model = open_core().read_model(xml, weights.tensor)
+    except RuntimeError as e:
+        raise ArtifactError(f"{source}: OpenVINO {version()} cannot read the model: {str(e).splitlines()[-1]}") from e
+    heads = {"num_k_heads": kv_heads, "k_head_size": head_dim, "num_v_heads": kv_heads, "v_head_size": head_dim}
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            for told in (node, node.input_value(3).get_node(), node.input_value(4).get_node()):
+                info: Any = told.get_rt_info()
+                for name, value in heads.items():
+                    info[name] = value
+    return model
