@@ -31,11 +31,22 @@ if TYPE_CHECKING:
 BLOBS = Path("blobs", "sha256")
 SAVE_STAMPS_FROM = 8 << 20
 MAX_SIGNATURE_BYTES = 1 << 20
+IN_STORE = "bundles"
+"""The folder of a store that bundles are kept in, see layout.py."""
 
 
 def blob_path(folder: Path, digest: str) -> Path:
     """Where a bundle keeps a blob. Raises ValueError for what is not a digest."""
     return folder / BLOBS / parse(digest)
+
+
+def _lease(folder: Path) -> Lease | None:
+    """A lease on a bundle that is kept in a store. One elsewhere needs none, nor what leases are made with."""
+    if Path(os.path.abspath(folder)).parent.name != IN_STORE:  # noqa: PTH100 - links are the user's business
+        return None
+    from llmc.artifacts.leases import lease_of_bundle
+
+    return lease_of_bundle(folder)
 
 
 class BundleFiles:
@@ -60,10 +71,8 @@ class BundleFiles:
         ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
         off between two renames is put back first (see bundle_writer.py).
         """
-        from llmc.artifacts.leases import lease_of_bundle
-
         folder = Path(path)
-        lease = lease_of_bundle(folder)
+        lease = _lease(folder)
         if not folder.exists():
             from llmc.artifacts.bundle_writer import recover
 
@@ -145,6 +154,13 @@ class BundleFiles:
         if found != digest:
             self._fail(digest, f"was altered: its content has digest {found}")
         return data
+
+    def within(self, name: str) -> BundleFiles:
+        """The bundle whose manifest is the file `name` of this one, over the same blobs. Raises ArtifactError."""
+        manifest = Manifest.from_bytes(self.read(name), f"{self.folder}: {name}")
+        if missing := [digest for digest in manifest.blobs if digest not in self.manifest.blobs]:
+            raise ArtifactError(f"{self.folder}: {name} names blob {missing[0]}, which the bundle does not have")
+        return BundleFiles(self.folder, manifest, self._stamps)
 
     def verify(self, progress: Callable[[str, int], None] | None = None) -> list[str]:
         """Read every blob, whatever the stamps say; the errors found, none for a sound bundle."""

@@ -12,14 +12,14 @@ VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
 EXTENSIONS: dict[str, int | str | None] = {
     "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
-    "kv_cache_dtype": None, "specialise_memory": None,
+    "kv_cache_dtype": None, "specialise_memory": None, "starter": False,
 }  # fmt: skip
 """Options that are named where they are used, and not otherwise: each with its default."""
 
 XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
 """Those that only targets that compile with XLA take."""
 
-OPENVINO_OPTIONS = ("kv_cache_dtype", "specialise_memory")
+OPENVINO_OPTIONS = ("kv_cache_dtype", "specialise_memory", "starter")
 """Those that only the OpenVINO target takes."""
 
 KV_CACHE_DTYPES = ("u8", "f32", "bf16", "f16")
@@ -35,7 +35,8 @@ class CompileOptions:
     `roll_layers`: whether repeated layers become one scanned body. `cache_slots`: sequences that a cache of fixed size
     holds, those kept for their prefixes included. These four are for targets that compile with XLA.
     `kv_cache_dtype`: precision of the KV cache. `specialise_memory`: bytes that executables of fixed sizes may hold in
-    memory beside the one for every shape. These two are for OpenVINO.
+    memory beside the one for every shape. `starter`: graphs of another runtime in the same bundle, which open at once
+    and serve until the others are open. These three are for OpenVINO.
     Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype, lowering or verification mode,
     and InputError for a number out of range.
     """
@@ -54,6 +55,7 @@ class CompileOptions:
     cache_slots: int | None = None
     kv_cache_dtype: str | None = None
     specialise_memory: int | None = None
+    starter: bool = False
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:

@@ -35,6 +35,7 @@ from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.text_files import text_files
 from llmc.compiler.verification.stage import verify_stage
 from llmc.errors import CompileError, DeviceError
+from llmc.runtime.openvino.starting import STARTER
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -120,18 +121,13 @@ def compile_bundle(
         report(event)
 
     stages = Stages(store, checkpoint, plan, on_stage)
-    prepared = target.prepare(stages, options)
-    shapes = target.shapes(plan.buckets, options)
-    entries = _executables(stages, target, prepared, shapes, options, report)
-    analysis = target.analyse(stages, prepared, [store.path(e.outputs["executable"]) for e, _ in entries], options)
-    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model, analysis)
-    if unverified is not None:
-        verification: dict[str, Any] = {"mode": "none", "why": unverified}
-    elif options.verify != "none":
-        verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
-    else:
-        verification = {"mode": "none"}
-    final = Manifest.create(**_members(manifest) | {"verification": verification})
+    made = _make(stages, target, options, model, report, unverified)
+    final, sources, entries = made.manifest, made.sources, list(made.entries)
+    starter = target.starter(options)
+    if starter is not None:
+        quick = _make(stages, *starter, model, report, unverified)
+        entries += quick.entries
+        final, sources = _with_starter(stages, made, quick)
     write_bundle(destination, final, sources)
     remember_bundle(store, final)
     remember_model(store, stages.checkpoint_digest(), model)
@@ -143,9 +139,52 @@ def compile_bundle(
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
-        choice=target.choice(options), remaining=target.remaining(), analysis=analysis,
-        stages=seconds, verification=verification,
+        choice=target.choice(options), remaining=target.remaining(), analysis=made.analysis,
+        stages=seconds, verification=dict(final.verification),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A verified manifest, the file of each blob it names, and the entries of its executables."""
+
+    manifest: Manifest
+    sources: Mapping[str, Path]
+    entries: Sequence[tuple[Entry, bool]]
+    analysis: dict[str, Any]
+
+
+def _make(
+    stages: Stages, target: Target, options: CompileOptions, model: str, report: Reporter, unverified: str | None
+) -> _Made:  # fmt: skip
+    """Prepare, compile and verify for one target."""
+    prepared = target.prepare(stages, options)
+    shapes = target.shapes(stages.plan.buckets, options)
+    entries = _executables(stages, target, prepared, shapes, options, report)
+    files = [stages.store.path(e.outputs["executable"]) for e, _ in entries]
+    analysis = target.analyse(stages, prepared, files, options)
+    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model, analysis)
+    if unverified is not None:
+        verification: dict[str, Any] = {"mode": "none", "why": unverified}
+    elif options.verify != "none":
+        verification = verify_stage(stages, target, manifest, sources, options, lambda d, t: report(VerifyReport(d, t)))
+    else:
+        verification = {"mode": "none"}
+    final = Manifest.create(**_members(manifest) | {"verification": verification})
+    return _Made(final, sources, entries, analysis)
+
+
+def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, dict[str, Path]]:
+    """The bundle with the quick one's manifest as a file, and the blobs of both."""
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        return {"manifest": workspace.put_bytes(quick.manifest.to_bytes())}
+
+    blob = stages.run("starter", {"manifest": quick.manifest.digest}, build).outputs["manifest"]
+    members = _members(made.manifest)
+    members["files"] = members["files"] | {STARTER: blob.digest}
+    members["blobs"] = members["blobs"] | dict(quick.manifest.blobs) | {blob.digest: blob.size}
+    return Manifest.create(**members), {**made.sources, **quick.sources, blob.digest: stages.store.path(blob)}
 
 
 def _require_native(target: Target, options: CompileOptions) -> None:

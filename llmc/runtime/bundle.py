@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,10 +38,15 @@ class Bundle:
             from llmc.artifacts.references import resolve
 
             path = resolve(path, settings)
-        files = BundleFiles.open(path, fallback=settings.cache_dir / "stamps")
+        fallback = None if os.access(path, os.W_OK) else settings.cache_dir / "stamps"
+        files = BundleFiles.open(path, fallback)
         if settings.require_signatures:
             require_signature(files, settings)
         return cls(files)
+
+    def within(self, name: str) -> Bundle:
+        """The bundle whose manifest is the file `name` of this one. Raises ArtifactError."""
+        return Bundle(self.files.within(name))
 
     @property
     def manifest(self) -> Manifest:
@@ -77,12 +83,17 @@ class Bundle:
         name = self.manifest.provenance.get("model", "MODEL")
         return f"llmc compile {name} --device {self.manifest.device} -o {self.path}"
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it brings the model's tokenizer."""
+        return "tokenizer.json" in self.manifest.files
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises ArtifactError when the bundle has none."""
         from llmc.runtime.tokenizer import Tokenizer
 
-        if "tokenizer.json" not in self.manifest.files:
+        if not self.has_tokenizer:
             raise ArtifactError(f"{self.path}: no tokenizer in the bundle; pass token ids instead of text")
         return Tokenizer(self.files.read("tokenizer.json"), self.eos_token_ids)
 

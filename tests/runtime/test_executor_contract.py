@@ -32,9 +32,19 @@ SLOTS = 6
 LONGEST, TOP = 32, 8
 KINDS = {
     "fake-static": ("fake", True), "fake-exact": ("fake", False), "onnx-static": ("cpu", True),
-    "onnx-exact": ("cpu", False), "torch": ("hpu", True), "xla": ("xla", True),
+    "onnx-exact": ("cpu", False), "torch": ("hpu", True), "xla": ("xla", True), "openvino": ("openvino", False),
+    "openvino-fixed": ("openvino", True),
 }  # fmt: skip
-ROUNDS = {"fake-static": 200, "fake-exact": 200, "onnx-static": 200, "onnx-exact": 100, "torch": 25, "xla": 25}
+ROUNDS = {
+    "fake-static": 200,
+    "fake-exact": 200,
+    "onnx-static": 200,
+    "onnx-exact": 100,
+    "torch": 25,
+    "xla": 25,
+    "openvino": 50,
+    "openvino-fixed": 50,
+}
 
 
 @pytest.fixture(scope="module")

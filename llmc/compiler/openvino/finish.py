@@ -21,10 +21,11 @@ import hashlib
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import openvino as ov
 
+from llmc.compiler.lowering.recipes import Sink
 from llmc.errors import CompileError
 
 _HEADER = struct.Struct("<6Q")
@@ -44,7 +45,7 @@ SMALL = 64
 class FinishedWeights:
     """The weights file of finished models: constants by content, in the order in which models name them."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: Sink) -> None:
         self._out = out
         self._end = 0
         self._placed: dict[bytes, int] = {}

@@ -4,11 +4,11 @@ The rows of a step are laid end to end: where the graph has [B, Q, …] the mode
 the step, and where it has [B, …] after `last_rows` it has [R, …], one for each row of logits that is asked for.
 
     inputs   input_ids, position_ids [T] int64; past_lens [B] int32, tokens of each row in the cache;
-             subsequence_begins [B + 1] int32, where each row's tokens begin; block_indices int32, the blocks of all rows
-             end to end, block_indices_begins [B + 1] int32; max_context_len [] int32; rows [R] int64, the tokens whose
-             logits are wanted; key_cache.N, value_cache.N: [blocks, kv_heads, block, head_dim] in whatever precision
-             and layout the device chooses
-    outputs  logits [R, V] float32
+             subsequence_begins [B + 1] int32, where each row's tokens begin; block_indices int32, the blocks of all
+             rows end to end, block_indices_begins [B + 1] int32; max_context_len [] int32; rows [R] int64, the tokens
+             whose logits are wanted; key_cache.N, value_cache.N: [blocks, kv_heads, block, head_dim] in whatever
+             precision and layout the device chooses
+    outputs  logits [R, V] float32; with top_k also top_values [R, k] float32, descending, and top_ids [R, k] int64
 
 Operator and inputs as in OpenVINO's PagedAttentionExtension; rotary embedding and RMS norm are written as its plugins
 fuse them. Which weights are compressed, and how, is the format's business (formats.py).
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
+from openvino import opset15
 from openvino.op import _PagedAttentionExtension
 
 from llmc.compiler.lowering.ir import Graph, Node, Value
-from llmc.compiler.openvino.constants import Constants
 from llmc.compiler.openvino.formats import WeightFormat
 from llmc.errors import CompileError
 
@@ -49,7 +49,9 @@ class PagedModel:
     Raises CompileError naming an operator that has no form here.
     """
 
-    def __init__(self, graph: Graph, weights: WeightFormat, tokens: int | None = None, rows: int | None = None) -> None:
+    def __init__(
+        self, graph: Graph, weights: WeightFormat, *, tokens: int | None = None, rows: int | None = None, top_k: int = 0
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.constants = weights.constants
         self.weights = weights
@@ -67,10 +69,20 @@ class PagedModel:
             made = emit(node)
             for value, output in zip(node.outputs, made if isinstance(made, list) else [made], strict=False):
                 self._made[value] = output
-        name, logits = graph.outputs[0]
-        result = ops.result(self._get(logits))
-        result.input_value(0).set_names({name})
-        self.model = ov.Model([result], [*self._inputs.values(), *self._caches], "llmc")
+        outputs = {graph.outputs[0][0]: _output(self._get(graph.outputs[0][1]))}
+        if top_k:
+            outputs |= self._top(outputs["logits"], top_k)
+        for name, value in outputs.items():
+            value.set_names({name})
+        results = [ops.result(value) for value in outputs.values()]
+        self.model = ov.Model(results, [*self._inputs.values(), *self._caches], "llmc")
+
+    def _top(self, logits: Any, k: int) -> dict[str, Any]:
+        """The k largest logits, descending, and their ids; of equal ones the lower id first, which `stable` means."""
+        top = opset15.topk(
+            logits, self.constants.small(k), -1, "max", "value", index_element_type="i64", stable=True
+        )  # fmt: skip
+        return {"top_values": top.output(0), "top_ids": top.output(1)}
 
     def _get(self, value: Value | None) -> Any:
         assert value is not None

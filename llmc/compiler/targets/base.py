@@ -208,6 +208,10 @@ class Target(ABC):
         """Memory in bytes of one open executable whose step has `tokens` new tokens, weights and cache not counted."""
         return 4 * model.working_set * tokens
 
+    def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
+        """The target, with its options, whose executables serve until this one's are open; None for none."""
+        return None
+
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What the executor has to know beside what the pipeline writes, for the manifest's options."""
         return {}

@@ -1,33 +1,33 @@
 """OpenVINO with paged attention: one executable for every shape of step, and the cache in blocks.
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Each slot
-has a block table; slots that begin alike share blocks, which are copied when one of them writes (tables.py). Executables
-of a fixed number of tokens, where the bundle has them, run the decode steps that they fit; a step of a few rows less is
-filled up with rows of their own in a block that no slot holds.
+has a block table; slots that begin alike share blocks, which are copied when one of them writes (tables.py).
+Executables of a fixed number of tokens, where the bundle has them, run the decode steps that they fit; a step of a few
+rows less is filled up with rows of their own in a block that no slot holds.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.compilations import COMPILATIONS
+from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.host import cpu_features
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
-from llmc.runtime.openvino.device import MappedWeights, open_core, read_paged, require_device, version
-from llmc.runtime.openvino.paged_request import PagedRequest, StepRows
+from llmc.runtime.openvino.device import require_device, version
+from llmc.runtime.openvino.paged_models import PagedModels
+from llmc.runtime.openvino.paged_request import StepRows
 from llmc.runtime.openvino.space import pool_blocks
+from llmc.runtime.openvino.starting import STARTER, Starter
 from llmc.runtime.openvino.tables import BlockTables
+from llmc.runtime.executors.top import top_of
 from llmc.runtime.sampling.top import TopLogits
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step
 
@@ -64,20 +64,19 @@ class OpenVinoExecutor(Executor):
         super().__init__(bundle, slots, capacity, threads)
         model = bundle.manifest.model
         self._sizes = int(model["layers"]), int(model["kv_heads"]), int(model["head_dim"])
-        self._vocabulary = int(model["vocab_size"])
         precision = str(bundle.manifest.options["kv_cache_dtype"])
         space = Settings.from_environment().openvino_kv_space
         self._pool = pool_blocks(precision, self._sizes, slots, capacity, space)
-        self._cache = BlockCache(precision, *self._sizes, self._pool.blocks + 1)
         self._filler = self._pool.blocks
-        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken)
+        self._cache = BlockCache(precision, *self._sizes, self._pool.blocks + 1)
         self._poisoned: float | None = None
-        self._weights = MappedWeights(bundle.files.path("weights"))
-        self._any = self._open(bundle.executable("any", None, None, None))
-        self._fixed: dict[int, PagedRequest] = {}
-        self._unopened = sorted(
-            (e for e in bundle.manifest.executables if e.phase == "decode"), key=lambda e: e.batch or 0
-        )
+        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken)
+        self._models = PagedModels(bundle, self._cache, threads)
+        self._starter: Starter | None = None
+        if STARTER in bundle.manifest.files:
+            self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
+        else:
+            self._models.open_any()
         self._logits: Array | None = None
         self._top: TopLogits | None = None
 
@@ -109,38 +108,30 @@ class OpenVinoExecutor(Executor):
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
         fixed = self._fitting(step)
-        return str(
-            self.bundle.executable("decode", fixed, 1, None)
-            if fixed
-            else self.bundle.executable("any", None, None, None)
-        )
+        shape = ("decode", fixed, 1, None) if fixed else ("any", None, None, None)
+        return str(self.bundle.executable(*shape))
 
     def open_all(self) -> None:
-        """Open the executables of fixed sizes, too."""
-        for executable in self._unopened:
-            assert executable.batch is not None
-            self._fixed[executable.batch] = self._open(executable)
-        self._unopened = []
-        self._weights.drop_pages()
+        """Open what was not needed yet: the model behind a starter, and the executables of fixed sizes."""
+        self._leave_starter()
+        self._models.open_fixed()
 
     def run(self, step: Step) -> Array:
         """One step over the live tokens of the live rows."""
-        rows = self._rows(step)
-        self._infer(step, rows, rows.ends)
+        self._run(step, each=False)
         return self.logits()
 
     def run_each(self, step: Step) -> Array:
         """The same graph, asked for the logits of every token."""
-        rows = self._rows(step)
-        self._infer(step, rows, np.arange(len(rows.token_ids), dtype=np.int64))
+        self._run(step, each=True)
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; the graph's TopK is stable: of equal values the lower id comes first."""
         self._require_top()
-        rows = self._rows(step)
-        self._infer(step, rows, rows.ends)
-        assert self._top is not None
+        self._run(step, each=False)
+        if self._top is None:
+            return top_of(self.logits(), self.top_k)
         return self._top
 
     def logits(self) -> Array:
@@ -149,45 +140,57 @@ class OpenVinoExecutor(Executor):
             raise InputError("no step has run yet, so there are no logits")
         return self._logits
 
-    def _rows(self, step: Step) -> StepRows:
+    def _run(self, step: Step, each: bool) -> None:
         self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._tables.require_held(slot, int(step.past_lengths[row]))
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
-        for row, slot in enumerate(step.slots):
-            self._tables.prepare(slot, int(past[row]), int(past[row] + new[row]))
-        tables = [self._tables.tables[slot] for slot in step.slots]
-        return StepRows.of(step.token_ids[:live], past, new, tables)
-
-    def _infer(self, step: Step, rows: StepRows, wanted: NDArray[np.int64]) -> None:
-        live = len(wanted)
-        fixed = self._fitting(step)
-        if fixed and live == len(step.slots):
-            request = self._fixed[fixed]
-            rows, wanted = rows.filled(fixed, self._filler)
+        for slot, length in zip(step.slots, past.tolist(), strict=True):
+            self._tables.require_held(slot, length)
+        if self._starter is not None and self._starter.other_is_open:
+            self._leave_starter()
+        ends = (past + new).tolist()
+        for slot, start, end in zip(step.slots, past.tolist(), ends, strict=True):
+            self._tables.prepare(slot, start, end)
+        if self._starter is not None:
+            self._top = None
+            self._logits = (self._starter.run_each if each else self._starter.run)(step)
+            self._starter.open_other()
         else:
-            request = self._any
-        logits, top = request.infer(rows, wanted, self.top_k)
-        self._logits = logits[:live]
-        self._top = None if top is None else TopLogits(top[0][:live], top[1][:live])
-        for row, slot in enumerate(step.slots):
-            self._tables.written(slot, int(step.past_lengths[row] + step.new_lengths[row]))
+            self._infer(step, past, new, each)
+        for slot, end in zip(step.slots, ends, strict=True):
+            self._tables.written(slot, end)
+        if self._starter is None:
+            self._models.open_fixed_behind()
+
+    def _infer(self, step: Step, past: NDArray[np.int64], new: NDArray[np.int64], each: bool) -> None:
+        live = len(step.slots)
+        rows = StepRows.of(step.token_ids[:live], past, new, [self._tables.tables[slot] for slot in step.slots])
+        wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
+        fixed = self._fitting(step)
+        kept = len(wanted)
+        if fixed:
+            rows, wanted = rows.filled(fixed, self._filler)
+        logits, top = self._models.request(fixed).infer(rows, wanted, self.top_k)
+        self._logits = logits[:kept]
+        self._top = None if top is None else TopLogits(top[0][:kept], top[1][:kept])
 
     def _fitting(self, step: Step) -> int:
-        """Tokens of the fixed executable that runs a step; 0 for none."""
+        """Tokens of the fixed executable that runs a step; 0 for the one for every shape."""
         rows = len(step.slots)
-        if step.phase != "decode" or not self._fixed or step.live_tokens != rows:
+        if step.phase != "decode" or not self._models.fixed or step.live_tokens != rows:
             return 0
-        size = min((s for s in self._fixed if s >= rows), default=0)
+        size = min((s for s in self._models.fixed if s >= rows), default=0)
         return size if size and size - rows <= MOST_FILLED * size else 0
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Share the blocks; nothing is copied before one of the two writes."""
+        if self._starter is not None:
+            self._starter.executor.copy_prefix(source, target, length)
         self._tables.share(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the blocks, in float32."""
+        self._leave_starter()
         self._tables.require_held(slot, length)
         return self._cache.read(self._tables.tables[slot], length)
 
@@ -196,12 +199,24 @@ class OpenVinoExecutor(Executor):
         length, tensors = prefix[0].shape[1], 2 * self._sizes[0]
         if len(prefix) != tensors or length > self.capacity:
             raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
+        self._leave_starter()
+        self._take(slot, prefix)
+
+    def _take(self, slot: int, prefix: list[Array]) -> None:
+        length = prefix[0].shape[1]
         self._tables.prepare(slot, 0, length)
         self._cache.write(self._tables.tables[slot], prefix)
         self._tables.written(slot, length)
 
+    def _leave_starter(self) -> None:
+        """Take the cached tokens over from the starter, once the paged model is open."""
+        if self._starter is not None:
+            starter, self._starter = self._starter, None
+            starter.hand_over(self._tables.used, self._take)
+
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on."""
+        self._leave_starter()
         kept = min(start, self._tables.used[slot])
         self._tables.prepare(slot, kept, kept)
         if kept % BLOCK:  # as for a token more, so that the last block is the slot's own
@@ -220,27 +235,12 @@ class OpenVinoExecutor(Executor):
         return {
             "cache": held * self._cache.block_bytes,
             "cache_pool": self._pool.blocks * self._cache.block_bytes,
-            "open_executables": 1 + len(self._fixed),
+            "open_executables": self._models.open_count,
         }
 
     def close(self) -> None:
         """Drop requests, models and the cache."""
-        self._fixed.clear()
+        if self._starter is not None:
+            self._starter.close()
+        self._models.close()
         self._logits = self._top = None
-        del self._any
-
-    def _open(self, executable: Executable) -> PagedRequest:
-        """OpenVINO makes its primitives and packs weights now: a compilation of the toolchain, at open."""
-        source = f"{self.bundle.path}: {executable}"
-        model = read_paged(self.bundle.files.read(executable.blob), self._weights, *self._sizes[1:], source)
-        properties = dict(self.bundle.manifest.options["properties"])
-        try:
-            compiled = open_core().compile_model(model, "CPU", {**properties, "INFERENCE_NUM_THREADS": self.threads})
-        except RuntimeError as e:
-            raise DeviceError(f"{source}: OpenVINO cannot open it: {str(e).splitlines()[-1]}") from e
-        COMPILATIONS.opened(str(executable))
-        return PagedRequest(compiled, self._cache)
-
-
-def _tensor(array: NDArray[Any]) -> ov.Tensor:
-    return ov.Tensor(array, shared_memory=True)

@@ -28,7 +28,7 @@ Floats = NDArray[np.float32]
 
 
 class BlockCache:
-    """Keys and values of all layers: `tensors` views of bytes [blocks, kv_heads, rows, row bytes], key and value in turn.
+    """Keys and values of all layers: `tensors` are bytes [blocks, kv_heads, rows, row bytes], key and value in turn.
 
     Memory is taken as blocks are written.
     """

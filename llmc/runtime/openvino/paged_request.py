@@ -61,12 +61,15 @@ class StepRows:
     def filled(self, rows: int, block: int) -> tuple[StepRows, Longs]:
         """With one-token rows of no slot, in `block`, up to `rows`; and the last token of each row."""
         more = rows - len(self.past)
-        zeros, ones = np.zeros(more, np.int64), np.arange(1, more + 1, dtype=np.int32)
+        if not more:
+            return self, self.ends
+        longs, ints = np.zeros(more, np.int64), np.zeros(more, np.int32)
+        ones = np.arange(1, more + 1, dtype=np.int32)
         made = StepRows(
-            np.append(self.token_ids, zeros), np.append(self.positions, zeros), np.append(self.past, zeros[:more].astype(np.int32)),
-            np.append(self.begins, self.begins[-1] + ones), np.append(self.blocks, np.full(more, block, np.int32)),
+            np.append(self.token_ids, longs), np.append(self.positions, longs), np.append(self.past, ints),
+            np.append(self.begins, self.begins[-1] + ones), np.append(self.blocks, ints + np.int32(block)),
             np.append(self.block_begins, self.block_begins[-1] + ones), self.longest,
-        ) if more else self  # fmt: skip
+        )  # fmt: skip
         return made, made.ends
 
 

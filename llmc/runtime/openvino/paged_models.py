@@ -1,0 +1,112 @@
+"""A bundle's paged models, opened over one weights file and one block cache.
+
+OpenVINO makes its primitives and packs weights when a model is opened: a compilation of the toolchain, counted as such
+(COMPILATIONS.at_open), and never one that a step waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from llmc.errors import DeviceError
+from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.openvino.device import MappedWeights, open_core, read_paged
+from llmc.runtime.openvino.paged_request import PagedRequest
+
+if TYPE_CHECKING:
+    from llmc.artifacts.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.openvino.blocks import BlockCache
+
+PACKED = 1.5
+"""Memory of an open model of a fixed size over its weights in the file: 204–215 MB for 137 (benchmarks/RESULTS.md)"""
+
+
+class PagedModels:
+    """The model for every shape, and those for fixed numbers of decode rows, as many as the memory budget allows."""
+
+    def __init__(self, bundle: Bundle, cache: BlockCache, threads: int) -> None:
+        self._bundle = bundle
+        self._cache = cache
+        self._threads = threads
+        self._weights = MappedWeights(bundle.files.path("weights"))
+        self._any: PagedRequest | None = None
+        self.fixed: dict[int, PagedRequest] = {}
+        """By number of rows, what is open."""
+        self._unopened = self._affordable()
+        self._opener: threading.Thread | None = None
+
+    @property
+    def open_count(self) -> int:
+        """Models open now."""
+        return len(self.fixed) + (self._any is not None)
+
+    def request(self, rows: int) -> PagedRequest:
+        """The request of the model for `rows` rows, or for every shape (0)."""
+        request = self.fixed[rows] if rows else self._any
+        assert request is not None
+        return request
+
+    def open_any(self) -> None:
+        """Open the model for every shape. Raises ArtifactError or DeviceError."""
+        self._any = self._open(self._bundle.executable("any", None, None, None))
+        self._weights.drop_pages()
+
+    def open_fixed(self) -> None:
+        """Open the models of fixed sizes, before returning."""
+        if self._opener is not None:
+            self._opener.join()
+        while self._unopened:
+            self._open_next()
+
+    def _open_next(self) -> None:
+        rows, executable = self._unopened.pop(0)
+        self.fixed = {**self.fixed, rows: self._open(executable)}
+        self._weights.drop_pages()
+
+    def open_fixed_behind(self) -> None:
+        """Open them beside the steps that run, if that has not begun."""
+        if self._unopened and self._opener is None:
+            self._opener = threading.Thread(target=self._open_quietly, name="llmc-open", daemon=True)
+            self._opener.start()
+
+    def _open_quietly(self) -> None:
+        """What fails stays unopened: the model for every shape serves in its place."""
+        try:
+            while self._unopened:
+                self._open_next()
+        except DeviceError:
+            self._unopened.clear()
+
+    def _affordable(self) -> list[tuple[int, Executable]]:
+        """The models of fixed sizes that the budget allows, hottest first: the largest decode batch, which a busy
+        server runs, then one row, then the others from the largest down."""
+        manifest = self._bundle.manifest
+        fixed = sorted(
+            ((e.batch, e) for e in manifest.executables if e.phase == "decode" and e.batch), key=lambda f: -f[0]
+        )
+        order = fixed[:1] + sorted(fixed[1:], key=lambda f: (f[0] != 1, -f[0]))
+        budget = int(manifest.options.get("specialise_memory", 0))
+        return order[: int(budget / (PACKED * manifest.blobs[manifest.files["weights"]]))]
+
+    def _open(self, executable: Executable) -> PagedRequest:
+        source = f"{self._bundle.path}: {executable}"
+        manifest = self._bundle.manifest
+        heads = int(manifest.model["kv_heads"]), int(manifest.model["head_dim"])
+        model = read_paged(self._bundle.files.read(executable.blob), self._weights, *heads, source)
+        properties = {**manifest.options["properties"], "INFERENCE_NUM_THREADS": self._threads}
+        try:
+            compiled = open_core().compile_model(model, "CPU", properties)
+        except RuntimeError as e:
+            raise DeviceError(f"{source}: OpenVINO cannot open it: {str(e).splitlines()[-1]}") from e
+        COMPILATIONS.opened(str(executable))
+        return PagedRequest(compiled, self._cache)
+
+    def close(self) -> None:
+        """Drop what is open."""
+        self._unopened.clear()
+        if self._opener is not None:
+            self._opener.join()
+        self.fixed = {}
+        self._any = None
