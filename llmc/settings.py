@@ -16,7 +16,7 @@ Variables
     VLLM_OPENVINO_DEVICE    what `--device openvino` stands for: CPU (default), GPU, GPU.1, NPU
     VLLM_OPENVINO_KVCACHE_SPACE GiB that the KV cache may take, shared by all sequences; 0 or unset: room for each to
                             reach max_model_len, of which memory is taken as it is used
-    VLLM_OPENVINO_CPU_KV_CACHE_PRECISION u8 | f32 | bf16 | f16: precision of the KV cache of bundles compiled for
+    VLLM_OPENVINO_CPU_KV_CACHE_PRECISION u8 | f32 | bf16: precision of the KV cache of bundles compiled for
                             openvino, unless --kv-cache-dtype says
     VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS  on | off: int8 weights, or none quantised, in bundles compiled for openvino,
                             unless --quantize says

@@ -91,6 +91,30 @@ def compile_command(
             help="Sequences that the cache on the device holds (xla, tpu). Default: max-num-seqs + 2 kept prefixes.",
         ),
     ] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-cache-dtype",
+            metavar="u8|f32|bf16",
+            help="Precision of the KV cache (openvino). Default: u8, and f32 where nothing is quantised.",
+        ),
+    ] = None,
+    specialise_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--specialise-memory",
+            metavar="SIZE",
+            help="Memory that graphs of fixed decode batches may take, as in 1G (openvino, with --specialise). "
+            "Default: 512M.",
+        ),
+    ] = None,
+    starter: Annotated[
+        bool,
+        typer.Option(
+            "--starter/--no-starter",
+            help="Put graphs beside that open at once, and serve until the others are open (openvino).",
+        ),
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", metavar="N", help="Executables at once. Default: CPUs.")
     ] = None,
@@ -124,6 +148,7 @@ def compile_command(
     Example:
       llmc compile ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o bundle
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
+      llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
     """
@@ -145,7 +170,8 @@ def compile_command(
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k,
-        tensor_parallel, lowering, roll_layers, cache_slots,
+        tensor_parallel, lowering, roll_layers, cache_slots, kv_cache_dtype,
+        size("--specialise-memory", specialise_memory), starter,
     )  # fmt: skip
     place = None
     if resume and model is None and config is None:
@@ -252,6 +278,8 @@ def _print_estimate(found: dict[str, Any], as_json: bool) -> None:
 
 
 def _print_result(result: CompileResult, as_json: bool) -> None:
+    from llmc.cli.accuracy import accuracy_line
+
     if as_json:
         typer.echo(json.dumps(result.to_json()))
         return
@@ -276,5 +304,6 @@ def _print_result(result: CompileResult, as_json: bool) -> None:
             f"equal tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, "
             f"padding leak {v['leak']:.2g}"
         )
+        typer.echo(accuracy_line(v))
     if result.remaining:
         typer.echo(f"portable: left for the device's own host: {result.remaining}")

@@ -22,7 +22,7 @@ XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
 OPENVINO_OPTIONS = ("kv_cache_dtype", "specialise_memory", "starter")
 """Those that only the OpenVINO target takes."""
 
-KV_CACHE_DTYPES = ("u8", "f32", "bf16", "f16")
+KV_CACHE_DTYPES = ("u8", "f32", "bf16")
 LOWERINGS = ("jax", "torch-xla")
 
 

@@ -36,7 +36,6 @@ _CONSTANT = re.compile(
 )
 _NOTES = re.compile(r'\s*<attribute name="(?:fused_names|WeightlessCacheAttribute)"[^>]*/>')
 _EMPTY_NOTES = re.compile(r"\s*<rt_info>\s*</rt_info>")
-_KEPT_NAMES = ("Parameter", "Result")
 PAGE = 4096
 SMALL = 64
 """Bytes that constants are aligned to: a page, so that matrices can be mapped; small ones share pages."""
@@ -95,7 +94,7 @@ def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeig
 def _renamed(match: re.Match[str]) -> str:
     """Names of layers count what the process made before; those that nobody asks for get their number."""
     number, kind = match.groups()
-    return match[0] if kind in _KEPT_NAMES else f'<layer id="{number}" name="l{number}" type="{kind}"'
+    return match[0] if kind == "Parameter" else f'<layer id="{number}" name="l{number}" type="{kind}"'
 
 
 def _constants(data: memoryview, xml: bytes) -> memoryview:

@@ -73,6 +73,8 @@ class OpenVinoTarget(Target):
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
         options = super().configure(options)
         cache = options.kv_cache_dtype or settings.openvino_kv_precision or ("f32" if _exact(options) else "u8")
+        if cache == "bf16" and options.dtype != "bf16":
+            raise InputError("--kv-cache-dtype bf16 needs --dtype bf16; with f32 arithmetic: u8, f32")
         return replace(options, kv_cache_dtype=cache)
 
     @property

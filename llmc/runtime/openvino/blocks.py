@@ -1,7 +1,7 @@
 """A paged key/value cache: blocks of BLOCK tokens in the layouts of OpenVINO's CPU plugin, and who holds them.
 
 Layout of a block, for each layer and each of its kv_heads:
-    f32, bf16, f16   [BLOCK, head_dim] of keys, the same of values
+    f32, bf16        [BLOCK, head_dim] of keys, the same of values
     u8 values        [BLOCK, 8 + head_dim] bytes: each token has scale and zero point (float32), then its codes
     u8 keys          [8 + BLOCK, head_dim] bytes: scale [head_dim] and zero point [head_dim] (float32) of the block's
                      channels, then the codes of each token
@@ -21,7 +21,7 @@ from llmc.runtime.sparse import sparse_bytes
 BLOCK = 32
 _PARAMETERS = 8
 _CODES = 255
-PRECISIONS = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
+PRECISIONS = {"f32": 4, "bf16": 2, "u8": 1}
 """Precisions of a cache, and the bytes of one number."""
 
 Floats = NDArray[np.float32]
@@ -93,9 +93,6 @@ class BlockCache:
     def _pack(self, plain: Floats) -> NDArray[np.uint8]:
         if self.precision == "f32":
             return np.ascontiguousarray(plain).view(np.uint8)
-        if self.precision == "f16":
-            with np.errstate(over="ignore"):
-                return np.ascontiguousarray(plain.astype(np.float16)).view(np.uint8)
         bits = np.ascontiguousarray(plain).view(np.uint32)
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         rounded[np.isnan(plain)] = 0x7FC0
@@ -105,8 +102,6 @@ class BlockCache:
         """[blocks, kv_heads, …] bytes → [blocks, kv_heads, BLOCK, head_dim]."""
         if self.precision == "f32":
             return blocks.view(np.float32)
-        if self.precision == "f16":
-            return blocks.view(np.float16).astype(np.float32)
         if self.precision == "bf16":
             return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
         count, heads = blocks.shape[:2]

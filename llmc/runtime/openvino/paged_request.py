@@ -14,7 +14,7 @@ from llmc.runtime.openvino.blocks import BLOCK, BlockCache
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
-_TYPES = {"f32": ov.Type.f32, "bf16": ov.Type.bf16, "f16": ov.Type.f16, "u8": ov.Type.u8}
+_TYPES = {"f32": ov.Type.f32, "bf16": ov.Type.bf16, "u8": ov.Type.u8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class PagedRequest:
         for i, array in enumerate(cache.tensors):
             name = f"{('key', 'value')[i % 2]}_cache.{i // 2}"
             shape = list(array.shape)
-            if cache.precision in ("f32", "bf16", "f16"):
+            if cache.precision != "u8":
                 shape[-1] //= _TYPES[cache.precision].size
             self._request.set_tensor(name, ov.Tensor(array, ov.Shape(shape), _TYPES[cache.precision]))
         self._cache = cache

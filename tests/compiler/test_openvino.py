@@ -1,0 +1,237 @@
+"""OpenVINO on CPU, end to end: tiny models of every architecture, one paged model for all buckets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.artifacts.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.openvino.blocks import BLOCK
+from llmc.runtime.openvino.starting import STARTER
+from llmc.runtime.sampling import SamplingParams
+from tests.compiler import tiny
+from tests.manifests import edit_manifest
+from tests.toy import toy_plan
+
+PLAN = toy_plan()
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+PROMPTS = [list(range(3, 3 + n)) for n in (9, 1, 14, 4)]
+
+Compile = Callable[..., CompileResult]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """Compile a tiny model for openvino; the same again comes from the store."""
+    folder = tmp_path_factory.mktemp("openvino")
+
+    def compile_(case: str = "llama", **options: Any) -> CompileResult:
+        model = folder / case
+        if not model.exists():
+            tiny.write_model(model, case)
+        bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
+        asked = CompileOptions("openvino", **{"quantize": "none", **options})
+        return compile_bundle(str(model), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
+
+    return compile_
+
+
+@pytest.mark.parametrize("case", [*tiny.ARCHITECTURES, *tiny.VARIANTS])
+def test_every_architecture_is_exact_in_float32(compiled: Compile, case: str) -> None:
+    """Ragged batches, chunks over a past, sliding windows and poisoned blocks: each bucket, against transformers."""
+    found = compiled(case, verify="all").verification
+    assert found["mean_kl"] < 1e-9
+    assert found["top1"] == 1.0
+    assert found["leak"] == 0.0
+    assert found["greedy_equal"] == found["greedy_sequences"]
+
+
+def test_one_executable_serves_every_bucket_and_prompts_share_steps_with_decode(compiled: Compile) -> None:
+    result = compiled(verify="none")
+    with BundleLLM(result.bundle, threads=1, keep_steps=True) as llm:
+        together = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
+        assert len(llm.bundle.manifest.executables) == 1
+        assert all(record.padding_tokens == 0 for record in llm.records)
+        mixed = [r for r in llm.records if r.phase == "prompt" and len(r.requests) > 1]
+        assert mixed, "several sequences took part in a prompt step"
+        alone = [list(llm.generate([p], GREEDY)[0].outputs[0].token_ids) for p in PROMPTS]
+        assert llm.compilations == 0
+    assert together == alone
+
+
+def test_what_the_toolchain_compiles_at_open_is_counted_apart_from_serving(compiled: Compile) -> None:
+    result = compiled(verify="none")
+    before = len(COMPILATIONS.at_open)
+    with BundleLLM(result.bundle, threads=1) as llm:
+        llm.generate([PROMPTS[0]], GREEDY)
+        assert llm.compilations == 0
+    assert COMPILATIONS.at_open[before:] == ("any",)
+
+
+def test_two_compiles_in_two_processes_make_the_same_bytes(compiled: Compile, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from llmc.artifacts.store import Store\n"
+        "from llmc.compiler.options import CompileOptions; from llmc.compiler.pipeline import compile_bundle\n"
+        "from tests.toy import toy_plan\n"
+        "from tests.compiler import tiny\n"
+        "compile_bundle(sys.argv[1], Path(sys.argv[2]), toy_plan(), CompileOptions('openvino', 'int8', verify='none'),"
+        " Store(Path(sys.argv[3])), lambda _: None)\n"
+    )
+    here = compiled(quantize="int8", verify="none")
+    model = tiny.write_model(tmp_path / "llama", "llama")
+    there = tmp_path / "there"
+    subprocess.run([sys.executable, "-c", code, str(model), str(there), str(tmp_path / "store")], check=True)
+    manifests = [Bundle.open(path).manifest for path in (here.bundle, there)]
+    assert manifests[0].files["weights"] == manifests[1].files["weights"]
+    assert [e.blob for e in manifests[0].executables] == [e.blob for e in manifests[1].executables]
+
+
+def test_a_cache_in_bf16_without_arithmetic_in_bf16_is_refused(compiled: Compile) -> None:
+    with pytest.raises(InputError, match="--kv-cache-dtype bf16 needs --dtype bf16; with f32 arithmetic: u8, f32"):
+        compiled(kv_cache_dtype="bf16", verify="none")
+
+
+def test_a_smaller_kv_cache_is_close(compiled: Compile) -> None:
+    found = compiled(quantize="int8", kv_cache_dtype="u8").verification
+    assert found["mean_kl"] < 0.02
+    assert found["leak"] == 0.0
+
+
+def test_executables_of_fixed_decode_batches_give_the_same_tokens(compiled: Compile) -> None:
+    plain, fixed = compiled(verify="none"), compiled(verify="all", specialise=True)
+    batches = {b.batch for b in PLAN.decode}
+    with BundleLLM(fixed.bundle, threads=1, keep_steps=True) as llm:
+        llm.executor.open_all()
+        assert llm.executor.memory()["open_executables"] == 1 + len(batches)
+        got = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
+        assert any(r.executable.startswith("decode batch=") for r in llm.records)
+    with BundleLLM(plain.bundle, threads=1) as llm:
+        assert got == [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
+
+
+def test_the_memory_budget_decides_how_many_fixed_executables_open(compiled: Compile) -> None:
+    result = compiled(verify="none", specialise=True, specialise_memory=0)
+    with BundleLLM(result.bundle, threads=1) as llm:
+        llm.executor.open_all()
+        assert llm.executor.memory()["open_executables"] == 1
+
+
+def test_a_starter_serves_until_the_paged_model_is_open_and_hands_over_what_is_cached(compiled: Compile) -> None:
+    plain, started = compiled(verify="none"), compiled(starter=True)
+    assert STARTER in Bundle.open(started.bundle).manifest.files
+    with BundleLLM(plain.bundle, threads=1) as llm:
+        wanted = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
+    with BundleLLM(started.bundle, threads=1) as llm:
+        opened: list[int] = []
+        got: list[list[int]] = [[] for _ in PROMPTS]
+        for index, update, _ in llm.stream(PROMPTS, GREEDY):
+            got[index] += update.token_ids
+            opened.append(llm.executor.memory()["open_executables"])
+        llm.executor.open_all()
+        assert opened[0] == 0, "the first token came from the starter"
+        assert llm.executor.memory()["open_executables"] == 1
+        again = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
+    assert got == wanted
+    assert again == wanted
+
+
+def test_a_bundle_of_another_openvino_or_cpu_is_refused_with_what_to_do(compiled: Compile) -> None:
+    bundle = Path(compiled(verify="none").bundle)
+    edit_manifest(bundle, lambda m: m["toolchain"].update(openvino="2025.1.0"))
+    with pytest.raises(
+        ArtifactError, match=r"compiled with OpenVINO 2025\.1\.0, this host has .*; install openvino==2025"
+    ):
+        BundleLLM(bundle)
+    edit_manifest(bundle, lambda m: m["toolchain"].update(openvino=__import__("openvino").__version__.split("-")[0]))
+    edit_manifest(bundle, lambda m: m.update(isa=[*m["isa"], "amx_int8_of_tomorrow"]))
+    with pytest.raises(ArtifactError, match="compiled for another CPU; this host is without amx_int8_of_tomorrow"):
+        BundleLLM(bundle)
+
+
+@pytest.mark.parametrize("kind", ["GPU", "NPU", "GPU.1"])
+def test_a_device_that_is_not_here_is_named_with_what_is(compiled: Compile, kind: str) -> None:
+    from llmc.runtime.openvino.device import require_device
+
+    with pytest.raises(DeviceError, match=rf"OpenVINO finds no {kind} on this host; it finds CPU"):
+        require_device(kind)
+
+
+def test_an_unknown_device_lists_the_known_ones() -> None:
+    from llmc.compiler.targets import open_target
+
+    with pytest.raises(InputError, match="openvino:TPU.*CPU, GPU, NPU"):
+        open_target("openvino:TPU")
+
+
+def test_a_process_that_serves_imports_neither_torch_nor_the_compiler(compiled: Compile) -> None:
+    bundle = compiled(verify="none").bundle
+    code = (
+        "import sys; from llmc.runtime.llm import BundleLLM; from llmc.runtime.sampling import SamplingParams\n"
+        f"llm = BundleLLM({bundle!r}, threads=1)\n"
+        "print(llm.generate([[3, 4, 5]], SamplingParams(max_tokens=3, temperature=0))[0].outputs[0].token_ids)\n"
+        "assert not {'torch', 'transformers', 'onnx', 'llmc.compiler'} & set(sys.modules), 'too much'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("(", "[").replace(")", "]"))
+
+
+def test_kv_cache_space_that_holds_no_sequence_says_what_would_fit(
+    compiled: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = compiled(verify="none").bundle
+    monkeypatch.setenv("VLLM_OPENVINO_KVCACHE_SPACE", "0.000001")
+    with pytest.raises(InputError, match=r"holds no sequence: 32 tokens take .* GiB hold one of \d+ tokens"):
+        BundleLLM(bundle)
+    monkeypatch.setenv("VLLM_OPENVINO_KVCACHE_SPACE", "plenty")
+    with pytest.raises(InputError, match="VLLM_OPENVINO_KVCACHE_SPACE='plenty' is not a size in GiB"):
+        BundleLLM(bundle)
+
+
+def test_a_small_kv_cache_space_is_shared_and_refuses_a_prompt_beyond_it(
+    compiled: Compile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmc.runtime.openvino import space
+
+    bundle = compiled(verify="none").bundle
+    two_blocks = 2 * space.block_bytes("f32", 2, 2, 16)
+    monkeypatch.setenv("VLLM_OPENVINO_KVCACHE_SPACE", repr((two_blocks + 1) / space.GIB))
+    with BundleLLM(bundle, threads=1) as llm:
+        if llm.executor.capacity * llm.executor.slots > 2 * BLOCK:
+            assert llm.executor.cache_tokens == 2 * BLOCK
+        outputs = llm.generate(PROMPTS, GREEDY)
+        assert [len(o.outputs[0].token_ids) for o in outputs] == [6] * len(PROMPTS)
+
+
+def test_damaged_models_are_refused_by_name(compiled: Compile) -> None:
+    from llmc.runtime.openvino.device import MappedWeights, read_paged
+
+    bundle = Bundle.open(compiled(verify="none").bundle)
+    weights = MappedWeights(bundle.files.path("weights"))
+    with pytest.raises(ArtifactError, match="somewhere: OpenVINO .* cannot read the model"):
+        read_paged(b"<net name='torn'", weights, 2, 16, "somewhere")
+
+
+def test_top_logits_come_from_the_graph(compiled: Compile) -> None:
+    from llmc.runtime.executors.top import top_of
+    from llmc.runtime.step import exact
+
+    bundle = Bundle.open(compiled(sample_top_k=4).bundle)
+    executor = bundle.executor(threads=1)
+    top = executor.run_top(exact("prompt", [0], [PROMPTS[0]], [0]))
+    wanted = top_of(executor.logits(), 4)
+    np.testing.assert_array_equal(top.ids, wanted.ids)
+    np.testing.assert_array_equal(top.values, wanted.values)
+    executor.close()

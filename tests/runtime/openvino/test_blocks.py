@@ -1,0 +1,68 @@
+"""Blocks in each precision: what is written is read, and poison reaches only what nobody owns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.openvino.blocks import BLOCK, PRECISIONS, BlockCache
+from llmc.runtime.openvino.space import GIB, block_bytes, pool_blocks
+
+LAYERS, HEADS, SIZE = 2, 3, 16
+ALLOWED = {"f32": 0.0, "bf16": 0.02, "u8": 0.03}
+
+
+def tensors(length: int) -> list[np.ndarray]:
+    random = np.random.default_rng(length)
+    return [random.standard_normal((HEADS, length, SIZE)).astype(np.float32) for _ in range(2 * LAYERS)]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("length", [1, BLOCK, 2 * BLOCK + 5])
+def test_what_is_written_is_read(precision: str, length: int) -> None:
+    cache = BlockCache(precision, LAYERS, HEADS, SIZE, 6)
+    written = tensors(length)
+    cache.write([4, 1, 5], written)
+    for got, wanted in zip(cache.read([4, 1, 5], length), written, strict=True):
+        assert got.shape == wanted.shape
+        assert np.abs(got - wanted).max() <= ALLOWED[precision]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_poison_leaves_the_tokens_before_it(precision: str) -> None:
+    cache = BlockCache(precision, LAYERS, HEADS, SIZE, 3)
+    written = tensors(40)
+    cache.write([0, 1], written)
+    cache.poison([0, 1], 35, float("nan"))
+    for got, wanted in zip(cache.read([0, 1], 35), written, strict=True):
+        assert np.abs(got - wanted[:, :35]).max() <= ALLOWED[precision]
+    value = cache.read([0, 1], 40)[1]
+    assert np.isnan(value[:, 35:]).all()
+    cache.poison([2], 0, float("nan"))
+    assert all(np.isnan(t).all() for t in cache.read([2], BLOCK))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_bytes_of_a_block_are_as_the_formula_says(precision: str) -> None:
+    assert BlockCache(precision, LAYERS, HEADS, SIZE, 2).block_bytes == block_bytes(precision, LAYERS, HEADS, SIZE)
+
+
+def test_a_pool_has_room_for_all_slots_or_for_the_space_it_is_given() -> None:
+    sizes = (LAYERS, HEADS, SIZE)
+    assert pool_blocks("u8", sizes, 4, 100, None).blocks == 4 * 4
+    size = block_bytes("u8", *sizes)
+    pool = pool_blocks("u8", sizes, 4, 100, 5.5 * size / GIB)
+    assert (pool.blocks, pool.shared) == (5, True)
+    pool = pool_blocks("u8", sizes, 4, 100, 100 * size / GIB)
+    assert (pool.blocks, pool.shared) == (16, False)
+    with pytest.raises(InputError, match=r"holds no sequence: 32 tokens take .* GiB hold one of 100 tokens, .* all 4"):
+        pool_blocks("u8", sizes, 4, 100, size / GIB)
+
+
+def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc.runtime.openvino import space
+
+    monkeypatch.setattr(space, "_available", lambda: 1 << 20)
+    with pytest.raises(DeviceError, match=r"does not fit: .* GiB of memory are free here; ask for at most"):
+        pool_blocks("f32", (30, 8, 128), 8, 4096, 4)
