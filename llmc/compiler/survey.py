@@ -12,7 +12,9 @@ from llmc.compiler.xla.topology import known, shown
 from llmc.runtime.xla.client import has_tpu
 
 HIDDEN = ("fake",)
-_RUN_INSTALL = {"onnxruntime": "onnxruntime", "torch": "'llmc[compile]'", "jax": "'llmc[xla]'"}
+_RUN_INSTALL = {
+    "onnxruntime": "onnxruntime", "torch": "'llmc[compile]'", "jax": "'llmc[xla]'", "openvino": "'llmc[openvino]'",
+}  # fmt: skip
 _SLICES = "tpu"
 """The device that takes a slice behind its name."""
 

@@ -18,6 +18,7 @@ from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
+from llmc.runtime.openvino.blocks import PRECISIONS
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.model_size import ModelSize
 
 KINDS = ("CPU", "GPU", "NPU")
 DEFAULT_BUDGET = 512 << 20
@@ -57,6 +59,7 @@ class OpenVinoTarget(Target):
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
     install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
     takes_openvino_options: ClassVar[bool] = True
+    graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     @classmethod
     def of(cls, detail: str) -> Self:
@@ -99,6 +102,14 @@ class OpenVinoTarget(Target):
     def isa(self) -> tuple[str, ...]:
         """Finished models and verified numbers hold for this instruction set."""
         return cpu_features()
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
+        return PRECISIONS[self.configure(options).kv_cache_dtype or "f32"]
+
+    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
+        """The packed copy of the weights, which OpenVINO keeps beside the file, and the activations of a step."""
+        return model.parameters + super().graph_bytes(model, tokens)
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The shape of everything, and the decode batches that are fixed."""
