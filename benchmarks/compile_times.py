@@ -1,9 +1,9 @@
 """Seconds of the compiles that a user waits for, each as a whole process, on one plan.
 
-    python benchmarks/compile_times.py --plan PLAN --work FOLDER [-o result.json]
+    python benchmarks/compile_times.py --work FOLDER [--plan PLAN] [-o result.json]
 
-From an empty store: default, default again, specialised (sharing what the default left), specialised again, and
-specialised with one decode bucket more.
+The plan is the Gaudi guide's example unless one is given. From an empty store: default, default again, specialised
+(sharing what the default left), specialised again, and specialised with one decode bucket more.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from models import GUIDE, LLMC
+
+from llmc.compiler.checkpoint import DEMO
 
 
 def run(work: Path, plan: Path, out: str, *flags: str) -> dict:
     command = [
-        str(Path(sys.executable).parent / "llmc"), "compile", "smollm2-demo", "--plan", str(plan),
+        LLMC, "compile", DEMO, "--plan", str(plan),
         "--cache-dir", str(work / "cache"), "-o", str(work / out), "--json", "-q", *flags,
     ]  # fmt: skip
     start = time.perf_counter()
@@ -31,11 +34,15 @@ def run(work: Path, plan: Path, out: str, *flags: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--plan", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(args.work / "cache", ignore_errors=True)
+    if args.plan is None:
+        args.plan = args.work / "plan.json"
+        subprocess.run([LLMC, "plan", DEMO, *GUIDE, "-o", str(args.plan)], stdout=subprocess.DEVNULL, check=True)
     plan = json.loads(args.plan.read_text())
     plan["decode"].append([3, 1, 2048])
     plan["decode"].sort()

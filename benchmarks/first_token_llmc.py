@@ -6,8 +6,8 @@ from llmc import LLM, SamplingParams
 
 llm = LLM(sys.argv[1], threads=2)
 prompt = {"messages": [{"role": "user", "content": sys.argv[2]}]}
-for _, text, _, _ in llm.stream([prompt], SamplingParams(max_tokens=8, temperature=0)):
-    if text:
-        print(text, flush=True)
+for _, update, _ in llm.stream([prompt], SamplingParams(max_tokens=8, temperature=0)):
+    if update.text:
+        print(update.text, flush=True)
         break
 sys.stdin.readline()

@@ -2,7 +2,7 @@
 
     python benchmarks/xla.py --work FOLDER [-o result.json]
 
-All in float32 with the same weights, two threads each, interleaved (see harness.py). Bundles are compiled first, with
+All in float32 with the same weights, two threads each, in turn (llmc/runtime/peers). Bundles are compiled first, with
 the same plan, where FOLDER does not have them.
 """
 
@@ -15,14 +15,24 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from harness import HERE, Worker, decode, prefill
+from models import LLMC
 
-MODEL = "smollm2-demo"
+from llmc.compiler.checkpoint import DEMO, open_checkpoint
+from llmc.compiler.contenders import make_ready
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.peers import compare
+from llmc.runtime.peers.catalogue import parse
+from llmc.runtime.peers.report_text import text
+from llmc.runtime.peers.scope import Scope
+
 PLAN = [
     "--max-model-len", "640", "--max-prompt-len", "512", "--max-num-seqs", "4", "--prompt-batch", "1,1,1",
     "--prompt-seq", "128,128,512", "--decode-batch", "1,4,4", "--decode-seq", "128,128,640",
 ]  # fmt: skip
-DEVICES = {"xla": ["--device", "xla"], "onnxruntime": ["--device", "cpu", "--quantize", "none"]}
+BUNDLES = {
+    "llmc xla": ["--device", "xla"],
+    "llmc onnxruntime": ["--device", "onnxruntime", "--quantize", "none"],
+}
 OPENING = """
 import json, sys, time
 start = time.perf_counter()
@@ -39,41 +49,34 @@ print(json.dumps({"executor": ready - start, "each": times}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("-o", "--output", type=Path)
     asked = parser.parse_args()
-    bundles = {name: asked.work / f"f32-{name}" for name in DEVICES}
-    for name, flags in DEVICES.items():
-        if not bundles[name].exists():
-            command = ["llmc", "compile", MODEL, *flags, *PLAN, "-o", str(bundles[name])]
-            subprocess.run([str(Path(sys.executable).with_name("llmc")), *command[1:]], check=True)
-    found = {"opening": opening(bundles["xla"], asked.rounds)}
-    workers = [
-        Worker(name, [sys.executable, str(HERE / "worker_llmc.py"), str(path), "2"]) for name, path in bundles.items()
-    ]
-    workers.append(Worker("transformers", [sys.executable, str(HERE / "worker_transformers.py"), MODEL, "2"]))
-    for worker in workers[:2]:
-        worker.ask("warm")
-    for batch in (1, 4):
-        found[f"decode {batch}"] = decode(workers, batch, asked.rounds, asked.steps, 49000, 100)["ms"]
-    for tokens in (128, 512):
-        found[f"prefill {tokens}"] = prefill(workers, tokens, asked.rounds, 49000)["ms"]
-    for worker in workers:
-        worker.close()
-    for name, times in found.items():
-        if name != "opening":
-            shown = ", ".join(f"{engine} {median(ms):.1f}" for engine, ms in times.items())
-            ratios = {
-                peer: median(a / b for a, b in zip(times["xla"], times[peer], strict=True))
-                for peer in ("transformers", "onnxruntime")
-            }
-            print(f"{name}: {shown} ms; xla is {', '.join(f'{r:.2f} x {p}' for p, r in ratios.items())}", flush=True)
-    print(f"opening: {found['opening']}")
+    bundles = {}
+    for name, flags in BUNDLES.items():
+        path = asked.work / f"f32-{name.split()[1]}"
+        if not path.exists():
+            subprocess.run([LLMC, "compile", DEMO, *flags, *PLAN, "-o", str(path)], check=True)
+        bundles[name] = Bundle.open(path)
+    ready = make_ready(
+        bundles, parse("transformers"), open_checkpoint(DEMO), asked.work / "peers-demo", sys.executable, print
+    )  # fmt: skip
+    scope = Scope(
+        kinds=("quality", "decode", "prefill"), rounds=asked.rounds, steps=asked.steps, batches=(1, 4),
+        decode_prompt=100, prompts=(128, 512),
+    )  # fmt: skip
+    found = compare.run(
+        ready.contenders, scope, model=ready.model, threads=2, vocabulary=ready.vocabulary, logs=asked.work / "logs",
+        progress=lambda *_: None, reference=ready.reference, texts=ready.texts, weights=ready.weights,
+    )  # fmt: skip
+    opened = opening(asked.work / "f32-xla", asked.rounds)
+    print(text(found))
+    print(f"opening: {opened}")
     if asked.output:
-        asked.output.write_text(json.dumps(found, indent=1))
+        asked.output.write_text(json.dumps({"opening": opened, "comparison": found.to_dict()}, indent=1))
 
 
 def opening(bundle: Path, rounds: int) -> dict[str, float]:

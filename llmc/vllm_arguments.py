@@ -7,7 +7,10 @@ from typing import Any
 
 from llmc.errors import InputError
 
-ENGINE = ("prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests")
+ENGINE = (
+    "prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests",
+    "speculative_config",
+)  # fmt: skip
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 
 _COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device")

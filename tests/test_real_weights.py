@@ -196,6 +196,22 @@ def test_decoding_with_transformers_own_cache_gives_the_same(exact_bundle: Path,
     assert output.outputs[0].token_ids == transformers.model.greedy(output.prompt_token_ids, SHORT)
 
 
+# Speculation
+
+
+def test_greedy_text_with_drafts_is_the_models_in_fewer_steps(exact_bundle: Path, transformers: Checked) -> None:
+    drafts = {"method": "ngram", "num_speculative_tokens": 4}
+    with BundleLLM(exact_bundle, keep_steps=True, speculative_config=drafts) as llm:
+        steps = 0
+        for prompt in PROMPTS[::2]:
+            (output,) = llm.generate([prompt], GREEDY)
+            transformers.require_greedy(output.prompt_token_ids, output.outputs[0].token_ids, str(prompt)[:20])
+            decode = [step for step in output.steps if step.phase == "decode"]
+            assert len(decode) == PRODUCED - 1 - sum(step.accepted for step in decode)
+            steps += len(decode)
+    assert steps < 0.8 * len(PROMPTS[::2]) * PRODUCED
+
+
 # Continuous batching
 
 

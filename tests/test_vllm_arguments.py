@@ -12,10 +12,12 @@ from llmc.vllm_arguments import split
 
 
 def test_compile_and_engine_arguments_go_their_ways() -> None:
-    given = {"max_model_len": 128, "quantization": "int8", "dtype": "bfloat16", "seed": 3, "prefix_slots": 1}
+    drafts = {"method": "ngram", "num_speculative_tokens": 4}
+    given: dict[str, Any] = {"max_model_len": 128, "quantization": "int8", "dtype": "bfloat16", "seed": 3}
+    given |= {"prefix_slots": 1, "speculative_config": drafts}
     compiled, engine = split(given)
     assert compiled == {"max_model_len": 128, "quantize": "int8", "dtype": "bf16"}
-    assert engine == {"seed": 3, "prefix_slots": 1}
+    assert engine == {"seed": 3, "prefix_slots": 1, "speculative_config": drafts}
 
 
 @pytest.mark.parametrize(("dtype", "ours"), [

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,7 +68,7 @@ def sync_folder(path: Path) -> None:
 
 def temporary_name(folder: Path) -> Path:
     """A name in `folder` that no other process will choose."""
-    return folder / secrets.token_hex(12)
+    return folder / os.urandom(12).hex()
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:

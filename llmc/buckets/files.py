@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from llmc.errors import InputError
@@ -19,6 +18,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, what: str) -> None
 
     Raises InputError, naming `what` ("plan") and the path, when it cannot be written.
     """
+    import tempfile  # not for reading a plan, which every start does
+
     target = Path(path)
     try:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -1,7 +1,8 @@
-"""`llmc bench`: how long each bucket of a bundle takes here, and how a server holds under load."""
+"""`llmc bench`: how long each bucket of a bundle takes here, against other engines, and a server under load."""
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli import bench_serve
+from llmc.cli import bench_cpu, bench_serve
+from llmc.cli.bench_serve import refuse
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.bench_file import Bench
@@ -32,14 +35,16 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""Time every bucket of a bundle on this host, or put a server under load.
+    help="""Time every bucket of a bundle on this host, compare it with other engines, or put a server under load.
 
     llmc bench BUNDLE is short for llmc bench buckets BUNDLE; a bundle in a folder called serve is ./serve.
 
     \b
     Example:
       llmc bench bundle -o bench.json
+      llmc bench bundle --against onnxruntime-genai,openvino-genai,llama-cpp --peer-python .venv-peers/bin/python
       llmc bench serve http://127.0.0.1:8000 --concurrency 8 --json
+      llmc bench cpu
     """,
 )
 
@@ -57,26 +62,114 @@ def buckets(
     ],
     *,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.0, help="Time to spend on each bucket.")
-    ] = 0.3,
+        float | None,
+        typer.Option("--seconds", metavar="S", min=0.0, help="Time to spend on each bucket. Default: 0.3."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="PEERS",
+            help="Compare with other engines on the same weights: onnxruntime-genai, openvino-genai, llama-cpp, "
+            "transformers; each may have a precision, as in onnxruntime-genai:int4.",
+        ),
+    ] = None,
+    peer_python: Annotated[
+        Path | None,
+        typer.Option(
+            "--peer-python", metavar="PY", help="Python of the environment that has the peers. Default: ours."
+        ),
+    ] = None,
+    peer_models: Annotated[
+        Path | None,
+        typer.Option(
+            "--peer-models", metavar="DIR", help="Keep the peers' forms of the model here. Default: the cache."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="MODEL", help="The checkpoint. Default: the one it was compiled from."),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="KINDS",
+            help="Of quality, decode, prefill, first-token, memory, streams, trace (with --traffic). Default: all.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds in which engines take turns. Default: 5.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")] = False,
+    traffic: Annotated[
+        Path | None,
+        typer.Option("--traffic", metavar="FILE", help="A trace (.csv, .jsonl): serve requests of its lengths."),
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option("--scale", metavar="F", help="Multiply the trace's lengths. Default: 0.125.")
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the measurements here, for llmc plan --bench."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the measurements here; buckets': for llmc plan --bench."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="OUT", help="Draw the comparison: a .png, or a self-contained .html."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:
-    """Time every bucket of a bundle on this host, full of live rows: what padding to it costs.
+    """Time every bucket of a bundle on this host, full of live rows; or --against others, compare whole engines.
 
     llmc plan --bench and llmc plan evaluate --bench then count seconds in place of tokens.
+
+    A comparison takes turns in every round, on prompts that nobody has seen, and measures how near each engine is to
+    float32; ratios are against the best peer of the bundle's quality class.
 
     \b
     Example:
       llmc bench bundle -o bench.json
       llmc plan ./model --traffic requests.csv --bench bench.json --max-graphs 16
+      llmc bench bundle --against openvino-genai,llama-cpp --peer-python .venv-peers/bin/python --plot bench.html
     """
+    if against is not None:
+        from llmc.cli import bench_against
+
+        refuse("has no effect with --against", True, {"--seconds": seconds})
+        if scale is not None and not 0 < scale < math.inf:
+            raise InputError(f"--scale {scale:g} must be above 0")
+        refuse("needs --traffic", traffic is None, {"--scale": scale})
+        flags = bench_against.Flags(
+            against,
+            peer_python,
+            peer_models,
+            model,
+            only,
+            rounds,
+            quick,
+            traffic,
+            scale,
+            threads,
+            output,
+            plot,
+            as_json,
+        )
+        bench_against.run(bundle, flags)
+        return
+    refuse(
+        "needs --against", True,
+        {"--peer-python": peer_python, "--peer-models": peer_models, "--model": model, "--only": only,
+         "--rounds": rounds, "--quick": quick or None, "--traffic": traffic, "--scale": scale, "--plot": plot},
+    )  # fmt: skip
+    _buckets(bundle, 0.3 if seconds is None else seconds, threads, output, as_json)
+
+
+def _buckets(bundle: str, seconds: float, threads: int | None, output: Path | None, as_json: bool) -> None:
     from llmc.cli.output import StepProgress
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.measure import measure
@@ -94,6 +187,7 @@ def buckets(
 
 
 bench_serve.register(app)
+bench_cpu.register(app)
 
 
 def _text(found: Bench) -> str:

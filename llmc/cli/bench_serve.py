@@ -141,18 +141,18 @@ def serve(
     from llmc.runtime.loadtest.workload import Workload
     from llmc.settings import Settings
 
-    _refuse(
+    refuse(
         "needs --traffic", traffic is None, {"--scale": scale, "--max-model-len": max_model_len,
         "--rate trace": rate if rate == "trace" else None},
     )  # fmt: skip
-    _refuse("is the trace's where there is --traffic", traffic is not None,
+    refuse("is the trace's where there is --traffic", traffic is not None,
             {"--prompt-len": prompt_len, "--output-len": output_len})  # fmt: skip
-    _refuse("excludes --rate", rate is not None, {"--concurrency": concurrency})
-    _refuse("needs --rate trace", rate != "trace", {"--speedup": speedup})
+    refuse("excludes --rate", rate is not None, {"--concurrency": concurrency})
+    refuse("needs --rate trace", rate != "trace", {"--speedup": speedup})
     paced = rate is not None and rate not in ("trace", "inf")
-    _refuse("needs --rate with a number", not paced, {"--arrivals": arrivals, "--burstiness": burstiness})
-    _refuse("needs --arrivals poisson", arrivals == Arrivals.UNIFORM, {"--burstiness": burstiness})
-    _refuse("needs --endpoint completions", endpoint is Endpoint.CHAT, {"--prompt-ids": prompt_ids or None})
+    refuse("needs --rate with a number", not paced, {"--arrivals": arrivals, "--burstiness": burstiness})
+    refuse("needs --arrivals poisson", arrivals == Arrivals.UNIFORM, {"--burstiness": burstiness})
+    refuse("needs --endpoint completions", endpoint is Endpoint.CHAT, {"--prompt-ids": prompt_ids or None})
     for flag, value in (("--scale", scale), ("--speedup", speedup), ("--burstiness", burstiness)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag} {value:g} must be above 0")
@@ -221,7 +221,8 @@ class _Progress:
             self._steps(words, done, total)
 
 
-def _refuse(why: str, wrong: bool, flags: dict[str, object]) -> None:
+def refuse(why: str, wrong: bool, flags: dict[str, object]) -> None:
+    """Raise InputError for a flag that was given where it cannot be."""
     for flag, value in flags.items():
         if wrong and value is not None:
             raise InputError(f"{flag} {why}")

@@ -108,6 +108,14 @@ def compile_command(
             "Default: 512M.",
         ),
     ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option("--max-memory", metavar="SIZE", help="Memory that the engine which cpu stands for may take."),
+    ] = None,
+    max_start: Annotated[
+        float | None,
+        typer.Option("--max-start", metavar="SECONDS", help="Time to its first token that it may take."),
+    ] = None,
     starter: Annotated[
         bool,
         typer.Option(
@@ -171,7 +179,7 @@ def compile_command(
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k,
         tensor_parallel, lowering, roll_layers, cache_slots, kv_cache_dtype,
-        size("--specialise-memory", specialise_memory), starter,
+        size("--specialise-memory", specialise_memory), starter, size("--max-memory", max_memory), max_start,
     )  # fmt: skip
     place = None
     if resume and model is None and config is None:

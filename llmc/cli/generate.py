@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.cli import ahead
 from llmc.cli import output as messages
+from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,6 +72,9 @@ def generate(
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", help="Default: LLMC_THREADS or the CPUs.")
     ] = None,
+    speculate: Speculate = None,
+    prompt_lookup_max: LookupMax = None,
+    prompt_lookup_min: LookupMin = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
 ) -> None:
     """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
@@ -79,6 +84,7 @@ def generate(
       llmc generate bundle --prompt "The capital of France is" --max-tokens 16 --show-buckets
       llmc generate bundle --chat --prompt "Name three rivers." --stream
       llmc generate bundle --prompts prompts.jsonl --json
+      llmc generate bundle --chat --prompts questions-about-texts.jsonl --speculate 6
       llmc generate bundle-of-config --weights ./model --prompt "Hello"
     """
     from llmc.runtime.llm import BundleLLM
@@ -90,19 +96,31 @@ def generate(
     )  # fmt: skip
     if threads is not None and threads < 1:
         raise InputError(f"--threads {threads} must be at least 1")
-    asked = _prompts(prompt, prompts, source, chat)
-    with BundleLLM(_bound(bundle, weights), threads=threads, keep_steps=show_buckets or as_json) as llm:
+    speculation = asked(speculate, prompt_lookup_max, prompt_lookup_min)
+    given = _prompts(prompt, prompts, source, chat)
+    keeps = show_buckets or as_json or speculation is not None
+    begun = ahead.take(bundle)
+    with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, speculative_config=speculation) as llm:
         if stream and not as_json:
-            records = _stream(llm, asked, params)
+            records = _stream(llm, given, params)
         else:
-            outputs = llm.generate(asked, params)
+            outputs = llm.generate(given, params)
             records = llm.records
-            for asked_prompt, output in zip(asked, outputs, strict=True):
-                _print(asked_prompt, output, as_json, several=len(outputs) > 1)
+            for one, output in zip(given, outputs, strict=True):
+                _print(one, output, as_json, several=len(outputs) > 1)
         if show_buckets and not as_json:
             _print_steps(records)
         if not as_json and not messages.quiet:
             typer.echo(f"compilations while serving: {llm.compilations}", err=True)
+            if speculation is not None:
+                typer.echo(_speculated(records), err=True)
+
+
+def _speculated(records: list[StepRecord]) -> str:
+    """What drafts came to."""
+    drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
+    share = f" ({accepted / drafted:.0%})" if drafted else ""
+    return f"speculation: {drafted} tokens drafted, {accepted} accepted{share}, {len(records)} steps"
 
 
 def _bound(bundle: str, weights: str | None) -> str | Path:
@@ -206,6 +224,7 @@ def _step_json(step: StepRecord) -> dict[str, Any]:
     return {
         "phase": step.phase, "batch": step.batch, "query": step.query, "context": step.context,
         "live_rows": step.live_rows, "padding_tokens": step.padding_tokens, "executable": step.executable,
+        "drafted_tokens": step.drafted, "accepted_tokens": step.accepted,
         "prepare_s": step.prepare_s, "execute_s": step.execute_s, "sample_s": step.sample_s,
     }  # fmt: skip
 
@@ -220,17 +239,12 @@ def _print_steps(records: list[StepRecord]) -> None:
             rows[-1][1].append(r)
         else:
             rows.append((key, [r]))
-    header = (
-        "steps",
-        "phase",
-        "batch x query + context",
-        "rows",
-        "padding",
-        "executable",
-        "prepare",
-        "execute",
-        "sample",
-    )
+    header: tuple[str, ...] = (
+        "steps", "phase", "batch x query + context", "rows", "padding", "executable", "prepare", "execute", "sample",
+    )  # fmt: skip
+    drafts = any(r.drafted for r in records)
+    if drafts:
+        header = (*header, "accepted")
     table = [header]
     at = 0
     for (phase, batch, query, _, live, executable), run in rows:
@@ -241,7 +255,9 @@ def _print_steps(records: list[StepRecord]) -> None:
         contexts = f"{first}" if first == last_context else f"{first}…{last_context}"
         steps = f"{at + 1}" if len(run) == 1 else f"{at + 1}–{at + len(run)}"
         padding = f"{sum(r.padding_tokens for r in run)} tokens"
-        table.append((steps, phase, f"{batch} x {query} + {contexts}", str(live), padding, executable, *mean))
+        cells = (steps, phase, f"{batch} x {query} + {contexts}", str(live), padding, executable, *mean)
+        held = f"{sum(r.accepted for r in run)} of {sum(r.drafted for r in run)}"
+        table.append((*cells, held) if drafts else cells)
         at += len(run)
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:

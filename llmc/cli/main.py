@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from llmc.cli import output
+from llmc.cli import ahead, output
 
 COMMANDS = {
     "plan": ("llmc.cli.plan", "Choose the buckets to compile."),
@@ -30,6 +30,15 @@ def main(argv: list[str] | None = None) -> int:
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
     output.quiet = verbosity < 0
+    if arguments[:1] == ["generate"]:
+        ahead.begin(arguments[1:])
+    try:
+        return _run(arguments, verbosity)
+    finally:
+        ahead.drop()
+
+
+def _run(arguments: list[str], verbosity: int) -> int:
     import typer
 
     from llmc.errors import LlmcError

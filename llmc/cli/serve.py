@@ -13,6 +13,7 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.quantities import duration, size
+from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ def serve_command(
         int | None,
         typer.Option("--prefix-slots", metavar="N", min=0, help="Slots for prefixes beside a full batch."),
     ] = None,
+    speculate: Speculate = None,
+    prompt_lookup_max: LookupMax = None,
+    prompt_lookup_min: LookupMin = None,
+    speculative_config: ConfigJson = None,
     warm_up: Annotated[
         str | None,
         typer.Option(
@@ -146,11 +151,12 @@ def serve_command(
         duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
         served_model_name, record_traffic, profile,
     )  # fmt: skip
-    asked = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
-    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    wanted = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
+    options: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     if plan is not None:
         options["plan"] = _plan(plan, options)
     chosen: dict[str, Any] = {"threads": threads, "prefill_budget": prefill_budget, "prefix_slots": prefix_slots}
+    chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
     serve = _server()
     from llmc.artifacts.opening import open_store

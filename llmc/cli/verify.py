@@ -36,7 +36,8 @@ def verify(
 ) -> None:
     """Check every file of a bundle, then run its buckets against the reference model with padding poisoned.
 
-    A bundle of a configuration alone is bound to the weights of --reference first.
+    Accuracy is how far its predictions diverge from the reference's over a text that comes with llmc. A bundle of a
+    configuration alone is bound to the weights of --reference first.
 
     Exits 4 when the numbers disagree, 5 when a file is missing or damaged.
 
@@ -48,6 +49,7 @@ def verify(
     from llmc.artifacts.manifest import read_manifest
     from llmc.artifacts.opening import open_store
     from llmc.artifacts.references import resolve
+    from llmc.cli.accuracy import accuracy_line
     from llmc.cli.output import CompileProgress
     from llmc.compiler.bind import bound, is_unbound
     from llmc.compiler.pipeline import VerifyReport
@@ -69,6 +71,7 @@ def verify(
         f"mean KL {found['mean_kl']:.2g} (limit {found['limits']['mean_kl']:.2g}), equal tokens {found['top1']:.1%}, "
         f"greedy texts equal {found['greedy_equal']}/{found['greedy_sequences']}, padding leak {found['leak']:.2g}"
     )
+    typer.echo(accuracy_line(found))
 
 
 def _weights(bundle: str, reference: str | None) -> str:

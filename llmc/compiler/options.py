@@ -12,7 +12,7 @@ VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
 EXTENSIONS: dict[str, int | str | None] = {
     "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
-    "kv_cache_dtype": None, "specialise_memory": None, "starter": False,
+    "kv_cache_dtype": None, "specialise_memory": None, "starter": False, "max_memory": None, "max_start": None,
 }  # fmt: skip
 """Options that are named where they are used, and not otherwise: each with its default."""
 
@@ -21,6 +21,9 @@ XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
 
 OPENVINO_OPTIONS = ("kv_cache_dtype", "specialise_memory", "starter")
 """Those that only the OpenVINO target takes."""
+
+CPU_OPTIONS = ("max_memory", "max_start")
+"""Limits that `--device cpu` chooses an engine by."""
 
 KV_CACHE_DTYPES = ("u8", "f32", "bf16")
 LOWERINGS = ("jax", "torch-xla")
@@ -36,7 +39,8 @@ class CompileOptions:
     holds, those kept for their prefixes included. These four are for targets that compile with XLA.
     `kv_cache_dtype`: precision of the KV cache. `specialise_memory`: bytes that executables of fixed sizes may hold in
     memory beside the one for every shape. `starter`: graphs of another runtime in the same bundle, which open at once
-    and serve until the others are open. These three are for OpenVINO.
+    and serve until the others are open. These three are for OpenVINO. `max_memory` (bytes) and `max_start` (seconds
+    from exec to the first token) limit what engine the device cpu stands for.
     Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype, lowering or verification mode,
     and InputError for a number out of range.
     """
@@ -56,6 +60,8 @@ class CompileOptions:
     kv_cache_dtype: str | None = None
     specialise_memory: int | None = None
     starter: bool = False
+    max_memory: int | None = None
+    max_start: float | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:

@@ -27,6 +27,7 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
 from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.cpu_choice import engine_for
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.provenance import model_facts, provenance, remember_model
 from llmc.compiler.stages import StageReport, Stages, filled_folder
@@ -105,10 +106,10 @@ def compile_bundle(
     `destination` is as it was.
     """
     start = time.perf_counter()
-    target = open_target(options.device)
+    checkpoint = open_checkpoint(model)
+    target, options, why = engine_for(options, plan, checkpoint)
     options = target.configure(options)
     _require_native(target, options)
-    checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
     unverified = why_unverified(target, checkpoint, options)
@@ -121,11 +122,12 @@ def compile_bundle(
         report(event)
 
     stages = Stages(store, checkpoint, plan, on_stage)
-    made = _make(stages, target, options, model, report, unverified)
+    choice = target.choice(options) + (f"; {target.executor}: {why}" if why else "")
+    made = _make(stages, target, options, model, report, unverified, choice)
     final, sources, entries = made.manifest, made.sources, list(made.entries)
     starter = target.starter(options)
     if starter is not None:
-        quick = _make(stages, *starter, model, report, unverified)
+        quick = _make(stages, *starter, model, report, unverified, starter[0].choice(starter[1]))
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
     write_bundle(destination, final, sources)
@@ -139,7 +141,7 @@ def compile_bundle(
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
-        choice=target.choice(options), remaining=target.remaining(), analysis=made.analysis,
+        choice=choice, remaining=target.remaining(), analysis=made.analysis,
         stages=seconds, verification=dict(final.verification),
     )  # fmt: skip
 
@@ -155,7 +157,8 @@ class _Made:
 
 
 def _make(
-    stages: Stages, target: Target, options: CompileOptions, model: str, report: Reporter, unverified: str | None
+    stages: Stages, target: Target, options: CompileOptions, model: str, report: Reporter, unverified: str | None,
+    choice: str,
 ) -> _Made:  # fmt: skip
     """Prepare, compile and verify for one target."""
     prepared = target.prepare(stages, options)
@@ -163,7 +166,7 @@ def _make(
     entries = _executables(stages, target, prepared, shapes, options, report)
     files = [stages.store.path(e.outputs["executable"]) for e, _ in entries]
     analysis = target.analyse(stages, prepared, files, options)
-    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model, analysis)
+    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model, analysis, choice)
     if unverified is not None:
         verification: dict[str, Any] = {"mode": "none", "why": unverified}
     elif options.verify != "none":
@@ -302,6 +305,7 @@ def _linked(store: Store, prepared: Prepared) -> AbstractContextManager[Path]:
 def _assemble(
     stages: Stages, target: Target, prepared: Prepared, shapes: Sequence[Shape],
     entries: Sequence[tuple[Entry, bool]], options: CompileOptions, model: str, analysis: Mapping[str, Any],
+    choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint
@@ -328,7 +332,7 @@ def _assemble(
         model=model_facts(checkpoint),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
-            "static_dims": list(target.static_dims(options)), "choice": target.choice(options),
+            "static_dims": list(target.static_dims(options)), "choice": choice,
             "remaining": target.remaining(), **options.extensions, **target.manifest_options(options),
             **({"analysis": analysis} if analysis else {}),
         },
@@ -350,11 +354,12 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
     """
     from llmc.compiler.estimate import estimate
 
-    target = open_target(options.device)
+    checkpoint = open_checkpoint(model)
+    target, options, why = engine_for(options, plan, checkpoint)
     options = target.configure(options)
     _require_native(target, options)
-    checkpoint = open_checkpoint(model)
     target.require_supported(checkpoint.config)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
     why_unverified(target, checkpoint, options)
-    return estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)
+    found = estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)
+    return found | {"choice": f"{found['choice']}; {target.executor}: {why}"} if why else found

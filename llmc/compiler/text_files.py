@@ -1,4 +1,4 @@
-"""Tokenizer and chat template of a checkpoint, as files of a bundle."""
+"""Tokenizer and chat template of a checkpoint, as files of a bundle; with a large vocabulary an index of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llmc.compiler.stages import Stages, code_digest
+from llmc.compiler.vocabulary import build_index
 from llmc.errors import CheckpointError
+from llmc.runtime.bundle import VOCABULARY
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -19,7 +21,11 @@ def text_files(stages: Stages) -> dict[str, str]:
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         made = {}
         try:
-            made["tokenizer.json"] = workspace.put_bytes(stages.checkpoint.tokenizer_json())
+            tokenizer = stages.checkpoint.tokenizer_json()
+            made["tokenizer.json"] = workspace.put_bytes(tokenizer)
+            index = build_index(tokenizer)
+            if index is not None:
+                made[VOCABULARY] = workspace.put_bytes(index)
         except CheckpointError as e:
             workspace.meta["no_tokenizer"] = str(e)
         template = stages.checkpoint.chat_template()
@@ -27,5 +33,6 @@ def text_files(stages: Stages) -> dict[str, str]:
             made["chat_template.jinja"] = workspace.put_bytes(template.encode())
         return made
 
-    components = {**stages.reading(tokenizer=True), "code": code_digest("llmc.compiler.checkpoint", __name__)}
+    code = code_digest("llmc.compiler.checkpoint", "llmc.compiler.vocabulary", "llmc.runtime.vocabulary", __name__)
+    components = {**stages.reading(tokenizer=True), "code": code}
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}

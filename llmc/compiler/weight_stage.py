@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def weights_stage(stages: Stages, recipes: Blob, tables: Blob, code: tuple[str, ...]) -> Entry:
     """An entry with `weights`, the file, and `placements`, JSON {name: {"offset", "length"}} in bytes.
 
-    `recipes` is the JSON of lowering/recipes.py's, `tables` an npz of the computed ones, `code` the modules whose source
-    the file depends on. Raises CheckpointError.
+    `recipes` is the JSON of lowering/recipes.py's, `tables` an npz of the computed ones, `code` the modules whose
+    source the file depends on. Raises CheckpointError.
     """
     components = {"recipes": recipes.digest, "tables": tables.digest, **stages.reading(), "code": code_digest(*code)}
 

@@ -28,8 +28,10 @@ class BundleAsyncLLM:
         observer: Observer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        has_tokenizer = "tokenizer.json" in self.bundle.manifest.files
-        self._token_text = text_of(self.bundle.tokenizer if has_tokenizer else None)
+        tokenizer = self.bundle.tokenizer if self.bundle.has_tokenizer else None
+        if tokenizer is not None:
+            tokenizer.load()
+        self._token_text = text_of(tokenizer)
         how = EngineOptions(threads, **options)
         executor = open_executor(self.bundle, how)
         generator = open_generator(self.bundle, executor, how, observer)

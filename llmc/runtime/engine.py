@@ -11,20 +11,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.observer import EngineStats, FinishReason, StepRecord
-from llmc.runtime.sampling import Constraint, Samples, SamplingParams, SequenceSampler, sample, sample_top
+from llmc.runtime.replay import choose, replay, step_of
+from llmc.runtime.sampling import Constraint, SamplingParams, SequenceSampler
+from llmc.runtime.scheduling import open_scheduler
 from llmc.runtime.scheduling.base import SchedulerConfig, Work
-from llmc.runtime.scheduling.scheduler import Scheduler
-from llmc.runtime.step import Step, exact, pad
 
 if TYPE_CHECKING:
+    from array import array
+
     from llmc.buckets.plan import Plan
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.requests import TokenLogprobs
+    from llmc.runtime.speculation import SequenceDrafter, SpeculativeConfig
+    from llmc.runtime.step import Step
+
+RAGGED_PREFILL_BUDGET = 256
+"""Prompt tokens beside the decoding rows of a ragged step, where nothing else is asked for: what openvino-genai's
+dynamic split-fuse takes by default."""
 
 OnCompilation = Literal["ignore", "warn", "refuse"]
 """What to do where a step compiled what the bundle did not bring; "refuse" raises DeviceError."""
@@ -45,7 +51,10 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step gave. `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved."""
+    """What one step gave: several tokens of a sequence, in their order, where drafts held.
+
+    `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved.
+    """
 
     record: StepRecord
     tokens: list[TokenEvent]
@@ -58,6 +67,7 @@ class _Sequence:
     budget: int
     least: int
     ends: frozenset[int]
+    drafter: SequenceDrafter | None = None
     produced: int = field(default=0)
 
 
@@ -65,22 +75,34 @@ class Engine:
     """Keeps the bucketed graphs of one executor busy. Not thread-safe.
 
     `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
-    it has one), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens, see SchedulerConfig.
+    it has one, or RAGGED_PREFILL_BUDGET), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens,
+    see SchedulerConfig. `speculation` asks for drafts; raises InputError where the executor cannot verify any.
     """
 
     def __init__(
         self, plan: Plan, executor: Executor, vocab_size: int, *, prefill_budget: int | None = None,
         min_prefix: int | None = None, on_compilation: OnCompilation = "warn",
+        speculation: SpeculativeConfig | None = None,
     ) -> None:  # fmt: skip
+        if speculation is not None:
+            from llmc.runtime.speculation.verifying import require_verifiable
+
+            require_verifiable(executor)
         self.plan = plan
         self.executor = executor
         self.vocab_size = vocab_size
-        chosen = {"prefill_budget": prefill_budget or executor.prompt_chunk, "min_prefix": min_prefix}
+        self.speculation = speculation
+        budget = prefill_budget or executor.prompt_chunk or (RAGGED_PREFILL_BUDGET if executor.ragged else None)
+        chosen: dict[str, Any] = {"prefill_budget": budget, "min_prefix": min_prefix}
         self.config = SchedulerConfig(
             max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=executor.exact,
+            ragged=executor.ragged, cache_tokens=executor.cache_tokens, block_tokens=executor.block_tokens,
             prompt_chunk=executor.prompt_chunk, **{k: v for k, v in chosen.items() if v is not None},
         )  # fmt: skip
-        self.scheduler = Scheduler(plan, self.config)
+        self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
+        self._cache_room = plan.limits.max_model_len
+        if executor.cache_tokens is not None:
+            self._cache_room = executor.cache_tokens // executor.block_tokens * executor.block_tokens
         self.steps = 0
         self._sequences: dict[int, _Sequence] = {}
         self._names: dict[Any, str] = {}
@@ -88,7 +110,7 @@ class Engine:
         self._on_compilation = on_compilation
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raise InputError when no bucket takes a prompt of these ids, naming the limit."""
+        """Raise InputError when no bucket, or no cache, takes a prompt of these ids, naming the limit."""
         length, limits = len(prompt), self.plan.limits
         if not length:
             raise InputError("the prompt is empty: it has no token")
@@ -100,6 +122,11 @@ class Engine:
                     if limits.max_prompt_len is not None
                     else f"(max_model_len {limits.max_model_len}, one token left to generate)"
                 )
+            )
+        if length > self._cache_room:
+            raise InputError(
+                f"the prompt has {length} tokens; the KV cache holds {self._cache_room}: raise the KV cache space, or "
+                "send a shorter prompt"
             )
         smallest, largest = min(prompt), max(prompt)
         if smallest < 0 or largest >= self.vocab_size:
@@ -118,14 +145,23 @@ class Engine:
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
         group: int | None = None,
     ) -> None:  # fmt: skip
-        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run."""
+        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run.
+
+        It makes as many tokens as params allow, max_model_len, and the whole cache if it had it alone.
+        """
         self.check(prompt)
         params = sampler.params
-        room = self.plan.limits.max_model_len - len(prompt)
+        # the last token of a sequence is never put into the cache
+        room = min(self.plan.limits.max_model_len, self._cache_room + 1) - len(prompt)
         budget = room if params.max_tokens is None else min(room, params.max_tokens)
         ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
-        self.scheduler.add(sequence, prompt, priority=priority, group=group)
-        self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends)
+        self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
+        drafter = None
+        if self.speculation is not None:
+            from llmc.runtime.speculation import SequenceDrafter
+
+            drafter = SequenceDrafter(self.speculation)
+        self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends, drafter)
 
     def cancel(self, sequence: int) -> None:
         """End a sequence, e.g. at a stop string: its slot is free before the next step."""
@@ -141,7 +177,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges of now, in sequences."""
         o = self.scheduler.occupancy
-        places = self.config.slots * self.plan.limits.max_model_len
+        places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
         return EngineStats(
             o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
             self.steps, COMPILATIONS.count - self._compiled_before,
@@ -177,31 +213,32 @@ class Engine:
         for copy in work.copies:
             self.executor.copy_prefix(copy.source, copy.target, copy.length)
         scheduled = time.perf_counter()
-        step = _step_of(work)
+        step = step_of(work, self.config.ragged)
         compiled = COMPILATIONS.count
         prepared = time.perf_counter()
-        emitting = [i for i, row in enumerate(work.rows) if row.emits and row.sequence in self._sequences]
-        samplers = [self._sequences[work.rows[i].sequence].sampler for i in emitting]
-        k = self.executor.top_k
-        top = self.executor.run_top(step) if k and all(s.served_by_top(k) for s in samplers) else None
-        logits = self.executor.run(step) if top is None else None
+        samplers = [s.sampler if (s := self._sequences.get(row.sequence)) else None for row in work.rows]
+        replayed = replay(self.executor, step, work, samplers)
         executed = time.perf_counter()
         missed = COMPILATIONS.count > compiled
         if missed:
             self._tell_compilation(step, ", ".join(COMPILATIONS.compiled[compiled:]))
-        samples = Samples([], [])
-        if emitting:
-            chosen: Any = slice(len(emitting)) if emitting[-1] == len(emitting) - 1 else np.array(emitting)
-            if logits is not None:
-                samples = sample(logits[chosen], samplers)
-            elif top is not None:
-                samples = sample_top(top.rows(chosen), samplers, lambda: self.executor.logits()[chosen])
-        tokens = [
-            self._token(work.rows[i].sequence, token, logprobs)
-            for i, token, logprobs in zip(emitting, samples.ids, samples.logprobs, strict=True)
-        ]
+        tokens: list[TokenEvent] = []
+        made: dict[int, list[int]] = {}
+
+        def take(i: int, token: int, logprobs: TokenLogprobs | None) -> bool:
+            sequence = work.rows[i].sequence
+            tokens.append(self._token(sequence, token, logprobs))
+            made.setdefault(sequence, []).append(token)
+            return tokens[-1].finish_reason is None
+
+        drafts = choose(self.executor, replayed, work, samplers, take)
+        for one in drafts:
+            row = work.rows[one.row]
+            drafter = self._sequences[row.sequence].drafter
+            if drafter is not None:
+                drafter.verified(row.start + 1 + len(made[row.sequence]), row.drafted, one.held)
         finished = {t.sequence for t in tokens if t.finish_reason}
-        self.scheduler.complete(work, {t.sequence: t.token_id for t in tokens}, finished)
+        self.scheduler.complete(work, made, finished)
         for sequence in finished:
             del self._sequences[sequence]
         self.steps += 1
@@ -209,8 +246,16 @@ class Engine:
             step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
             self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
             tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
+            len(drafts), sum(row.drafted for row in work.rows), sum(one.held for one in drafts),
         )  # fmt: skip
         return Outcome(record, tokens, work.admitted)
+
+    def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
+        """Guesses for a decode row; none beyond what the sequence may still make."""
+        known = self._sequences.get(sequence)
+        if known is None or known.drafter is None:
+            return ()
+        return known.drafter.propose(tokens, min(most, known.budget - known.produced - 1))
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
         """Run prompts to their ends beside whatever else runs; the new tokens of each."""
@@ -239,16 +284,11 @@ class Engine:
         return TokenEvent(number, token, reason, logprobs, ends)
 
     def _executable(self, step: Step) -> str:
-        key = None if self.executor.exact else (step.phase, step.batch, step.query, step.context)
+        key: Any = (step.phase, step.batch, step.query, step.context)
+        if self.executor.exact:
+            # one for any shape, or some for numbers of tokens that are met often
+            key = step.live_tokens if self.executor.ragged else None
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = self.executor.executable_of(step)
         return name
-
-
-def _step_of(work: Work) -> Step:
-    slots, tokens = [row.slot for row in work.rows], [row.tokens for row in work.rows]
-    past = [row.start for row in work.rows]
-    if work.bucket is None:
-        return exact(work.phase, slots, tokens, past)
-    return pad(work.bucket, slots, tokens, past)

@@ -178,6 +178,8 @@ class Generator:
         between: list[float] = []
         updates: list[Update] = []
         for token in outcome.tokens:
+            if token.sequence not in self._choices:
+                continue  # a stop string ended it in the middle of the step's tokens
             running, choice = self._choices[token.sequence]
             running.first_s = running.first_s or now
             if choice.tokens:

@@ -1,27 +1,31 @@
-"""Offline inference over a bundle; `llmc.LLM` adds compiling a checkpoint first."""
+"""Offline inference over a bundle; `llmc.LLM` adds compiling a checkpoint first.
+
+Nothing of the engine is imported at the top: that happens while the executor opens, see starting.py.
+"""
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.observer import Observer, Observers, StepRecord
-from llmc.runtime.opening import EngineOptions, open_executor, open_generator
-from llmc.runtime.outputs import OutputBuilder, RequestOutput, text_of
-from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.requests import Request, Update
-from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.opening import EngineOptions
+from llmc.runtime.starting import StartingExecutor
 
 if TYPE_CHECKING:
+    from llmc.runtime.engine import Engine
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.generator import Generator
+    from llmc.runtime.observer import Observer, StepRecord
+    from llmc.runtime.outputs import RequestOutput
+    from llmc.runtime.prompts import Prompt, Prompts
+    from llmc.runtime.requests import Update
+    from llmc.runtime.sampling import SamplingParams
     from llmc.runtime.tokenizer import Tokenizer
 
 _BAR_AFTER_S = 2.0
@@ -32,38 +36,52 @@ class BundleLLM:
 
     `bundle` is a folder or an opened Bundle. With `keep_steps` each output carries a record of every step it took part
     in. `seed` makes unseeded requests repeatable. `observer` is told of requests and steps; further keywords are those
-    of EngineOptions. Raises ArtifactError or DeviceError when the bundle cannot run here.
+    of EngineOptions. `starting` is this bundle's executor that is being opened already; it is used where its options
+    are those of this call. Raises ArtifactError or DeviceError when the bundle cannot run here.
     """
 
     def __init__(
         self, bundle: Bundle | str | Path, threads: int | None = None, keep_steps: bool = False, *,
-        seed: int | None = None, observer: Observer | None = None, **options: Any,
+        seed: int | None = None, observer: Observer | None = None, starting: StartingExecutor | None = None,
+        **options: Any,
     ) -> None:  # fmt: skip
+        how = EngineOptions(threads, **options)
+        if starting is not None and starting.options != how:
+            starting.abandon()
+            starting = None
+        if starting is not None:
+            bundle = starting.bundle
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         self._compiled_before = COMPILATIONS.count
-        has_tokenizer = "tokenizer.json" in self.bundle.manifest.files
-        self._token_text = text_of(self.bundle.tokenizer if has_tokenizer else None)
-        how = EngineOptions(threads, **options)
-        self.executor = open_executor(self.bundle, how)
+        opening = starting or StartingExecutor(self.bundle, how)
         try:
-            self._warm()
-        except BaseException:
-            self.executor.close()
-            raise
-        self.records: list[StepRecord] = []
-        watchers = [o for o in (_Keeper(self.records) if keep_steps else None, observer) if o is not None]
-        self.generator = open_generator(self.bundle, self.executor, how, Observers(watchers))
-        self.engine = self.generator.engine
-        self.prompts = Prompts(self.bundle)
-        self._seed = seed
-        self._ids = itertools.count()
+            from llmc.runtime.offline import Offline
+            from llmc.runtime.prompts import Prompts
 
-    def _warm(self) -> None:
-        plan = self.bundle.plan
-        first = min(plan.prompt, key=lambda b: (b.tokens, b.context))
-        decode = plan.lookup("decode", 1, 1, first.query)
-        shapes = [first] + ([decode] if decode else [])
-        self.executor.warm([(b.phase, b.batch, b.query, b.context) for b in shapes])
+            self.prompts: Prompts = Prompts(self.bundle)
+            self.prompts.prepare(lambda: opening.is_opening)
+            self.executor: Executor = opening.executor
+            self._offline = Offline(
+                self.bundle, self.executor, how, self.prompts, keep_steps=keep_steps, seed=seed, observer=observer
+            )
+        except BaseException:
+            opening.abandon()
+            raise
+
+    @property
+    def generator(self) -> Generator:
+        """What takes requests."""
+        return self._offline.generator
+
+    @property
+    def engine(self) -> Engine:
+        """What runs their sequences, token by token."""
+        return self._offline.generator.engine
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The steps of the last call, where they are kept."""
+        return self._offline.records
 
     @property
     def compilations(self) -> int:
@@ -76,6 +94,8 @@ class BundleLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used where no parameters are given."""
+        from llmc.runtime.sampling import SamplingParams
+
         return SamplingParams()
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -94,44 +114,7 @@ class BundleLLM:
 
         Updates' texts joined equal the output's text. Leaving the iterator early ends what still runs.
         """
-        started = time.perf_counter()
-        prepared = [
-            self.generator.prepare(self._request(prompt, params, rank))
-            for prompt, params, rank in zip(
-                prompts, _per_prompt(sampling_params, len(prompts)),
-                _per_priority(priority, len(prompts)), strict=True,
-            )
-        ]  # fmt: skip
-        self.records.clear()
-        builders: dict[str, tuple[int, OutputBuilder]] = {}
-        owners: dict[int, RequestOutput] = {}
-        for index, (prompt, one) in enumerate(zip(prompts, prepared, strict=True)):
-            shown = prompt if isinstance(prompt, str) else None
-            builder = OutputBuilder(one.request, shown, self._token_text, started)
-            builders[one.request.request_id] = (index, builder)
-            owners |= dict.fromkeys(self.generator.add(one), builder.output)
-        try:
-            while any(not b.output.finished for _, b in builders.values()):
-                recorded = len(self.records)
-                updates = self.generator.step()
-                for record in self.records[recorded:]:
-                    for sequence in record.requests:
-                        if sequence in owners:
-                            owners[sequence].steps.append(record)
-                for update in updates:
-                    if update.request_id in builders:
-                        index, builder = builders[update.request_id]
-                        builder.take(update)
-                        yield index, update, builder.output
-        finally:
-            for request_id in builders:
-                self.generator.cancel(request_id)
-
-    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> Request:
-        number = next(self._ids)
-        if self._seed is not None and params.seed is None:
-            params = replace(params, seed=self._seed + number)
-        return Request(str(number), self.encode(prompt), params, self.bundle.eos_token_ids, priority)
+        return self._offline.stream(prompts, sampling_params, priority)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt],
@@ -187,16 +170,6 @@ class BundleLLM:
         self.close()
 
 
-class _Keeper(Observer):
-    """Keeps step records."""
-
-    def __init__(self, records: list[StepRecord]) -> None:
-        self._records = records
-
-    def stepped(self, record: StepRecord) -> None:
-        self._records.append(record)
-
-
 class _Bar:
     """A bar with ETA over finished prompts, on a terminal, once a call takes long."""
 
@@ -225,19 +198,3 @@ class _Bar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._progress is not None:
             self._progress.stop()
-
-
-def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InputError(f"{len(params)} sampling parameters for {count} prompts")
-    return list(params)
-
-
-def _per_priority(priority: Sequence[int] | None, count: int) -> list[int]:
-    if priority is None:
-        return [0] * count
-    if len(priority) != count:
-        raise InputError(f"{len(priority)} priorities for {count} prompts")
-    return list(priority)

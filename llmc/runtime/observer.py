@@ -16,6 +16,7 @@ class StepRecord:
     `requests` are the sequences in its live rows. `started_s` is time.perf_counter() at its start; `schedule_s` covers
     choosing the step and copying slots, `prepare_s` padding, `execute_s` the graph, `sample_s` choosing tokens. A step
     whose shape no bucket of the plan covers exactly as planned (a split, or a graph that had to be compiled) is `miss`.
+    `drafts` live rows had `drafted` guessed tokens in all, which count as live, of which `accepted` held.
     """
 
     phase: str
@@ -33,6 +34,9 @@ class StepRecord:
     started_s: float = 0.0
     schedule_s: float = 0.0
     miss: bool = False
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def bucket(self) -> str:
@@ -90,7 +94,8 @@ class Observer:
         """A step ran."""
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
-        """Tokens of one step: seconds from arrival for choices' first tokens, since the token before for others."""
+        """Tokens of one step: seconds from arrival for choices' first tokens, since the token before for others (0 for
+        one that a draft brought in the same step)."""
 
     def finished(self, summary: RequestSummary) -> None:
         """A request ended."""

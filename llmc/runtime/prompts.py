@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from llmc.errors import InputError
+from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -27,6 +28,17 @@ class Prompts:
         from llmc.runtime.chat import ChatTemplate
 
         return ChatTemplate(self._bundle.chat_template, self._bundle.special_tokens)
+
+    def prepare(self, has_time: Callable[[], bool]) -> None:
+        """Load the tokenizer, and the chat template if there `has_time` then: many a request needs none.
+
+        Raises ArtifactError for a tokenizer that cannot be used; of such a template those hear who use it.
+        """
+        if self._bundle.has_tokenizer:
+            self._bundle.tokenizer.encode("")  # what the first text would wait for
+        if has_time():
+            with suppress(LlmcError):
+                _ = self.template
 
     def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
         """The chat template's text for `messages`, ready for an answer; `how` as in ChatTemplate.render."""

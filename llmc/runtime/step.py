@@ -22,6 +22,8 @@ class Step:
     token_ids [B, Q] int64, right padded; past_lengths [B] int64, tokens of the row already in the cache;
     new_lengths [B] int64, live tokens of the row in this step (1 … Q). A dummy row is a valid one-token row at past 0,
     since kernels refuse an empty one. `context` is the cache length, in tokens, that the bucket provides for.
+    `packed`: the executor computes the live tokens one after the other and nothing else, so that what fills token_ids
+    up costs nothing.
     """
 
     phase: Phase
@@ -30,6 +32,7 @@ class Step:
     token_ids: NDArray[np.int64]
     past_lengths: NDArray[np.int64]
     new_lengths: NDArray[np.int64]
+    packed: bool = False
 
     @property
     def batch(self) -> int:
@@ -49,7 +52,7 @@ class Step:
     @property
     def padding_tokens(self) -> int:
         """New tokens computed for nothing."""
-        return self.token_ids.size - self.live_tokens
+        return 0 if self.packed else self.token_ids.size - self.live_tokens
 
 
 def pad(bucket: Bucket, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
@@ -70,3 +73,19 @@ def exact(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], p
     past_lengths = np.array(past, np.int64)
     new_lengths = np.full(len(token_ids), token_ids.shape[1], np.int64)
     return Step(phase, int(past_lengths.max()), tuple(slots), token_ids, past_lengths, new_lengths)
+
+
+def ragged(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], past: Sequence[int]) -> Step:
+    """A step for an executor that takes rows of any lengths, of prompts and of decode together: `phase` is "prompt"
+    where any row is a prompt's. `context` is the longest past."""
+    lengths = [len(ids) for ids in tokens]
+    longest = max(lengths)
+    if longest == min(lengths):
+        token_ids = np.array(tokens, np.int64)
+    else:
+        token_ids = np.full((len(tokens), longest), PAD_TOKEN, np.int64)
+        for row, ids in enumerate(tokens):
+            token_ids[row, : lengths[row]] = ids
+    new_lengths = np.array(lengths, np.int64)
+    past_lengths = np.array(past, np.int64)
+    return Step(phase, max(past), tuple(slots), token_ids, past_lengths, new_lengths, packed=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.runtime.tokenizer import StopChecker, StreamDetokenizer
+from llmc.runtime.stops import StopChecker
+from llmc.runtime.tokenizer import StreamDetokenizer
 
 if TYPE_CHECKING:
     from llmc.runtime.sampling import SamplingParams

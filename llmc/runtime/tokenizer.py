@@ -1,8 +1,7 @@
 """Text to token ids and back, whole or as a stream.
 
-`Tokenizer` wraps a Hugging Face tokenizer.json; `StreamDetokenizer` turns ids into text as they come, and
-`StopChecker` cuts that text at stop strings. The texts of a stream, put together, are exactly
-`Tokenizer.decode` of all its ids.
+`Tokenizer` wraps a Hugging Face tokenizer.json; `StreamDetokenizer` turns ids into text as they come. The texts of a
+stream, put together, are exactly `Tokenizer.decode` of all its ids.
 """
 
 from __future__ import annotations
@@ -10,14 +9,20 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, InputError
 
+if TYPE_CHECKING:
+    from llmc.runtime.vocabulary import Vocabulary
+
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+_MOST_CUTS = 16
+"""Texts that are encoded by cuts of a vocabulary, which together take as long as reading all of it."""
 _MAX_HELD = 16
 """Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
 
@@ -28,23 +33,42 @@ class Tokenizer:
     `eos_token_ids` are the ids that end a text, in the order given. Truncation and padding that the file may
     ask for are switched off: a prompt is never shortened silently. Raises ArtifactError for bytes that are no
     tokenizer.json.
+
+    With a `vocabulary`, made of the same file, `data` is called for when something needs the whole of it: a long text,
+    more than a few texts, decoding at once. `load` is for who serves, and would be held up then.
     """
 
-    def __init__(self, data: bytes, eos_token_ids: Iterable[int] = ()) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        try:
-            self._backend: Any = Backend.from_buffer(data)
-            decoder = self._backend.decoder
-            self._decoder: dict[str, Any] = {} if decoder is None else json.loads(decoder.__getstate__())
-        except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
-            raise ArtifactError(
-                f"tokenizer.json is damaged or of a newer format ({error}); compile the bundle again"
-            ) from error
-        self._backend.no_truncation()
-        self._backend.no_padding()
+    def __init__(
+        self, data: bytes | Callable[[], bytes], eos_token_ids: Iterable[int] = (), vocabulary: Vocabulary | None = None
+    ) -> None:
         self.eos_token_ids = tuple(eos_token_ids)
+        self._data = data
+        self._vocabulary = vocabulary
+        self._loading = threading.Lock()
+        self._whole: Any = None
+        self._cuts = 0
         self._pieces: dict[int, bytes] = {}
+        if vocabulary is None:
+            self.load()
+
+    def load(self) -> None:
+        """Read all of it now, unless that is done. Raises ArtifactError."""
+        with self._loading:
+            if self._whole is None:
+                self._whole = _backend(self._data() if callable(self._data) else self._data)
+
+    @property
+    def _backend(self) -> Any:
+        if self._whole is None:
+            self.load()
+        return self._whole
+
+    @cached_property
+    def _decoder(self) -> dict[str, Any]:
+        if self._vocabulary is not None:
+            return dict(self._vocabulary.skeleton["decoder"])
+        decoder = self._backend.decoder
+        return {} if decoder is None else dict(json.loads(decoder.__getstate__()))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -54,6 +78,8 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids that `decode` leaves out when it skips special tokens."""
+        if self._vocabulary is not None:
+            return frozenset(token["id"] for token in self._vocabulary.skeleton["added_tokens"] if token.get("special"))
         added = self._backend.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
 
@@ -68,7 +94,16 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        backend = self._cut(text) or self._backend
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def _cut(self, text: str) -> Any:
+        """A tokenizer for this text, while that costs less than the whole; else None."""
+        if self._whole is not None or self._vocabulary is None or self._cuts >= _MOST_CUTS:
+            return None
+        self._cuts += 1
+        cut = self._vocabulary.cut(text)
+        return None if cut is None else _backend(cut.encode())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; ids without a token are left out. Raises InputError for a negative id."""
@@ -84,6 +119,8 @@ class Tokenizer:
 
     def id_to_token(self, index: int) -> str | None:
         """A token's text as the vocabulary writes it, or None."""
+        if self._vocabulary is not None and index >= 0:
+            return self._vocabulary.token(index)
         try:
             token: str | None = self._backend.id_to_token(index)
         except OverflowError as error:
@@ -105,6 +142,20 @@ class Tokenizer:
             known = token.encode() if None in values else bytes(value for value in values if value is not None)
             self._pieces[index] = known
         return known
+
+
+def _backend(data: bytes) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend: Any = Backend.from_buffer(data)
+    except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
+        raise ArtifactError(
+            f"tokenizer.json is damaged or of a newer format ({error}); compile the bundle again"
+        ) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -193,64 +244,3 @@ class _WindowText:
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-
-class StopChecker:
-    """Cuts a stream of text before the first stop string.
-
-    The first is the one that is complete earliest (of two complete at once, the longer), so that the result
-    does not depend on how the text was divided. Text that may be the beginning of a stop string is held back.
-    Time per character does not depend on the length of the stop strings.
-    """
-
-    def __init__(self, stops: Sequence[str] = ()) -> None:
-        if any(not stop for stop in stops):
-            raise InputError("a stop string must not be empty")
-        self.matched: str | None = None
-        """The stop string that ended the text."""
-        self._matchers = [_Matcher(stop) for stop in stops]
-        self._held = ""
-
-    def feed(self, text: str) -> str:
-        """The text that can be shown; empty once a stop string was met."""
-        if self.matched is not None or not text:
-            return ""
-        if not self._matchers:
-            return text
-        pending = self._held + text
-        for index in range(len(self._held), len(pending)):
-            complete = [matcher.stop for matcher in self._matchers if matcher.step(pending[index])]
-            if complete:
-                self.matched = max(complete, key=len)
-                self._held = ""
-                return pending[: index + 1 - len(self.matched)]
-        held = max(matcher.length for matcher in self._matchers)
-        self._held = pending[len(pending) - held :]
-        return pending[: len(pending) - held]
-
-    def flush(self) -> str:
-        """What was held back and turned out not to be a stop string; call once, at the end."""
-        held, self._held = self._held, ""
-        return held
-
-
-class _Matcher:
-    """Knuth, Morris and Pratt's automaton: the text so far ends with `length` characters of `stop`."""
-
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self.length = 0
-        self._border = [0] * len(stop)
-        length = 0
-        for index in range(1, len(stop)):
-            while length and stop[index] != stop[length]:
-                length = self._border[length - 1]
-            length += stop[index] == stop[length]
-            self._border[index] = length
-
-    def step(self, character: str) -> bool:
-        """Takes one character; True when the stop string is complete."""
-        while self.length and character != self.stop[self.length]:
-            self.length = self._border[self.length - 1]
-        self.length += character == self.stop[self.length]
-        return self.length == len(self.stop)

@@ -44,10 +44,12 @@ def compile_(llmc: Llmc, toy: Path) -> Llmc:
 def test_the_outcome_is_told_in_words(compile_: Llmc) -> None:
     ran = compile_()
     assert ran.code == 0
-    first, second, third = ran.out.splitlines()
+    first, second, third, fourth = ran.out.splitlines()
     assert first == f"bundle: {BUCKETS} executables (one executable per bucket: numpy does not care, tests do)"
     assert second.startswith(f"built {BUCKETS}, from the store 0; native {BUCKETS}, portable 0; ")
     assert third.startswith("verified against toy: 6 buckets, ") and "padding leak 0" in third
+    assert fourth.startswith("accuracy over ") and "nats (limit 1e-05 for exact), p99 " in fourth
+    assert fourth.endswith("equal tokens 100.0%")
     again = compile_().out.splitlines()
     assert again[1].startswith(f"built 0, from the store {BUCKETS}; ")
     assert "not verified (--verify none)" in compile_("--verify", "none").out
@@ -94,6 +96,7 @@ def test_json_is_one_document_with_the_counts(compile_: Llmc) -> None:
     assert (found["bundle"], found["device"], found["bytes"]) == ("bundle", "fake", manifest.size)
     assert found["verification"] == manifest.verification
     assert found["verification"]["greedy_equal"] == found["verification"]["greedy_sequences"]
+    assert found["verification"]["accuracy"]["mean_kl"] < 1e-6
     assert compile_("--json").json["reused"] == BUCKETS
 
 

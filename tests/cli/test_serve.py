@@ -12,6 +12,7 @@ from llmc.cli.serve import _Told
 from llmc.runtime.opening import EngineOptions
 from llmc.runtime.server.events import Dead, Draining, Listening, Ready, Stopped
 from llmc.runtime.server.state import Progress, ServerConfig
+from llmc.runtime.speculation import SpeculativeConfig
 from tests.artifacts.helpers import child
 from tests.cli.helpers import Llmc
 
@@ -53,6 +54,32 @@ def test_every_flag_reaches_the_server(llmc: Llmc, asked: Asked) -> None:
     )
     assert asked.more["options"] == EngineOptions(threads=3, prefill_budget=64, prefix_slots=0)
     assert (asked.more["uds"], asked.more["access_log"]) == (Path("s"), True)
+
+
+@pytest.mark.parametrize("flags", [
+    ("--speculate", 5, "--prompt-lookup-max", 3, "--prompt-lookup-min", 1),
+    ("--speculative-config",
+     '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'),
+])  # fmt: skip
+def test_speculation_is_asked_for_by_flags_or_as_vllm_spells_it(
+    llmc: Llmc, asked: Asked, flags: tuple[Any, ...]
+) -> None:
+    assert llmc("serve", "bundle", *flags).code == 0
+    assert asked.more["options"] == EngineOptions(speculative_config=SpeculativeConfig(5, 3, 1))
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (("--speculate", 0), "num_speculative_tokens 0 must be a whole number, at least 1"),
+    (("--prompt-lookup-max", 3), "--prompt-lookup-max says how drafts are looked up; --speculate K asks for them"),
+    (("--speculative-config", "{}", "--speculate", 3), "--speculative-config says all of it; leave out --speculate"),
+    (("--speculative-config", "{}"), "speculative_config needs num_speculative_tokens"),
+    (("--speculative-config", "eagle"), "--speculative-config 'eagle' is not JSON"),
+])  # fmt: skip
+def test_speculation_that_makes_no_sense_is_refused_before_anything_is_opened(
+    llmc: Llmc, asked: Asked, flags: tuple[Any, ...], said: str
+) -> None:
+    assert said in llmc("serve", "bundle", *flags).failed(2)
+    assert not hasattr(asked, "config")
 
 
 def test_the_exit_code_is_the_servers(llmc: Llmc, asked: Asked) -> None:

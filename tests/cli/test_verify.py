@@ -17,12 +17,13 @@ from tests.toy import write_toy
 REPLAY = Program.replay
 
 
-def test_a_sound_bundle_is_told_in_one_line(llmc: Llmc, bundle: Path) -> None:
+def test_a_sound_bundle_is_told_in_two_lines(llmc: Llmc, bundle: Path) -> None:
     ran = llmc("verify", bundle)
     assert ran.code == 0
-    (line,) = ran.out.splitlines()
-    assert line.startswith(f"{bundle}: files intact; ")
-    assert all(words in line for words in ("against toy", "mean KL", "limit 1e-05", "equal tokens 100.0%", "leak 0"))
+    first, second = ran.out.splitlines()
+    assert first.startswith(f"{bundle}: files intact; ")
+    assert all(words in first for words in ("against toy", "mean KL", "limit 1e-05", "equal tokens 100.0%", "leak 0"))
+    assert second.startswith("accuracy over ") and "(limit 1e-05 for exact)" in second
 
 
 def test_json_has_the_numbers_and_the_limits(llmc: Llmc, bundle: Path) -> None:
@@ -30,9 +31,18 @@ def test_json_has_the_numbers_and_the_limits(llmc: Llmc, bundle: Path) -> None:
     found = ran.json
     assert ran.err == ""
     assert found["reference"] == "toy"
-    assert set(found["limits"]) == {"mean_kl", "top1", "greedy_equal", "bucket_kl"}
+    assert set(found["limits"]) == {"mean_kl", "top1", "greedy_equal", "bucket_kl", "quality"}
     assert {"buckets", "rows", "mean_kl", "max_kl", "top1", "max_abs", "leak"} <= set(found)
     assert found["greedy_equal"] == found["greedy_sequences"] > 0
+    accuracy = found["accuracy"]
+    assert accuracy["tokens"] > 300 and accuracy["top1"] == 1.0
+    assert 0 <= accuracy["mean_kl"] <= accuracy["p99_kl"] <= accuracy["max_kl"] < 1e-6
+
+
+def test_accuracy_is_measured_anew_and_is_what_the_manifest_says(llmc: Llmc, bundle: Path) -> None:
+    recorded = read_manifest(bundle).verification["accuracy"]
+    edit_manifest(bundle, lambda manifest: manifest["verification"]["accuracy"].update(mean_kl=1.0))
+    assert llmc("verify", bundle, "--json").json["accuracy"] == recorded
 
 
 def test_all_takes_every_bucket(llmc: Llmc, toy: Path) -> None:

@@ -20,6 +20,7 @@ from onnx import TensorProto
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.compiler.frontend.trace import trace
+from llmc.compiler.lowering.formats import OnnxOptions
 from llmc.compiler.lowering.fuse import (
     fuse,
     fuse_attention,
@@ -31,6 +32,7 @@ from llmc.compiler.lowering.fuse import (
 )
 from llmc.compiler.lowering.import_fx import import_program
 from llmc.compiler.lowering.ir import Dim, Graph, Node, Value
+from llmc.compiler.lowering.onnx_model import bind, load_model, place
 from llmc.compiler.lowering.packing import pack_weights
 from llmc.compiler.lowering.recipes import (
     ALIGNMENT,
@@ -40,7 +42,7 @@ from llmc.compiler.lowering.recipes import (
     to_bf16,
     write_weights,
 )
-from llmc.compiler.lowering.to_onnx import Lowered, OnnxOptions, bind, load_model, lower, place
+from llmc.compiler.lowering.to_onnx import Lowered, lower
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.executors.ort_session import open_session
 from tests.compiler import tiny
@@ -737,6 +739,23 @@ def test_a_lowered_model_holds_no_weights_and_short_names(block: int) -> None:
     assert max(map(len, names)) < 16
 
 
+def test_a_lowered_model_takes_the_tokens_whose_logits_are_wanted() -> None:
+    """As many as asked for, not one a row; what else the program's contract takes and gives stays."""
+    graph = imported("llama")
+    interface = sizes(lowered(0).model)
+    assert set(interface) == {*graph.inputs, *(name for name, _ in graph.outputs), "logit_rows"} - {"new_lengths"}
+    assert interface["logit_rows"] == ["R"] and interface["logits"] == ["R", 257]
+
+
+def test_row_wise_operators_see_only_the_tokens_that_are_asked_for() -> None:
+    """The last layer's matrices behind attention, too: a prompt step pays for one token of them."""
+    nodes = lowered(0).model.graph.node
+    chosen = [i for i, node in enumerate(nodes) if "logit_rows" in node.input]
+    last_attention = max(i for i, node in enumerate(nodes) if node.op_type == "GroupQueryAttention")
+    assert len(chosen) == 2 and chosen[0] > last_attention, "what attention gives, and the residual"
+    assert all(node.op_type not in ("MatMul", "Gemm") for node in nodes[last_attention : chosen[0]])
+
+
 def sizes(model: Any) -> dict[str, list[int | str]]:
     dims = {v.name: v.type.tensor_type.shape.dim for v in (*model.graph.input, *model.graph.output)}
     return {name: [d.dim_param or d.dim_value for d in dim] for name, dim in dims.items()}
@@ -745,11 +764,11 @@ def sizes(model: Any) -> dict[str, list[int | str]]:
 def test_binding_fixes_the_named_sizes_in_a_copy() -> None:
     model = lowered(0).model
     before = model.SerializeToString(deterministic=True)
-    bound = sizes(bind(model, {"B": 3, "Q": 5}))
+    bound = sizes(bind(model, {"B": 3, "Q": 5, "R": 4}))
     assert model.SerializeToString(deterministic=True) == before
-    assert bound["token_ids"] == [3, 5] and bound["new_lengths"] == [3]
+    assert bound["token_ids"] == [3, 5] and bound["past_lengths"] == [3] and bound["logit_rows"] == [4]
     assert bound["past_k0"] == bound["present_v1"] == [3, 2, "S", 16]
-    assert bound["logits"] == [3, 257]
+    assert bound["logits"] == [4, 257]
     assert sizes(bind(model, {"S": 9}))["past_k0"] == ["B", 2, 9, 16]
     assert sizes(bind(model, {})) == sizes(model)
 
@@ -792,7 +811,7 @@ class Packing:
         feed: dict[str, NDArray[Any]] = {
             "token_ids": random.integers(0, 257, (2, 1)),
             "past_lengths": np.array([4, 2]),
-            "new_lengths": np.array([1, 1]),
+            "logit_rows": np.array([0, 1]),
         }
         for layer in range(2):
             for n in "kv":

@@ -484,7 +484,9 @@ def test_verify_modes(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     assert everything["greedy_equal"] == everything["greedy_sequences"] > 0
     assert everything["rows"] > sampled["rows"] >= sampled["buckets"]
     assert everything["mean_kl"] < 1e-9 and everything["leak"] < 1e-5 and everything["top1"] == 1.0
-    assert everything["limits"] == {"mean_kl": 1e-5, "top1": 1.0, "greedy_equal": True, "bucket_kl": 1e-5}
+    assert everything["limits"] == {
+        "mean_kl": 1e-5, "top1": 1.0, "greedy_equal": True, "bucket_kl": 1e-5, "quality": "exact",
+    }  # fmt: skip
     monkeypatch.setattr(Program, "replay", nan_logits)
     unverified = toy.compile(verify="none", store=Store(toy.store.root.with_name("fresh")))
     assert unverified.verification == {"mode": "none"} == read_manifest(toy.bundle).verification

@@ -19,7 +19,7 @@ from llmc.artifacts.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.compiler.asked import asked_members
-from llmc.compiler.lowering.to_onnx import add_top, bind, load_model
+from llmc.compiler.lowering.onnx_model import add_top, bind, load_model
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle, dry_run
 from llmc.errors import ArtifactError, InputError, VerificationError

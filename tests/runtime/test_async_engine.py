@@ -149,8 +149,8 @@ def test_a_cancelled_request_frees_its_slot_before_the_next_step(toy: Toy, gate:
             assert len(await tokens_of(fifth)) == 2
             for stream in streams[1:]:
                 stream.cancel()
-            await until(lambda: engine.in_flight == 0)
-            assert engine.stats.running == 0 and len(watcher.ended) == 5
+            await until(lambda: engine.in_flight == engine.stats.running == 0)
+            assert len(watcher.ended) == 5
 
     run(test())
 

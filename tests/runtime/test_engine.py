@@ -1,6 +1,7 @@
 """The engine, token by token, over the fake executor: every token checked against the toy model's reference.
 
-Both kinds of bundle run every test: one executable a bucket, and one for any shape.
+Every kind of bundle runs every test: one executable a bucket, one for any shape, and one for ragged steps, with and
+without a pool of tokens that slots share.
 """
 
 from __future__ import annotations
@@ -239,14 +240,16 @@ def test_sequences_move_down_when_earlier_ones_end(
     copy = FakeExecutor.copy_prefix
 
     def watched(self: FakeExecutor, source: int, target: int, length: int) -> None:
-        moves.append((source, target, length))
+        if source != target:
+            moves.append((source, target, length))
         copy(self, source, target, length)
 
     monkeypatch.setattr(FakeExecutor, "copy_prefix", watched)
     counts = (1, 9, 4, 9)
     done = Run(fresh(toy), [Asked([i] * (i + 1), greedy(count)) for i, count in enumerate(counts)])
     assert [tokens for tokens, _ in done.made] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate(counts)]
-    assert len(moves) <= 3, "only what has to move, once"
+    most = 0 if fresh(toy).executor.ragged else 3
+    assert len(moves) <= most, "only what has to move, once"
     assert [r.live_rows for r in done.records if r.phase == "decode"][-3:] == [2, 2, 2]
 
 

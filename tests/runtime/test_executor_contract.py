@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.top import top_of
-from llmc.runtime.step import Step, exact, pad
+from llmc.runtime.step import Step, exact, pad, ragged
 from tests.toy import toy_plan, write_toy
 
 Array = NDArray[np.float32]
@@ -299,8 +300,6 @@ def test_what_a_slot_does_not_hold_is_refused(opened: Open) -> None:
 def test_decode_steps_that_would_write_elsewhere_are_refused(
     opened: Open, change: dict[str, Any], message: str
 ) -> None:
-    from dataclasses import replace
-
     executor = opened()
     prefill(executor, 0, [1, 2])
     prefill(executor, 1, [1, 2])
@@ -335,3 +334,47 @@ def test_memory_counts_what_slots_held_at_most_and_the_layouts_that_decode_took(
     executor.copy_prefix(0, 5, 2)
     assert executor.memory()["cache"] == token * (5 + 4 + 4 * 17)
     executor.close()
+
+
+# Logits after every token
+
+
+def each(executor: Executor, phase: str, slots: list[int], tokens: list[list[int]], past: list[int]) -> Array:
+    """Logits after every token of rows of any lengths, filled up where they differ."""
+    step = ragged(phase, slots, tokens, past)  # type: ignore[arg-type]
+    return executor.run_each(replace(step, packed=executor.ragged))
+
+
+def test_drafted_tokens_are_scored_in_one_step_as_they_would_be_one_by_one(opened: Open) -> None:
+    """A token and three drafted ones, two of which are taken back: what comes next does not know them."""
+    executor, alone = opened(), Alone(opened(1))
+    if not executor.scores_each:
+        with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):
+            executor.run_each(exact("prompt", [0], [[1, 2]], [0]))
+        return
+    prompt, drafted = [5, 6, 7, 8, 9], [10, 11, 12, 13]
+    prefill(executor, 0, prompt)
+    for _ in range(2):  # into buffers that are there already, too
+        rows = each(executor, "decode", [0], [drafted], [len(prompt)])
+        assert len(rows) == 4
+        for count, row in enumerate(rows, 1):
+            assert close(row, alone(prompt + drafted[:count])[0])
+    kept = prompt + drafted[:2]
+    assert close(decode(executor, [[14]], [kept])[0], alone([*kept, 14])[0])
+    top = executor.run_top(exact("decode", [0], [[15]], [len(kept) + 1]))
+    assert close(top.values[0], top_of(alone([*kept, 14, 15])[0][None], TOP).values[0])
+
+
+@pytest.mark.parametrize("kind", ["onnx-exact"])
+def test_every_live_token_of_several_rows_is_scored_row_by_row(opened: Open) -> None:
+    executor, alone = opened(), Alone(opened(1))
+    first, more = [[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10], [11, 12]]
+    for tokens, past in ((first, [[], [], []]), (more, first)):
+        rows = each(executor, "prompt", [1, 2, 3], tokens, [len(p) for p in past]).copy()
+        wanted = [held + new[: n + 1] for held, new in zip(past, tokens, strict=True) for n in range(len(new))]
+        assert len(rows) == len(wanted) == 6
+        for row, sequence in zip(rows, wanted, strict=True):
+            assert close(row, alone(sequence)[0])
+        ends = [held + new for held, new in zip(past, tokens, strict=True)]
+        for row, sequence in zip(executor.logits(), ends, strict=False):
+            assert close(row, alone(sequence)[0])

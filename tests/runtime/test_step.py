@@ -17,7 +17,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.compilations import CompilationCounter
 from llmc.runtime.executors.fake import FakeExecutor, Program
-from llmc.runtime.step import PAD_TOKEN, Step, exact, pad
+from llmc.runtime.step import PAD_TOKEN, Step, exact, pad, ragged
 from tests.toy import Toy, reference
 
 # Padding
@@ -38,6 +38,22 @@ def test_an_exact_step_has_no_padding() -> None:
     assert (step.batch, step.query, step.context, step.slots) == (3, 1, 11, (0, 1, 2))
     assert (step.live_tokens, step.padding_tokens) == (3, 0)
     assert step.past_lengths.tolist() == [5, 2, 11] and step.new_lengths.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "filled"),
+    [
+        ([(7,), (8, 9, 10), (11, 12)], [[7, PAD_TOKEN, PAD_TOKEN], [8, 9, 10], [11, 12, PAD_TOKEN]]),
+        ([(7,), (8,), (9,)], [[7], [8], [9]]),
+    ],
+)
+def test_a_ragged_step_computes_nothing_but_its_tokens(tokens: list[tuple[int, ...]], filled: list[list[int]]) -> None:
+    step = ragged("prompt", [4, 0, 2], tokens, [5, 0, 11])
+    assert step.token_ids.tolist() == filled
+    assert (step.slots, step.past_lengths.tolist(), step.context) == ((4, 0, 2), [5, 0, 11], 11)
+    assert step.new_lengths.tolist() == [len(ids) for ids in tokens]
+    assert (step.live_tokens, step.padding_tokens, step.packed) == (sum(map(len, tokens)), 0, True)
+    assert {a.dtype for a in (step.token_ids, step.past_lengths, step.new_lengths)} == {np.dtype(np.int64)}
 
 
 rows = st.lists(

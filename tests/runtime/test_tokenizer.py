@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.tokenizer import StopChecker, StreamDetokenizer, Tokenizer
+from llmc.runtime.stops import StopChecker
+from llmc.runtime.tokenizer import StreamDetokenizer, Tokenizer
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 

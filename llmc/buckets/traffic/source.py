@@ -42,6 +42,7 @@ class Traffic:
         self.bench = bench
         self.decode_requests = 0
         self.cached_requests = 0
+        self._prompt_tokens = self._new_tokens = 0
         self._clip = clip
         self._trace = Trace(path, progress=None if progress is None else lambda done: progress(done, self._trace.size))
         self._admission: Admission | None = None
@@ -63,7 +64,7 @@ class Traffic:
     def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
         """The steps of a server under `limits`, at most `prompt_batch` prompts admitted at a time."""
         self._admission = Admission(limits, clip=self._clip)
-        self.decode_requests = self.cached_requests = 0
+        self.decode_requests = self.cached_requests = self._prompt_tokens = self._new_tokens = 0
         return schedule(
             self._counted(self._admission(self._trace)),
             limits,
@@ -75,6 +76,8 @@ class Traffic:
 
     def _counted(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         for request in requests:
+            self._prompt_tokens += request.prompt
+            self._new_tokens += request.output
             self.decode_requests += request.output > 1
             self.cached_requests += request.cached > 0
             yield request
@@ -95,7 +98,11 @@ class Traffic:
 
     def facts(self) -> dict[str, Fact]:
         """What was read and how it was replayed, for a plan's provenance."""
-        facts: dict[str, Fact] = {"traffic_sha256": self._trace.digest(), "requests": self.counts().get("admitted", 0)}
+        admitted = self.counts().get("admitted", 0)
+        facts: dict[str, Fact] = {"traffic_sha256": self._trace.digest(), "requests": admitted}
+        if admitted:
+            facts["mean_prompt_tokens"] = round(self._prompt_tokens / admitted, 1)
+            facts["mean_new_tokens"] = round(self._new_tokens / admitted, 1)
         left_out = 0 if self._admission is None else self._admission.left_out
         if left_out:
             facts["requests_left_out"] = left_out

@@ -128,6 +128,11 @@ class Checkpoint(ABC):
         Raises CheckpointError for an unknown name, a type that has no float32 reading, or a NaN or infinity.
         """
 
+    def stored_type(self, name: str) -> str | None:
+        """The `type` of the tensor's `quantised_blocks`, None where it has none, without reading its data."""
+        self.shape(name)
+        return None
+
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """The tensor's stored blocks, None where it has none. Raises CheckpointError for an unknown name."""
         self.shape(name)

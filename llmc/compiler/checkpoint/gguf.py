@@ -99,10 +99,15 @@ class GgufCheckpoint(Checkpoint):
         heads = self._permuted_heads(name)
         return restore_row_order(values, heads) if heads else values
 
+    def stored_type(self, name: str) -> str | None:
+        """Q8_0, Q4_0 or Q4_1 for a matrix of one of them; None for other types."""
+        info = self._info(name)
+        return info.type if info.type in BLOCK_TYPES and len(info.shape) == 2 else None
+
     def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
         """Blocks of a Q8_0, Q4_0 or Q4_1 matrix, rows in transformers' order; None for other types."""
         info = self._info(name)
-        if info.type not in BLOCK_TYPES or len(info.shape) != 2:
+        if self.stored_type(name) is None:
             return None
         blocks = split_blocks(info, self._header.raw(info))
         require_finite(blocks.scale, f"{name} (scales)", self.path)

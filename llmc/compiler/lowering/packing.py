@@ -4,30 +4,46 @@ Every session repacks matrices into its kernels' layout, in private memory. Save
 file by all sessions instead: specialised bundles need that, a bundle with one executable does not. The layout belongs
 to an ONNX Runtime version and an instruction set, so both are in the key. The format is the runtime's own external
 data entry `prepacked_N` = key|offset;length;checksum….
+
+Offsets of blocks (nbits.py) cost nothing in the packed form on x86. There the kernels undo the codes' zero point by
+adding blocksum(x) · sumᵀ, where sum is −2^(bits − 1) · scale, and keep those sums behind the packed codes (MLAS,
+qnbitgemm.h: codes, then [N/16 rounded up, K/block, 16] float32, then scales). `pack_weights` adds the offsets to them
+there, after it has seen that they are what they should be; `folds_offsets` says whether this host's layout is that one.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from onnx import TensorProto
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
 
+from llmc.compiler.lowering.onnx_model import load_model, place
 from llmc.compiler.lowering.recipes import ALIGNMENT
-from llmc.compiler.lowering.to_onnx import load_model, place
 from llmc.errors import CompileError
 
 _CHUNK = 1 << 20
+_LANES = 16
+_CODES_ALIGNMENT = 64
 
 
 def pack_weights(
-    model: bytes, weights: Path, placements: Mapping[str, Mapping[str, Any]], folder: Path
+    model: bytes,
+    weights: Path,
+    placements: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    folded: Mapping[str, str] | None = None,
 ) -> tuple[Path, dict[str, dict[str, Any]]]:
     """A weights file with packed copies, made in `folder`, and where each tensor and its packed copy lies.
 
-    Raises CompileError when ONNX Runtime cannot pack.
+    `folded` names the matrices whose packed copies take in offsets, and the tensors that hold those. Raises
+    CompileError when ONNX Runtime cannot pack, or packs otherwise than offsets can be added to.
     """
     (folder / "weights").hardlink_to(weights) if _same_device(weights, folder) else shutil.copyfile(
         weights, folder / "weights"
@@ -44,7 +60,93 @@ def pack_weights(
                 for entry in tensor.external_data:
                     if entry.key.startswith("prepacked"):
                         result[tensor.name][entry.key] = _move(entry.value, source, out)
+    if folded:
+        _fold(saved, packed, result, folded)
     return packed, result
+
+
+def folds_offsets() -> bool:
+    """Whether ONNX Runtime packs matrices here in the one layout that offsets can be added to."""
+    rows, blocks, block = 24, 4, 32
+    matrix = _Matrix(rows, blocks * block, 4, block)
+    codes = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
+    scales = np.arange(1, rows * blocks + 1, dtype=np.float32).reshape(rows, blocks)
+    node = helper.make_node(
+        "MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft",
+        K=matrix.width, N=rows, bits=4, block_size=block, accuracy_level=4,
+    )  # fmt: skip
+    tensors = [TensorProto(name="codes", data_type=TensorProto.UINT8), TensorProto(name="scales", data_type=1)]
+    for tensor, shape in zip(tensors, (codes.shape, scales.shape), strict=True):
+        tensor.dims.extend(shape)
+        tensor.data_location = TensorProto.EXTERNAL
+    model = helper.make_model(
+        helper.make_graph(
+            [node], "probe", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, matrix.width])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, rows])], tensors,
+        ),
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10,
+    )  # fmt: skip
+    places = {
+        "codes": {"offset": 0, "length": codes.nbytes}, "scales": {"offset": ALIGNMENT, "length": scales.nbytes},
+        "offsets": {"offset": ALIGNMENT, "length": scales.nbytes},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "plain"
+        weights.write_bytes(codes.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
+        try:
+            pack_weights(model.SerializeToString(), weights, places, Path(folder), {"codes": "offsets"})
+        except CompileError:
+            return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A MatMulNBits node's matrix [rows, width]."""
+
+    rows: int
+    width: int
+    bits: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.width // self.block)
+
+    def laid_out(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[rows, blocks] as the packed form orders it."""
+        padded = np.zeros((-(-self.rows // _LANES) * _LANES, self.blocks), np.float32)
+        padded[: self.rows] = values
+        return padded.reshape(-1, _LANES, self.blocks).transpose(0, 2, 1).copy()
+
+
+def _fold(
+    saved: ModelProto, file: Path, placements: Mapping[str, Mapping[str, Any]], folded: Mapping[str, str]
+) -> None:
+    """Add offsets to the block sums of packed copies in `file`."""
+    for node in saved.graph.node:
+        if node.op_type != "MatMulNBits" or node.input[1] not in folded:
+            continue
+        attrs = {a.name: a.i for a in node.attribute}
+        matrix = _Matrix(attrs["N"], attrs["K"], attrs["bits"], attrs["block_size"])
+        at = placements[node.input[1]]
+        blobs = [b for key, entry in at.items() if key.startswith("prepacked") for b in str(entry).split("|")[1:]]
+        size = matrix.rows * matrix.blocks * matrix.block * matrix.bits // 8
+        start = -(-size // _CODES_ALIGNMENT) * _CODES_ALIGNMENT
+        tensors = [_read(file, placements[name], matrix) for name in (node.input[2], folded[node.input[1]])]
+        scales, offsets = map(matrix.laid_out, tensors)
+        if len(blobs) != 1 or int(blobs[0].split(";")[1]) < start + scales.nbytes + tensors[0].nbytes:
+            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} has no place for offsets")
+        mapped = np.memmap(file, np.float32, "r+", int(blobs[0].split(";")[0]) + start, scales.shape)
+        if not np.array_equal(mapped, np.float32(-(1 << (matrix.bits - 1))) * scales):
+            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} is not laid out as this llmc knows it")
+        mapped += offsets
+        mapped.flush()
+
+
+def _read(file: Path, at: Mapping[str, Any], matrix: _Matrix) -> NDArray[np.float32]:
+    count = matrix.rows * matrix.blocks
+    return np.fromfile(file, np.float32, count, offset=int(at["offset"])).reshape(matrix.rows, matrix.blocks)
 
 
 def _same_device(a: Path, b: Path) -> bool:
@@ -59,7 +161,7 @@ def _save_packed(model: Path, folder: Path) -> Any:
             str(model),
             saved_as=str(folder / "saved.onnx"),
             session__optimized_model_external_initializers_file_name="saved.data",
-            session__optimized_model_external_initializers_min_size_in_bytes="1024",
+            session__optimized_model_external_initializers_min_size_in_bytes="16",
             session__save_external_prepacked_constant_initializers="1",
         )
     except Exception as e:

@@ -59,7 +59,13 @@ class TensorSource(Protocol):
         """The tensor's blocks as the checkpoint stores them; None where it stores none."""
 
 
-FAMILIES = {"q8": f"{__name__}:q8"}
+_NBITS = "llmc.compiler.lowering.nbits"
+_OPENVINO = "llmc.compiler.openvino.compression"
+FAMILIES = {
+    "q8": f"{__name__}:q8",
+    "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
+    **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")},
+}  # fmt: skip
 """Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint
 stores them, the checkpoint, and the recipe's block, and returns every part of the matrix by its name."""
 
@@ -193,7 +199,7 @@ def _tensors(
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).data.cast("B")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDArray[np.float32]:

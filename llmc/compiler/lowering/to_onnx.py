@@ -1,21 +1,23 @@
 """Fused graph → ONNX with ONNX Runtime's operators, weights outside.
 
-One model with symbolic B, Q and S covers every bucket; `bind` fixes some of them for one bucket. Its inputs and
+One model with symbolic B, Q, S and R covers every bucket; `bind` fixes some of them for one bucket. Its inputs and
 outputs are the program contract's (frontend/trace.py), caches being updated in place when past and present are bound
-to one buffer.
+to one buffer, with one difference: instead of new_lengths [B] it takes logit_rows [R] int64, the tokens whose logits
+are wanted as indices into [B · Q], and logits are [R, V]. A step that samples names each row's last live token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from llmc.compiler.lowering.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.lowering.ir import Graph, Node, Value
+from llmc.compiler.lowering.onnx_model import shorten
 from llmc.compiler.lowering.recipes import Recipe
 from llmc.errors import CompileError
 
@@ -23,33 +25,20 @@ MICROSOFT = "com.microsoft"
 OPSET, IR_VERSION = 21, 10
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
 _UNPLACED = "weights"
-_BLOCKS = (256, 128, 64, 32, 16)
-NORMED_BLOCK = 32
-
-
-@dataclass(frozen=True)
-class OnnxOptions:
-    """`block` quantises every matrix to 8 bits, in blocks of at most so many inputs; 0 keeps float32.
-
-    Blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise activations by the
-    same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
-    """
-
-    block: int
-
-    def block_for(self, width: int, normed: bool = False) -> int:
-        """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""
-        most = min(self.block, NORMED_BLOCK) if normed else self.block
-        return next((b for b in _BLOCKS if b <= most and width % b == 0), min(most, 32))
+LOGIT_ROWS = "logit_rows"
 
 
 @dataclass
 class Lowered:
-    """An ONNX model without weights, the recipes of its tensors, and its computed tables."""
+    """An ONNX model without weights, the recipes of its tensors, and its computed tables.
+
+    `folded`: matrices whose packed form has to take in offsets, each with the recipe of those; no graph reads them.
+    """
 
     model: ModelProto
     recipes: list[Recipe]
     tables: dict[str, NDArray[np.float32]]
+    folded: dict[str, str] = field(default_factory=dict)
 
 
 def lower(graph: Graph, options: OnnxOptions) -> Lowered:
@@ -64,11 +53,11 @@ class _Emitter:
         self.nodes: list[Any] = []
         self.initializers: dict[str, TensorProto] = {}
         self.recipes: list[Recipe] = []
+        self.folded: dict[str, str] = {}
         self.shared: dict[str, str] = {}
         self.normed: set[Value | None] = set()
 
     def run(self) -> Lowered:
-        inputs = [self._info(v, name) for name, v in self.graph.inputs.items()]
         for node in self.graph.nodes:
             emit = getattr(self, "_add_" if node.op == "add" else f"_{node.op}", None)
             if emit is None:
@@ -78,25 +67,33 @@ class _Emitter:
         for name, v in self.graph.outputs:
             self._rename(v.name, name)
             outputs.append(self._info(v, name))
+        inputs = [self._info(v, name) for name, v in self.graph.inputs.items()]
+        if "last_rows" in self.shared:
+            inputs = [self._logit_rows() if info.name == "new_lengths" else info for info in inputs]
+            outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
         model = helper.make_model(
             helper.make_graph(self.nodes, "llmc", inputs, outputs, list(self.initializers.values())),
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
             ir_version=IR_VERSION, producer_name="llmc",
         )  # fmt: skip
-        short = _shorten(model)
-        recipes = [replace(r, name=short[r.name]) for r in self.recipes]
+        short = shorten(model)
+        recipes = [replace(r, name=short.get(r.name, r.name)) for r in self.recipes]
         tables = {short[v.name]: t for v, t in self.graph.tables.items() if v.name in self.initializers}
-        return Lowered(model, recipes, tables)
+        folded = {short[data]: short.get(offsets, offsets) for data, offsets in self.folded.items()}
+        return Lowered(model, recipes, tables, folded)
+
+    def _logit_rows(self) -> ValueInfoProto:
+        return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])
 
     def _info(self, value: Value, name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, _TYPES[value.dtype], list(value.shape))
 
     def _rename(self, old: str, new: str) -> None:
         for node in self.nodes:
-            for field in (node.input, node.output):
-                for i, name in enumerate(field):
+            for names in (node.input, node.output):
+                for i, name in enumerate(names):
                     if name == old:
-                        field[i] = new
+                        names[i] = new
 
     def _add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
@@ -141,29 +138,41 @@ class _Emitter:
         weight, ids = node.inputs[0], self._name(node.inputs[1])
         assert weight is not None
         rows, width = (int(d) for d in weight.shape)
-        block = self.options.block_for(width, normed=True)  # the head's, which it is tied to
-        if not self.options.block or width % block:
+        sources = [self.graph.weights[weight]]
+        # the head's format, which it is tied to
+        held = self.options.format(sources, width, normed=True, head=True) if self.options.block else None
+        if held is None or width % held.block:
             self._add("Gather", [self._name(weight), ids], [node.out.name])
             return
-        data, scales = self._quantised([self.graph.weights[weight]], rows, width, block, as_rows=True)
+        out = f"{node.out.name}_codes" if held.offsets else node.out.name
+        data, scales = self._blocks(sources, rows, width, held, as_rows=True)
         self._add(
-            "GatherBlockQuantized", [data, ids, scales], [node.out.name], MICROSOFT,
-            bits=8, block_size=block, gather_axis=0, quantize_axis=1,
+            "GatherBlockQuantized", [data, ids, scales], [out], MICROSOFT,
+            bits=held.bits, block_size=held.block, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
+        if held.offsets:
+            blocks, stem = width // held.block, node.out.name
+            recipe = self._part(sources, held, "offsets")
+            self._add("Gather", [self._external(recipe, TensorProto.FLOAT, (rows, blocks)), ids], [f"{stem}_rows"])
+            self._add("Unsqueeze", [f"{stem}_rows", self._const([-1])], [f"{stem}_offsets"])
+            shape = self._const([0, 0, blocks, held.block])
+            self._add("Reshape", [out, shape], [f"{stem}_blocks"])
+            self._add("Add", [f"{stem}_blocks", f"{stem}_offsets"], [f"{stem}_sums"])
+            self._add("Reshape", [f"{stem}_sums", self._const([0, 0, width])], [node.out.name])
 
-    def _quantised(
-        self, sources: list[str], rows: int, width: int, block: int, as_rows: bool = False
+    def _part(self, sources: list[str], held: MatrixFormat, part: str) -> Recipe:
+        return Recipe(f"{'+'.join(sources)}.{held.family}_{part}", f"{held.family}_{part}", tuple(sources), held.block)
+
+    def _blocks(
+        self, sources: list[str], rows: int, width: int, held: MatrixFormat, as_rows: bool = False
     ) -> tuple[str, str]:
-        blocks = -(-width // block)
-        stem = "+".join(sources)
-        if as_rows:
-            recipe = Recipe(f"{stem}.q8_rows", "q8_rows", tuple(sources), block)
-            data = self._external(recipe, TensorProto.UINT8, (rows, blocks * block))
-        else:
-            recipe = Recipe(f"{stem}.q8", "q8_data", tuple(sources), block)
-            data = self._external(recipe, TensorProto.UINT8, (rows, blocks, block))
-        recipe = Recipe(f"{stem}.scales", "q8_scales", tuple(sources), block)
-        return data, self._external(recipe, TensorProto.FLOAT, (rows, blocks))
+        """Codes, seen as rows or as blocks, and scales."""
+        blocks = -(-width // held.block)
+        size = held.block * held.bits // 8
+        shape = (rows, blocks * size) if as_rows else (rows, blocks, size)
+        recipe = self._part(sources, held, "rows" if as_rows else "data")
+        data = self._external(recipe, TensorProto.UINT8, shape)
+        return data, self._external(self._part(sources, held, "scales"), TensorProto.FLOAT, (rows, blocks))
 
     def _linear(self, node: Node) -> None:
         count = len(node.attrs.get("parts", [0]))
@@ -172,23 +181,56 @@ class _Emitter:
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
         x = self._name(node.inputs[0])
-        out = f"{node.out.name}_product" if biases else node.out.name
+        bias = ""
+        if biases:
+            names = [self.graph.weights[b] for b in biases]
+            bias = self._external(Recipe("+".join(names), "dense", tuple(names)), TensorProto.FLOAT, (rows,))
+        head = len(node.out.shape) == 2 and count == 1
         if self.options.block:
-            block = self.options.block_for(width, node.inputs[0] in self.normed)
-            data, scales = self._quantised(sources, rows, width, block)
-            self._add(
-                "MatMulNBits", [x, data, scales], [out], MICROSOFT,
-                K=width, N=rows, bits=8, block_size=block, accuracy_level=4,
-            )  # fmt: skip
-        elif len(node.out.shape) == 2 and count == 1:
+            normed = node.inputs[0] in self.normed
+            held = self.options.format(sources, width, normed, head and node.out is self.graph.outputs[0][1])
+            self._nbits(node, x, sources, (rows, width), held, bias)
+            return
+        out = f"{node.out.name}_product" if biases else node.out.name
+        if head:
             self._add("Gemm", [x, self._dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
         else:
             recipe = Recipe("+".join(sources) + ".T", "transposed", tuple(sources))
             self._add("MatMul", [x, self._external(recipe, TensorProto.FLOAT, (width, rows))], [out])
         if biases:
-            names = [self.graph.weights[b] for b in biases]
-            bias = self._external(Recipe("+".join(names), "dense", tuple(names)), TensorProto.FLOAT, (rows,))
             self._add("Add", [out, bias], [node.out.name])
+
+    def _nbits(
+        self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat, bias: str
+    ) -> None:
+        rows, width = shape
+        data, scales = self._blocks(sources, rows, width, held)
+        apart = held.offsets and not self.options.fold
+        out = f"{node.out.name}_codes" if apart else node.out.name
+        self._add(
+            "MatMulNBits", [x, data, scales, *(["", "", bias] if bias else [])], [out], MICROSOFT,
+            K=width, N=rows, bits=held.bits, block_size=held.block, accuracy_level=4,
+        )  # fmt: skip
+        if held.offsets and self.options.fold:
+            recipe = self._part(sources, held, "offsets")
+            self.recipes.extend([recipe] if recipe not in self.recipes else [])
+            self.folded[data] = recipe.name
+        elif apart:
+            self._add_offsets(node, x, sources, shape, held)
+
+    def _add_offsets(self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat) -> None:
+        """blocksum(x) · offsetsᵀ, added to the product with the codes."""
+        rows, width = shape
+        blocks, stem = -(-width // held.block), node.out.name
+        if width % held.block:
+            raise CompileError(f"{'+'.join(sources)}: its {width} inputs do not fill blocks of {held.block}")
+        keep = self._const([0] * (len(node.out.shape) - 1) + [blocks, held.block])
+        self._add("Reshape", [x, keep], [f"{stem}_blocks"])
+        self._add("ReduceSum", [f"{stem}_blocks", self._const([-1])], [f"{stem}_sums"], keepdims=0)
+        recipe = self._part(sources, held, "columns")
+        columns = self._external(recipe, TensorProto.FLOAT, (blocks, rows))
+        self._add("MatMul", [f"{stem}_sums", columns], [f"{stem}_offsets"])
+        self._add("Add", [f"{stem}_codes", f"{stem}_offsets"], [stem])
 
     def _rms_norm(self, node: Node) -> None:
         self.normed.add(node.out)
@@ -229,12 +271,12 @@ class _Emitter:
         return "seqlens_k", "total_length"
 
     def _last_rows(self, node: Node) -> None:
-        hidden, lengths = (self._name(v) for v in node.inputs)
-        if "last_live" not in self.shared:
-            self.shared["last_live"] = "last_live_index"
-            self._add("Sub", [lengths, self._const([1])], ["last_live"])
-            self._add("Unsqueeze", ["last_live", self._const([1])], ["last_live_index"])
-        self._add("GatherND", [hidden, "last_live_index"], [node.out.name], batch_dims=1)
+        self.shared["last_rows"] = LOGIT_ROWS
+        hidden = node.inputs[0]
+        assert hidden is not None
+        flat = f"{node.out.name}_flat"
+        self._add("Reshape", [self._name(hidden), self._const([-1, int(hidden.shape[-1])])], [flat])
+        self._add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
 
     def _silu(self, node: Node) -> None:
         self._add("QuickGelu", [self._name(node.inputs[0])], [node.out.name], MICROSOFT, alpha=1.0)
@@ -266,74 +308,3 @@ class _Emitter:
 
     def _add_(self, node: Node) -> None:
         self._binary("Add", node)
-
-
-def _shorten(model: ModelProto) -> dict[str, str]:
-    """Rename everything inside the graph to a few characters; returns old name → new name.
-
-    ONNX Runtime keeps every name several times in every session, and strings of up to 15 characters cost it no
-    allocation: 5% of the memory of an open executable. Inputs and outputs keep their names.
-    """
-    kept = {info.name for info in (*model.graph.input, *model.graph.output)} | {""}
-    names: dict[str, str] = {}
-
-    def short(name: str) -> str:
-        return name if name in kept else names.setdefault(name, f"t{len(names)}")
-
-    for node in model.graph.node:
-        node.ClearField("name")
-        for field in (node.input, node.output):
-            for i, name in enumerate(field):
-                field[i] = short(name)
-    for tensor in model.graph.initializer:
-        tensor.name = short(tensor.name)
-    return names
-
-
-def add_top(model: ModelProto, k: int) -> ModelProto:
-    """Copy of `model` that also returns the `k` largest logits, descending, and their ids, both [B, k]; none for 0.
-
-    TopK puts the lower index first where values are equal, as the operator's specification says.
-    """
-    topped = ModelProto()
-    topped.CopyFrom(model)
-    if not k:
-        return topped
-    graph = topped.graph
-    rows = next(o for o in graph.output if o.name == "logits").type.tensor_type.shape.dim[0].dim_param
-    graph.initializer.append(helper.make_tensor("top_k", TensorProto.INT64, [1], [k]))
-    graph.node.append(helper.make_node("TopK", ["logits", "top_k"], ["top_values", "top_ids"], axis=-1))
-    for at, (name, dtype) in enumerate((("top_values", TensorProto.FLOAT), ("top_ids", TensorProto.INT64)), 1):
-        graph.output.insert(at, helper.make_tensor_value_info(name, dtype, [rows, k]))
-    return topped
-
-
-def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
-    """Copy of `model` with the named symbolic dimensions of inputs and outputs fixed."""
-    bound = ModelProto()
-    bound.CopyFrom(model)
-    for info in (*bound.graph.input, *bound.graph.output):
-        for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_param in dims:
-                dim.dim_value = dims[dim.dim_param]
-    return bound
-
-
-def load_model(data: bytes) -> ModelProto:
-    """An ONNX model from its bytes."""
-    return ModelProto.FromString(data)
-
-
-def place(model: ModelProto, location: str, placements: Mapping[str, Mapping[str, Any]]) -> ModelProto:
-    """Copy of `model` whose tensors point at their place in the weights file named `location`.
-
-    A placement has offset and length in bytes, and any other external-data entries the runtime knows, as strings.
-    """
-    placed = ModelProto()
-    placed.CopyFrom(model)
-    for tensor in placed.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            del tensor.external_data[:]
-            for key, value in (("location", location), *placements[tensor.name].items()):
-                tensor.external_data.add(key=key, value=str(value))
-    return placed

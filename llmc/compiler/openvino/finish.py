@@ -30,7 +30,7 @@ from llmc.errors import CompileError
 
 _HEADER = struct.Struct("<6Q")
 _LONGEST_METADATA = 1 << 16
-_LAYER = re.compile(r'<layer id="(\d+)" name="[^"]*" type="(\w+)"')
+_LAYER = re.compile(r'<layer id="(\d+)" name="([^"]*)" type="(\w+)"')
 _CONSTANT = re.compile(
     r'(<layer id="\d+" name="[^"]*" type="Const".*?<data [^>]*?)offset="(\d+)" size="(\d+)"', re.DOTALL
 )
@@ -88,13 +88,19 @@ def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeig
 
     xml = _CONSTANT.sub(moved, exported[0].decode())
     xml = _EMPTY_NOTES.sub("", _NOTES.sub("", xml))
-    return _LAYER.sub(_renamed, xml)
+    return renamed(xml, frozenset(parameter.get_friendly_name() for parameter in model.get_parameters()))
 
 
-def _renamed(match: re.Match[str]) -> str:
+def renamed(xml: str, kept: frozenset[str]) -> str:
     """Names of layers count what the process made before; those that nobody asks for get their number."""
-    number, kind = match.groups()
-    return match[0] if kind == "Parameter" else f'<layer id="{number}" name="l{number}" type="{kind}"'
+
+    def rename(match: re.Match[str]) -> str:
+        number, name, kind = match.groups()
+        if kind == "Parameter" and name in kept:
+            return match[0]
+        return f'<layer id="{number}" name="l{number}" type="{kind}"'
+
+    return _LAYER.sub(rename, xml)
 
 
 def _constants(data: memoryview, xml: bytes) -> memoryview:

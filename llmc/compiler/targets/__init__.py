@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "cpu": "llmc.compiler.targets.cpu:CpuTarget",
+    "onnxruntime": "llmc.compiler.targets.cpu:CpuTarget",
     "openvino": "llmc.compiler.targets.openvino:OpenVinoTarget",
     "hpu": "llmc.compiler.targets.hpu:HpuTarget",
     "xla": "llmc.compiler.targets.xla:XlaTarget",

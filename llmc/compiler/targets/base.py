@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmc.compiler.options import OPENVINO_OPTIONS, XLA_OPTIONS
 from llmc.errors import InputError
@@ -118,7 +118,7 @@ class Target(ABC):
     """Modules beside the target's own whose source shapes an executable, for its key."""
 
     @classmethod
-    def of(cls, detail: str) -> Self:
+    def of(cls, detail: str) -> Target:
         """The target as `--device name:detail` asks for it, "" for the name alone; raises InputError."""
         if detail:
             raise InputError(f"--device {cls.name}:{detail}: device {cls.name} takes nothing behind its name")

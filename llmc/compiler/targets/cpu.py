@@ -2,8 +2,12 @@
 
 Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime, one dynamic executable runs every
 shape as fast without padding, opens faster and holds less. So the default is one executable for all buckets;
-`--specialise` makes one a bucket. The weights file of int8 and of specialised bundles also holds the kernels' packed
-form: executables share it, and a process reaches its first token sooner by what packing at open would take.
+`--specialise` makes one a bucket. The weights file of quantised and of specialised bundles also holds the kernels'
+packed form: executables share it, and a process reaches its first token sooner by what packing at open would take.
+
+Quantisations (lowering/formats.py): int8; keep, the checkpoint's own blocks exactly and 8 bits for matrices that it has
+no blocks of; int4, 4 bits with an offset for each block, and 8 for the embedding and the head. What the checkpoint has
+in 4 bits already is kept by int4.
 """
 
 from __future__ import annotations
@@ -11,12 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
-from llmc.errors import CompileError
+from llmc.errors import CompileError, InputError
 from llmc.runtime.host import PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
@@ -24,17 +28,25 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.lowering.formats import OnnxOptions
     from llmc.compiler.model_size import ModelSize
 
 INT8_BLOCK = 64
+BLOCK = 32
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SESSION_BYTES = 2_400_000
-PACKED_BITS = 9.7
-_BINDING_CODE = tuple(f"llmc.compiler.lowering.{module}" for module in ("to_onnx", "ir", "recipes"))
+WEIGHT_BITS = {"int8": 9 + 9.7, "keep": 9 + 10, "int4": 6 + 7}
+"""As they are and packed for the kernels (benchmarks/RESULTS.md); `keep` where the checkpoint has 8 bits."""
+
+_BINDING_CODE = tuple(
+    f"llmc.compiler.lowering.{module}" for module in ("to_onnx", "onnx_model", "formats", "ir", "recipes", "nbits")
+)
 _LOWERING_CODE = (
     "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse", *_BINDING_CODE,
     "llmc.compiler.checkpoint.base", __name__,
 )  # fmt: skip
-_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
+_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.lowering.nbits", "llmc.compiler.checkpoint", __name__)
 _PACKING_CODE = (
     "llmc.compiler.lowering.packing", *_BINDING_CODE, "llmc.compiler.checkpoint.base",
     "llmc.runtime.executors.ort_session", __name__,
@@ -46,7 +58,7 @@ class CpuTarget(Target):
 
     name: ClassVar[str] = "cpu"
     executor: ClassVar[str] = "onnxruntime"
-    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"
     compile_code = (*_BINDING_CODE, "llmc.compiler.checkpoint.base", "llmc.runtime.executors.ort_session")
 
@@ -79,8 +91,8 @@ class CpuTarget(Target):
         return batch, bucket.query, bucket.context
 
     def weight_bits(self, options: CompileOptions) -> float:
-        """int8 weights are there twice: as they are, and packed for the kernels (benchmarks/RESULTS.md)."""
-        return super().weight_bits(options) + (PACKED_BITS if options.quantize == "int8" else 0)
+        """Quantised weights are there twice."""
+        return WEIGHT_BITS.get(str(options.quantize)) or super().weight_bits(options)
 
     def step_tokens(self, largest: int) -> int:
         """Where any shape runs, long prompts run in chunks."""
@@ -92,9 +104,9 @@ class CpuTarget(Target):
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace and lower once, make the weights file, and pack it where that pays."""
-        lowered = self._lower(stages, INT8_BLOCK if options.quantize == "int8" else 0)
+        lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize)))
         weights = self._weights(stages, lowered)
-        if options.specialise or options.quantize == "int8":
+        if options.specialise or options.quantize != "none":
             weights = self._pack(stages, lowered, weights)
         file = weights.outputs["weights"]
         return Prepared(
@@ -111,11 +123,42 @@ class CpuTarget(Target):
             facts={"weights_bytes": file.size},
         )
 
-    def _lower(self, stages: Stages, block: int) -> Entry:
+    def _onnx_options(self, stages: Stages, quantize: str) -> OnnxOptions:
+        from llmc.compiler.lowering.formats import OnnxOptions
+
+        if quantize in ("none", "int8"):
+            return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0)
+        stored = stored_types(stages.checkpoint)
+        if quantize == "keep":
+            if not stored:
+                raise InputError(
+                    f"--quantize keep: {stages.checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, "
+                    "Q4_0, Q4_1); quantise it with --quantize int8 or int4, or compile a GGUF file of those types"
+                )
+            return OnnxOptions(BLOCK, stored=stored, fold=self._folds(stages))
+        heads = (EMBEDDING, HEAD)
+        kept = {name: kind for name, kind in stored.items() if kind in ("Q4_0", "Q4_1") or name in heads}
+        return OnnxOptions(BLOCK, bits=4, stored=kept, fold=self._folds(stages))
+
+    def _folds(self, stages: Stages) -> bool:
+        """Whether packed matrices take in offsets here."""
+        components = {
+            **toolchain(*self.toolchain()), "isa": " ".join(self.isa()), "code": code_digest(*_PACKING_CODE),
+        }  # fmt: skip
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.lowering.packing import folds_offsets
+
+            workspace.meta["folds"] = folds_offsets()
+            return {}
+
+        return bool(stages.run("layout", components, build).meta["folds"])
+
+    def _lower(self, stages: Stages, options: OnnxOptions) -> Entry:
         components = {
             "config": stages.config_digest,
             "dialect": "fused",
-            "block": block,
+            **_components(options),
             "max_positions": stages.max_positions,
             **toolchain("torch", "transformers", "sympy", "onnx", "numpy", python=True),
             "code": code_digest(*_LOWERING_CODE),
@@ -129,10 +172,10 @@ class CpuTarget(Target):
             from llmc.compiler.frontend.trace import trace
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
-            from llmc.compiler.lowering.to_onnx import OnnxOptions, lower
+            from llmc.compiler.lowering.to_onnx import lower
 
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
-            lowered = lower(graph, OnnxOptions(block))
+            lowered = lower(graph, options)
             tables = io.BytesIO()
             np.savez(tables, **lowered.tables)  # type: ignore[arg-type]
             recipes = json.dumps([r.to_json() for r in lowered.recipes], sort_keys=True)
@@ -141,6 +184,7 @@ class CpuTarget(Target):
                 "program": workspace.put_bytes(graph.text().encode()),
                 "recipes": workspace.put_bytes(recipes.encode()),
                 "tables": workspace.put_bytes(tables.getvalue()),
+                "folded": workspace.put_bytes(json.dumps(lowered.folded, sort_keys=True).encode()),
             }
 
         return stages.run("lower", components, build)
@@ -174,6 +218,7 @@ class CpuTarget(Target):
     def _pack(self, stages: Stages, lowered: Entry, weights: Entry) -> Entry:
         components = {
             "lowered": lowered.outputs["model"].digest,
+            "folded": lowered.outputs["folded"].digest,
             "weights": weights.outputs["weights"].digest,
             "placements": weights.outputs["placements"].digest,
             **toolchain(*self.toolchain()),
@@ -187,6 +232,7 @@ class CpuTarget(Target):
             packed, placements = pack_weights(
                 stages.path(lowered.outputs["model"]).read_bytes(), stages.path(weights.outputs["weights"]),
                 json.loads(stages.store.get_bytes(weights.outputs["placements"].digest)), workspace.folder,
+                json.loads(stages.store.get_bytes(lowered.outputs["folded"].digest)),
             )  # fmt: skip
             return {
                 "weights": workspace.put_file(packed),
@@ -198,10 +244,10 @@ class CpuTarget(Target):
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
-        from llmc.compiler.lowering.to_onnx import add_top, bind, load_model, place
+        from llmc.compiler.lowering.onnx_model import add_top, bind, load_model, place
 
         model = load_model(prepared.inputs["model"].read_bytes())
-        sizes = {"B": shape.batch, "Q": shape.query}
+        sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
         if shape.context is not None and shape.query is not None:
             sizes["S"] = shape.context + shape.query
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
@@ -209,6 +255,24 @@ class CpuTarget(Target):
         data: bytes = place(bound, parse(prepared.files["weights"]), placements).SerializeToString(deterministic=True)
         try_opening(data, prepared.folder, str(shape))
         return Compiled(data, "native")
+
+
+def _components(options: OnnxOptions) -> dict[str, Any]:
+    """The options of a lowering for its key: blocks, and what else is not as it is for float32 and int8."""
+    found: dict[str, Any] = {"block": options.block}
+    if options.bits != 8:
+        found |= {"bits": options.bits, "head_bits": options.head_bits}
+    if options.stored:
+        found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
+    return found | ({"fold": True} if options.fold else {})
+
+
+def stored_types(checkpoint: Checkpoint) -> dict[str, str]:
+    """Matrices that the checkpoint stores in blocks → their type; a tied head by its own name too."""
+    found = {name: kind for name in checkpoint.tensor_names() if (kind := checkpoint.stored_type(name))}
+    if HEAD not in checkpoint.tensor_names() and EMBEDDING in found:
+        found[HEAD] = found[EMBEDDING]
+    return found
 
 
 def try_opening(data: bytes, folder: Path, what: str) -> None:

@@ -20,21 +20,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
-from llmc.errors import CheckpointError
-from llmc.runtime.executors.fake import EMBEDDING, FAKE_VERSION, FORMAT, HEAD
+from llmc.errors import CheckpointError, InputError
+from llmc.runtime.executors.fake import FAKE_VERSION, Kind
+from llmc.runtime.executors.fake_program import EMBEDDING, FORMAT, HEAD
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
 
-_WEIGHTS_CODE = ("llmc.compiler.targets.fake", "llmc.compiler.checkpoint", "llmc.runtime.executors.fake")
+_EXECUTOR_CODE = ("llmc.runtime.executors.fake", "llmc.runtime.executors.fake_program")
+_WEIGHTS_CODE = ("llmc.compiler.targets.fake", "llmc.compiler.checkpoint", *_EXECUTOR_CODE)
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
 
@@ -45,7 +47,21 @@ class FakeTarget(Target):
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
     reference: ClassVar[str] = "toy"
-    compile_code = ("llmc.runtime.executors.fake",)
+    compile_code = _EXECUTOR_CODE
+
+    def __init__(self, kind: Kind | None = None) -> None:
+        self._kind = kind or Kind()
+
+    @classmethod
+    def of(cls, detail: str) -> Self:
+        """The device that takes ragged steps ("ragged"), over a shared pool of tokens ("paged=64"), or neither."""
+        return cls(Kind.of(detail))
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Ragged steps have no fixed shape."""
+        if self._kind.ragged and options.specialise:
+            raise InputError("--specialise: ragged steps have no fixed shape; leave it out, or take --device fake")
+        return super().configure(options)
 
     def require_supported(self, config: Mapping[str, Any]) -> None:
         """The toy model, and nothing else."""
@@ -55,8 +71,8 @@ class FakeTarget(Target):
 
     @property
     def specialises_by_default(self) -> bool:
-        """Yes, so that tests see one executable a bucket."""
-        return True
+        """Yes, so that tests see one executable a bucket, but for ragged steps."""
+        return not self._kind.ragged
 
     def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
         """All three when specialised, else none."""

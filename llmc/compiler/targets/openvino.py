@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.cpu import stored_types
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.runtime.openvino.blocks import PRECISIONS
@@ -41,6 +42,7 @@ _LOWERING_CODE = (
 )  # fmt: skip
 _WEIGHTS_CODE = (
     "llmc.compiler.lowering.recipes",
+    "llmc.compiler.lowering.nbits",
     "llmc.compiler.openvino.compression",
     "llmc.compiler.checkpoint",
     __name__,
@@ -53,7 +55,8 @@ class OpenVinoTarget(Target):
 
     name: ClassVar[str] = "openvino"
     executor: ClassVar[str] = "openvino"
-    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
+    dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
     default_quantize: ClassVar[str] = "int8"
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
@@ -62,11 +65,18 @@ class OpenVinoTarget(Target):
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     @classmethod
-    def of(cls, detail: str) -> Self:
-        """CPU, GPU or NPU behind the name; VLLM_OPENVINO_DEVICE, or CPU, for the name alone."""
+    def of(cls, detail: str) -> Target:
+        """CPU, GPU or NPU behind the name; VLLM_OPENVINO_DEVICE, or CPU, for the name alone.
+
+        GPU and NPU get models of one shape each (openvino/static_target.py).
+        """
         kind = (detail or Settings.from_environment().openvino_device or "CPU").upper()
         if kind.split(".")[0] not in KINDS:
             raise InputError(f"--device openvino:{detail or kind}: OpenVINO compiles here for {', '.join(KINDS)}")
+        if kind != "CPU":
+            from llmc.compiler.openvino.static_target import OpenVinoStaticTarget
+
+            return OpenVinoStaticTarget(kind)
         return cls()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -75,10 +85,10 @@ class OpenVinoTarget(Target):
         if options.quantize is None and settings.openvino_quantized is not None:
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
         options = super().configure(options)
-        cache = options.kv_cache_dtype or settings.openvino_kv_precision or ("f32" if _exact(options) else "u8")
-        if cache == "bf16" and options.dtype != "bf16":
-            raise InputError("--kv-cache-dtype bf16 needs --dtype bf16; with f32 arithmetic: u8, f32")
-        return replace(options, kv_cache_dtype=cache)
+        _formats().require_precision(options.dtype, cpu_features())
+        asked = options.kv_cache_dtype or settings.openvino_kv_precision
+        chosen = _formats().properties(str(options.quantize), options.dtype, asked)
+        return replace(options, kv_cache_dtype=chosen["KV_CACHE_PRECISION"])
 
     @property
     def specialises_by_default(self) -> bool:
@@ -139,12 +149,14 @@ class OpenVinoTarget(Target):
         )
 
     def _lower(self, stages: Stages, options: CompileOptions, fixed: tuple[int, ...]) -> Entry:
+        stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         components = {
             "config": stages.config_digest,
             "dialect": "fused",
             "form": "paged",
             "quantize": options.quantize,
             "dtype": options.dtype,
+            "stored": json.dumps(stored, sort_keys=True),
             "fixed": " ".join(map(str, fixed)),
             "max_positions": stages.max_positions,
             "sample_top_k": options.sample_top_k,
@@ -161,12 +173,11 @@ class OpenVinoTarget(Target):
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
             from llmc.compiler.openvino.constants import Constants, to_xml
-            from llmc.compiler.openvino.formats import Int8, WeightFormat
             from llmc.compiler.openvino.paged import PagedModel
 
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
             constants = Constants()
-            weights = Int8(constants) if options.quantize == "int8" else WeightFormat(constants)
+            weights = _formats().format_for(str(options.quantize), options.dtype, stored=stored)(constants)
             made = {}
             for name, rows in zip(_model_names(fixed), (None, *fixed), strict=True):
                 model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
@@ -228,10 +239,8 @@ class OpenVinoTarget(Target):
 
     def properties(self, options: CompileOptions) -> dict[str, str]:
         """OpenVINO's settings that belong to the precision that was asked for."""
-        cache = {"KV_CACHE_PRECISION": str(options.kv_cache_dtype)}
-        if _exact(options):
-            return {**cache, "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        return {**cache, "INFERENCE_PRECISION_HINT": "f32"}
+        found: dict[str, str] = _formats().properties(str(options.quantize), options.dtype, options.kv_cache_dtype)
+        return found
 
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
         """The same model for ONNX Runtime, which opens in a tenth of a second, where --starter asks for it."""
@@ -266,8 +275,11 @@ def _model_names(fixed: Sequence[int]) -> list[str]:
     return ["model", *(f"model_{rows}" for rows in fixed)]
 
 
-def _exact(options: CompileOptions) -> bool:
-    return options.quantize == "none" and options.dtype == "f32"
+def _formats() -> Any:
+    """formats.py, which imports openvino."""
+    from importlib import import_module
+
+    return import_module("llmc.compiler.openvino.formats")
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:

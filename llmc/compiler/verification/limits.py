@@ -1,8 +1,17 @@
-"""How close to the reference a bundle must be, by quantisation and dtype."""
+"""How close to the reference a bundle must be, by what its numbers are held in.
+
+Each format that a bundle uses adds an error of its own. Small independent errors of logits add up in the divergence, so
+the limits of a bundle are the sums of what its formats are allowed. Reasons are figures over the text of texts.py (475
+positions of SmolLM2-135M: mean KL in nats to float32, and share of equal best tokens). A limit lies at two to eight
+times of them, since smaller models and coarser kernels come out worse, and wrong graphs far beyond.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from llmc.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -10,19 +19,65 @@ class Limits:
     """What a bundle must reach: mean KL divergence to the reference in nats, and share of equal argmax tokens.
 
     `bucket_kl` bounds the mean of each bucket by itself, so that one wrong graph cannot hide among many right ones.
-    With `greedy_equal`, greedy continuations must be the reference's token by token.
+    With `greedy_equal`, greedy continuations must be the reference's token by token. `quality` names the formats.
     """
 
     mean_kl: float
     top1: float
     greedy_equal: bool
     bucket_kl: float = 1.0
+    quality: str = "exact"
 
 
-_EXACT = Limits(1e-5, 1.0, True, 1e-5)
-_CLOSE = Limits(0.02, 0.85, False)
+@dataclass(frozen=True)
+class Allowance:
+    """What one format may cost: mean KL in nats, share of tokens whose argmax may differ, and why as much."""
+
+    mean_kl: float
+    differing: float
+    reason: str
 
 
-def limits(quantize: str, dtype: str) -> Limits:
-    """float32 must be equal; int8 and 16-bit formats must be close (int8 elsewhere: mean KL 0.005 to 0.01)."""
-    return _EXACT if (quantize, dtype) == ("none", "f32") else _CLOSE
+EXACT = Limits(1e-5, 1.0, True, 1e-5)
+WEIGHTS: Mapping[str, Allowance | None] = {
+    "none": None,
+    "int8": Allowance(0.02, 0.15, "blocks of 32: 0.0015, 98.5%; per channel: 0.0053, 96.4%; 8-bit input doubles it"),
+    "keep": Allowance(0.01, 0.10, "the checkpoint's own blocks are exact; 8-bit input costs 0.003 to 0.004"),
+    "int4": Allowance(0.15, 0.25, "blocks of 32 with a minimum: 0.059, 86.7%; symmetric ones (0.62, 53%) do not pass"),
+}
+NUMBERS: Mapping[str, Allowance | None] = {
+    "f32": None,
+    "f16": Allowance(0.001, 0.02, "0.000024, 99.8%"),
+    "bf16": Allowance(0.01, 0.08, "0.0015, 96.6%"),
+}
+KV_CACHE: Mapping[str, Allowance | None] = {
+    **NUMBERS,
+    "u8": Allowance(0.005, 0.04, "a scale and a minimum for each token and head: 0.00068, 98.9%"),
+}
+
+
+def limits(quantize: str, dtype: str, kv_cache: str = "f32") -> Limits:
+    """Limits for weights, unquantised numbers and cached keys and values in these formats; float32 must be equal.
+
+    A cache in `dtype` adds nothing of its own. Raises UnknownNameError, listing the known ones, for another format.
+    """
+    found = {
+        quantize: _known("quantisation", quantize, WEIGHTS),
+        dtype: _known("dtype", dtype, NUMBERS),
+        f"{kv_cache} KV cache": None if kv_cache == dtype else _known("KV cache format", kv_cache, KV_CACHE),
+    }
+    used = {name: allowance for name, allowance in found.items() if allowance is not None}
+    if not used:
+        return EXACT
+    return Limits(
+        mean_kl=round(sum(a.mean_kl for a in used.values()), 6),
+        top1=round(1 - sum(a.differing for a in used.values()), 6),
+        greedy_equal=False,
+        quality=" + ".join(used),
+    )
+
+
+def _known(kind: str, name: str, allowances: Mapping[str, Allowance | None]) -> Allowance | None:
+    if name not in allowances:
+        raise UnknownNameError(kind, name, tuple(allowances))
+    return allowances[name]

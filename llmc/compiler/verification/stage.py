@@ -1,17 +1,18 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
-Each bucket's outcome is kept under the digests of its executable, the shared files and the reference, and of what
-makes the past that it continues, for these libraries on this instruction set. So a plan whose decode buckets grew by
-one verifies that bucket only.
+Its parts are the buckets, greedy texts and the accuracy over a text. Each bucket's outcome is kept under the digests of
+its executable, the shared files and the reference, and of what makes the past that it continues, for these libraries on
+this instruction set. So a plan whose decode buckets grew by one verifies that bucket, and the whole, only.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
@@ -34,22 +35,30 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.verification.probes import Probe, Reference
+    from llmc.compiler.verification.windows import Window
     from llmc.runtime.bundle import Bundle
 
 SAMPLES = 4
+Part: TypeAlias = 'Bucket | Literal["greedy", "accuracy"]'
+"""What has an outcome of its own: a bucket, greedy texts over the whole bundle, or its divergence over a text."""
+
 _REPLAY = (
-    "bundle", "engine", "executors", "observer", "portable_program", "requests", "sampling", "scheduling", "step",
-    "tokenizer", "xla",
+    "bundle", "engine", "executors", "observer", "openvino", "portable_program", "replay", "requests", "sampling",
+    "scheduling", "sparse", "speculation", "step", "tokenizer", "xla",
 )  # fmt: skip
 """What verifies: the engine that serves, without the server around it."""
+_OPENED_WITH = ("kv_cache_dtype", "properties")
+"""Options of a manifest that executors open executables with, where they are there."""
+
+_PARTS = ("accuracy", "divergence", "probes", "stage", "steps", "verify", "windows")
 _CODE = (
-    "llmc.compiler.verification.stage", "llmc.compiler.verification.verify", "llmc.compiler.verification.probes",
+    *(f"llmc.compiler.verification.{module}" for module in _PARTS),
     *(f"llmc.runtime.{module}" for module in _REPLAY),
     *(f"llmc.buckets.{module}" for module in ("bucket", "corners", "cost", "coverage", "limits", "lookup", "table")),
 )  # fmt: skip
 _REFERENCE_CODE = (
-    "llmc.compiler.verification.probes", "llmc.compiler.verification.stage", "llmc.compiler.checkpoint",
-    "llmc.runtime.tokenizer",
+    *(f"llmc.compiler.verification.{module}" for module in ("probes", "stage", "texts", "windows")),
+    "llmc.compiler.checkpoint", "llmc.runtime.tokenizer",
 )  # fmt: skip
 _REFERENCES = {
     "toy": ("llmc.compiler.verification.toy_reference",),
@@ -72,6 +81,11 @@ def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
     return chosen
 
 
+def parts_of(plan: Plan, every: bool) -> list[Part]:
+    """What verification runs, in order: greedy texts, the chosen buckets, and the text."""
+    return ["greedy", *sample_buckets(plan, every), "accuracy"]
+
+
 def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
     """The reference implementation a target names."""
     if name == "toy":
@@ -84,7 +98,7 @@ def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
 
 
 def probes_stage(stages: Stages, target: Target) -> Entry:
-    """The probes with the reference's logits; needs the reference model only when they are not in the store."""
+    """Probes and text with what the reference predicts; needs the reference only when they are not in the store."""
     longest = stages.plan.limits.longest_prompt + 1
     components: dict[str, Value] = {
         "reference": target.reference,
@@ -98,11 +112,16 @@ def probes_stage(stages: Stages, target: Target) -> Entry:
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.verification.probes import make_probes, save_probes
+        from llmc.compiler.verification.windows import make_windows, save_windows
 
         reference = open_reference(target.reference, stages.checkpoint)
         vocab_size = int(stages.checkpoint.config["vocab_size"])
         probes = make_probes(stages.checkpoint, reference, longest, vocab_size)
-        return {"probes": workspace.put_bytes(save_probes(probes))}
+        windows = make_windows(stages.checkpoint, reference, longest, vocab_size)
+        return {
+            "probes": workspace.put_bytes(save_probes(probes)),
+            "text": workspace.put_bytes(save_windows(windows)),
+        }
 
     return stages.run("reference", components, build)
 
@@ -119,14 +138,14 @@ def verify_stage(
 
     probes = probes_stage(stages, target)
     limits = target.limits(options)
-    buckets = sample_buckets(stages.plan, every=options.verify == "all")
-    keys = [(part, _key(stages, target, manifest, probes, part)) for part in (None, *buckets)]
+    parts = parts_of(stages.plan, every=options.verify == "all")
+    keys = [(part, _key(stages, target, manifest, probes, part)) for part in parts]
     outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.obtain(key)) is not None}
-    missing = [(bucket, key) for bucket, key in keys if key.digest not in outcomes]
+    missing = [(part, key) for part, key in keys if key.digest not in outcomes]
     stages.report(StageReport("verify", False, None))
     start = time.perf_counter()
     if missing:
-        made = _run(stages, manifest, sources, probes, [b for b, _ in missing], progress)
+        made = _run(stages, manifest, sources, probes, [part for part, _ in missing], progress)
         for (_, key), outcome in zip(missing, made, strict=True):
             outcomes[key.digest] = outcome
     result = summarise([outcomes[key.digest] for _, key in keys], limits)
@@ -144,32 +163,33 @@ def verify_stage(
     }
 
 
-def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, bucket: Bucket | None) -> Key:
-    """Key of one bucket's outcome, or of greedy generation over the whole bundle."""
+def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, part: Part) -> Key:
+    """Key of the outcome of one part."""
     plan = stages.plan
     components: dict[str, Value] = {
-        "bucket": str(bucket or "greedy"),
+        "bucket": str(part),
         **{f"file.{name}": digest for name, digest in manifest.files.items()},
-        "reference": probes.outputs["probes"].digest,
+        "reference": probes.outputs[_predictions(part)].digest,
         **{f"toolchain.{name}": version for name, version in manifest.toolchain.items()},
         **toolchain("numpy"),
+        **{f"option.{n}": canonical_json(manifest.options[n]).decode() for n in _OPENED_WITH if n in manifest.options},
         "isa": " ".join(cpu_features()),
         **{f"environment.{name}": value for name, value in Settings.from_environment().kernel_limits.items()},
         "code": code_digest(*_CODE),
     }
-    if bucket is None:
+    if isinstance(part, str):
         components["executables"] = _joint(manifest.executables)
         components["plan"] = _buckets_digest(plan, plan.buckets)
         return Key("verify", components)
-    batch, query, context = target.shape_of(bucket)
+    batch, query, context = target.shape_of(part)
     components["executables"] = _joint(
         [
             e for e in manifest.executables
-            if e.phase in ("any", bucket.phase) and e.batch in (None, batch) and e.query in (None, query)
+            if e.phase in ("any", part.phase) and e.batch in (None, batch) and e.query in (None, query)
             and e.context in (None, context)
         ]
     )  # fmt: skip
-    if bucket.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
+    if part.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
         components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
         components["past.plan"] = _buckets_digest(plan, plan.prompt)
     return Key("verify", components)
@@ -187,7 +207,7 @@ def _buckets_digest(plan: Plan, buckets: Sequence[Bucket]) -> str:
 
 def _run(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], probes: Entry,
-    parts: Sequence[Bucket | None], progress: Callable[[int, int], None],
+    parts: Sequence[Part], progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     from llmc.artifacts.bundle import BundleFiles
     from llmc.artifacts.bundle_writer import write_bundle
@@ -204,28 +224,43 @@ def run_parts(
     bundle: Bundle,
     stages: Stages,
     probes: Entry,
-    parts: Sequence[Bucket | None],
+    parts: Sequence[Part],
     progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
-    """The outcome of each bucket of an opened bundle; None stands for greedy generation."""
+    """The outcome of each part of an opened bundle."""
     from llmc.compiler.verification.verify import Verification
 
     executor = bundle.executor()
     try:
-        verification = Verification(bundle, executor, _load(stages, probes))
+        verification = Verification(bundle, executor, *_load(stages, probes, parts))
         outcomes = []
         for done, part in enumerate(parts, 1):
-            outcomes.append(verification.greedy() if part is None else verification.bucket(part))
+            if part == "greedy":
+                outcomes.append(verification.greedy())
+            elif part == "accuracy":
+                outcomes.append(verification.accuracy())
+            else:
+                outcomes.append(verification.bucket(part))
             progress(done, len(parts))
         return outcomes
     finally:
         executor.close()
 
 
-def _load(stages: Stages, probes: Entry) -> list[Probe]:
+def _predictions(part: Part) -> str:
+    """Name of the reference's file that a part reads."""
+    return "text" if part == "accuracy" else "probes"
+
+
+def _load(stages: Stages, entry: Entry, parts: Sequence[Part]) -> tuple[list[Probe], list[Window]]:
+    """Probes and windows of the text, as far as `parts` need them."""
     import numpy as np
 
     from llmc.compiler.verification.probes import load_probes
+    from llmc.compiler.verification.windows import load_windows
 
-    with np.load(stages.path(probes.outputs["probes"])) as arrays:
-        return load_probes(arrays)
+    needed = {_predictions(part) for part in parts}
+    with ExitStack() as stack:
+        arrays = {name: stack.enter_context(np.load(stages.path(entry.outputs[name]))) for name in sorted(needed)}
+        probes = load_probes(arrays["probes"]) if "probes" in needed else []
+        return probes, load_windows(arrays["text"]) if "text" in needed else []

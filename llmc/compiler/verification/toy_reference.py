@@ -1,12 +1,11 @@
-"""The reference of the toy model: its definition (targets/fake.py) in plain loops, float64, no cache, no padding.
+"""The reference of the toy model: its definition (targets/fake.py) token by token, float64, no cache, no padding.
 
 Nothing is shared with the fake executor, not even constants: a mistake there must not be repeated here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import mul
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +20,26 @@ class ToyReference:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._embedding: list[list[float]] = checkpoint.tensor("model.embed_tokens.weight").tolist()
-        self._head: list[list[float]] = checkpoint.tensor("lm_head.weight").tolist()
+        self._head: NDArray[np.float64] = checkpoint.tensor("lm_head.weight").astype(np.float64)
         self._positions = int(checkpoint.config["max_position_embeddings"])
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of `positions`, [len(positions), V]."""
-        return np.array([self._after(tokens[: position + 1]) for position in positions], np.float32)
+        states = list(self._states(tokens))
+        return np.array([self._head @ states[position] for position in positions], np.float32)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The most likely token, `count` times; of equal ones the first."""
         tokens = list(prompt)
         for _ in range(count):
-            logits = self._after(tokens)
-            tokens.append(logits.index(max(logits)))
+            *_, state = self._states(tokens)
+            tokens.append(int((self._head @ state).argmax()))
         return tokens[len(prompt) :]
 
-    def _after(self, tokens: Sequence[int]) -> list[float]:
-        """Logits after the last of `tokens`: fade what was there, add the token, project."""
+    def _states(self, tokens: Sequence[int]) -> Iterator[list[float]]:
+        """What is remembered after each token: fade what was there, add the token."""
         state = [0.0] * len(self._embedding[0])
         for position, token in enumerate(tokens):
             scale = 1 + position / self._positions
             state = [_DECAY * old + scale * new for old, new in zip(state, self._embedding[token], strict=True)]
-        return [sum(map(mul, row, state)) for row in self._head]
+            yield state

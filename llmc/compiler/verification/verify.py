@@ -1,8 +1,8 @@
 """Prove an assembled bundle: right numbers in every sampled bucket, and padding that cannot leak.
 
 Each bucket is run twice over ragged rows whose unused cache is poisoned, first with NaN and one set of random pad
-tokens, then with large numbers and another set. Both runs must agree, and agree with the reference. Then the probes
-are generated greedily in ragged batches through the engine that serves.
+tokens, then with large numbers and another set. Both runs must agree, and agree with the reference. The probes are
+generated greedily in ragged batches through the engine that serves, and accuracy.py reads a text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.lookup import prefill_path
+from llmc.compiler.verification import accuracy
+from llmc.compiler.verification.divergence import kl_divergence, tied
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.probes import Probe
+from llmc.compiler.verification.steps import empty, fitting, prompt_steps
+from llmc.compiler.verification.windows import Window
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine import Engine
@@ -25,18 +28,19 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.sampling.top import TopLogits
-from llmc.runtime.step import Step, exact, pad
+from llmc.runtime.step import Step, exact, pad, ragged
 
 _NAN, _LARGE = float("nan"), 1e4
-_TIE = 2e-3
-"""Logit margin of the reference's best two below which either is right: float32 sums differ in their last digits."""
 LEAK_LIMIT = 1e-4
 """Largest change of a logit that poison may cause; one executable on equal live input gives equal sums."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome over all rows that were compared; `leak` is the largest logit change that poison and pads caused."""
+    """Outcome over all rows that were compared; `leak` is the largest logit change that poison and pads caused.
+
+    `accuracy` is accuracy.py's, over a text.
+    """
 
     buckets: int
     rows: int
@@ -47,10 +51,11 @@ class Result:
     leak: float
     greedy_sequences: int
     greedy_equal: int
+    accuracy: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the manifest."""
-        return asdict(self)
+        """For the manifest; without an accuracy where none was taken."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
@@ -64,6 +69,7 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
         top1=float(np.mean(equal)), max_abs=max(o["max_abs"] for o in buckets), leak=max(o["leak"] for o in buckets),
         greedy_sequences=sum(o.get("sequences", 0) for o in outcomes),
         greedy_equal=sum(o.get("sequences", 0) for o in outcomes) - len(differing),
+        accuracy=next((o["accuracy"] for o in outcomes if "accuracy" in o), None),
     )  # fmt: skip
     for o in buckets:
         if not o["leak"] <= LEAK_LIMIT:
@@ -76,13 +82,13 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
                 f"the largest logits that {o['bucket']} returns are not the largest of all its logits in "
                 f"{o['top_differs']} rows"
             )
-    worst = max(buckets, key=lambda o: float(np.mean(o["kl"])))
+    worst = max((o for o in buckets if o["kl"]), key=lambda o: float(np.mean(o["kl"])))
     if not np.mean(worst["kl"]) <= limits.bucket_kl:
         raise VerificationError(
             f"compiled graphs disagree with the reference model in {worst['bucket']}: mean KL "
             f"{np.mean(worst['kl']):.2g} (limit {limits.bucket_kl:.2g}) over its {len(worst['kl'])} rows"
         )
-    top1 = limits.top1 - 2 * (limits.top1 * (1 - limits.top1) / result.rows) ** 0.5  # two deviations for few rows
+    top1 = accuracy.least_equal(limits.top1, result.rows)
     if not (result.mean_kl <= limits.mean_kl and result.top1 >= top1):
         raise VerificationError(
             f"compiled graphs disagree with the reference model: mean KL {result.mean_kl:.2g} (limit "
@@ -91,6 +97,8 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
         )
     if differing and limits.greedy_equal:
         raise VerificationError(f"{differing[0]}; the compiled graphs are wrong for this model")
+    if result.accuracy is not None:
+        accuracy.check(result.accuracy, limits)
     return result
 
 
@@ -103,10 +111,12 @@ class _Row(NamedTuple):
 class Verification:
     """The checks of one opened bundle; each part returns its outcome as JSON values."""
 
-    def __init__(self, bundle: Bundle, executor: Executor, probes: Sequence[Probe]) -> None:
+    def __init__(self, bundle: Bundle, executor: Executor, probes: Sequence[Probe], windows: Sequence[Window]) -> None:
         self.plan = bundle.plan
+        self.portable = all(e.state == "portable" for e in bundle.manifest.executables)
         self.executor = executor
         self.probes = probes
+        self.windows = windows
         self.vocab_size = int(bundle.manifest.model["vocab_size"])
         self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
         self.random = np.random.default_rng(0)
@@ -116,6 +126,7 @@ class Verification:
 
     def greedy(self) -> dict[str, Any]:
         """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
+        empty(self.executor)
         short = [p for p in self.probes[:-1] if p.continuation and p.prompt_length <= self.plan.limits.longest_prompt]
         made = self.engine.complete(
             [p.tokens[: p.prompt_length].tolist() for p in short],
@@ -129,12 +140,19 @@ class Verification:
                 differing.append(
                     f"probe prompt {i + 1} ended after {len(made[i])} of {len(probe.continuation)} greedy tokens"
                 )
-            if at is not None and not _tied(probe.logits[at], made[i][at]):
+            if at is not None and not tied(probe.logits[at], made[i][at]):
                 differing.append(
                     f"greedy token {at + 1} of probe prompt {i + 1} is {made[i][at]}, the reference model's is "
                     f"{probe.continuation[at]}"
                 )
         return {"sequences": len(short), "differing": differing}
+
+    def accuracy(self) -> dict[str, Any]:
+        """Divergence from the reference over the text, every slot poisoned before."""
+        empty(self.executor)
+        self._poison(_NAN)
+        last = accuracy.PORTABLE if self.portable else None
+        return {"accuracy": accuracy.measure(self.plan, self.executor, self.windows, last)}
 
     def bucket(self, bucket: Bucket) -> dict[str, Any]:
         """Compare ragged rows of one bucket with the reference, twice, under two poisons.
@@ -145,6 +163,8 @@ class Verification:
         outcome: dict[str, Any] = {"bucket": str(bucket), "kl": [], "equal": [], "max_abs": 0.0, "leak": 0.0}
         prefix = self._long_prefix(bucket.context)
         rows = list(self._rows(bucket, prefix[0].shape[1] if prefix else 0))
+        rows = [row for row in rows if fitting(self.executor, [row.position + 1])]
+        rows = rows[: fitting(self.executor, [row.position + 1 for row in rows])]
         for step in self._steps(bucket, rows):
             live = [rows[slot] for slot in step.slots]
             first = self._replay(step, live, prefix, _NAN)
@@ -158,7 +178,7 @@ class Verification:
                 wanted = self._wanted(row)
                 best = int(got.argmax())
                 outcome["kl"].append(kl_divergence(wanted, got))
-                outcome["equal"].append(best == int(wanted.argmax()) or _tied(wanted, best))
+                outcome["equal"].append(best == int(wanted.argmax()) or tied(wanted, best))
                 outcome["max_abs"] = max(outcome["max_abs"], float(np.abs(got - wanted).max()))
         return outcome
 
@@ -174,23 +194,13 @@ class Verification:
         """
         long = self.probes[-1]
         length = min(len(long.tokens), self.plan.limits.longest_prompt, 1 << (context - 1).bit_length())
+        length = min(length, self.executor.cache_tokens or length)
         if context and length not in self._prefixes:
-            for step in self._prompt_steps(long.tokens[:length].tolist()):
+            empty(self.executor)
+            for step in prompt_steps(self.plan, self.executor, 0, long.tokens[:length].tolist()):
                 self.executor.run(step)
             self._prefixes[length] = self.executor.export_prefix(0, length)
         return self._prefixes[length] if context else []
-
-    def _prompt_steps(self, prompt: list[int]) -> Iterator[Step]:
-        """What prefills one prompt in slot 0, as the plan cuts it."""
-        if self.executor.exact:
-            limit = self.plan.limits.max_num_batched_tokens
-            chunk = min(limit, self.executor.prompt_chunk or limit)
-            for start in range(0, len(prompt), chunk):
-                yield exact("prompt", [0], [prompt[start : start + chunk]], [start])
-            return
-        for part in prefill_path(self.plan, [len(prompt)]):
-            ((start, end),) = part.spans
-            yield pad(part.bucket, [0], [prompt[start:end]], [start])
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:
         """Ragged rows for a bucket: the first as long as fits, the others spread below."""
@@ -221,6 +231,8 @@ class Verification:
         tokens, past = [self._tokens(r) for r in rows], [r.past for r in rows]
         if not self.executor.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
+        elif self.executor.ragged:
+            yield ragged(bucket.phase, range(len(rows)), tokens, past)
         elif bucket.phase == "decode":
             yield exact("decode", range(len(rows)), tokens, past)
         else:
@@ -230,6 +242,7 @@ class Verification:
     def _replay(
         self, step: Step, live: list[_Row], prefix: list[NDArray[np.float32]], poison: float
     ) -> NDArray[np.float32]:
+        empty(self.executor)
         self._poison(poison)
         for slot, row in zip(step.slots, live, strict=True):
             if row.past:
@@ -254,21 +267,3 @@ class Verification:
     def _poison(self, value: float) -> None:
         for slot in range(self.executor.slots):
             self.executor.poison(slot, 0, value)
-
-
-def _tied(reference: NDArray[np.float32], token: int) -> bool:
-    """Whether `token` is as good as the reference's best: their margin is within float32 rounding of the sums."""
-    return bool(reference.max() - reference[token] < _TIE)
-
-
-def kl_divergence(reference: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """KL(reference ‖ other) in nats, of the softmax of two logit rows [V]."""
-    p, q = _log_softmax(reference), _log_softmax(other)
-    return max(0.0, float((np.exp(p) * (p - q)).sum()))
-
-
-def _log_softmax(row: NDArray[np.float32]) -> NDArray[np.float64]:
-    x = row.astype(np.float64)
-    x -= x.max()
-    x -= np.log(np.exp(x).sum())
-    return x

@@ -16,6 +16,7 @@ _CLASSES = {
     "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
     "xla": "llmc.runtime.executors.xla:XlaExecutor",
     "openvino": "llmc.runtime.executors.openvino:OpenVinoExecutor",
+    "openvino-static": "llmc.runtime.executors.openvino_static:OpenVinoStaticExecutor",
     "fake": "llmc.runtime.executors.fake:FakeExecutor",
 }
 

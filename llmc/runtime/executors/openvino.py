@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.top import top_of
 from llmc.runtime.host import cpu_features
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
 from llmc.runtime.openvino.device import require_device, version
@@ -23,7 +24,6 @@ from llmc.runtime.openvino.paged_request import StepRows
 from llmc.runtime.openvino.space import pool_blocks
 from llmc.runtime.openvino.starting import STARTER, Starter
 from llmc.runtime.openvino.tables import BlockTables
-from llmc.runtime.executors.top import top_of
 from llmc.runtime.sampling.top import TopLogits
 from llmc.settings import Settings
 

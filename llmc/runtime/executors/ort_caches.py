@@ -35,7 +35,8 @@ class Tensors:
     def __init__(self, tensors: int, heads: int, head_dim: int, places: int, sparse: bool = False) -> None:
         self._fixed = (tensors, heads, head_dim)
         count = tensors * heads * head_dim * places
-        self._buffer: Array = sparse_bytes(4 * count).view(np.float32) if sparse and count else np.zeros(count, np.float32)
+        paged = sparse and count
+        self._buffer: Array = sparse_bytes(4 * count).view(np.float32) if paged else np.zeros(count, np.float32)
         self._fill: float | None = None
         self.array: Array = self._buffer[:0].reshape(tensors, 0, heads, 0, head_dim)
         self.nbytes = 0

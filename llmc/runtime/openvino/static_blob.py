@@ -15,6 +15,7 @@ WeightlessCacheAttribute says; so blobs share one file, and neither they nor the
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _PREFIX = struct.Struct("<8sIQ")
 _HEADER = struct.Struct("<6Q")
 _FORMAT = 1
 _LONGEST_METADATA = 1 << 16
+_CURRENT = re.compile(r"current: .*;isa=([^;]*)")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Blob:
         )  # fmt: skip
 
     def with_model(self, model: bytes) -> bytes:
-        """The stream with `model` in place of its own; all that it has of constants is one zero byte, for empty ones."""
+        """The stream with `model` in place of its own; of constants it has one zero byte, for those that are empty."""
         at, empty = _HEADER.size + len(self.custom), b"\0"
         header = _HEADER.pack(_HEADER.size, len(self.custom), at, len(empty), at + len(empty), len(model))
         metadata = self.metadata.encode()
@@ -89,7 +91,7 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
     """Import a stream whose constants lie in the file `weights`; nothing is compiled but primitives' code.
 
     Raises ArtifactError, naming `source` and the command `again` that compiles it again, for what is no such stream or
-    was compiled by another OpenVINO or for another instruction set.
+    was compiled by another OpenVINO or for another instruction set: it says which.
     """
     try:
         blob = Blob.parse(data)
@@ -105,11 +107,14 @@ def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source:
     try:
         return open_core().import_model(io.BytesIO(data), "CPU", {**properties, **plain})
     except RuntimeError as e:
-        here = str(open_core().get_property("CPU", "FULL_DEVICE_NAME"))
-        reason = next((line for line in reversed(str(e).splitlines()) if line.strip()), "")
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+        chosen = next((found[1] for line in lines if (found := _CURRENT.search(line))), blob.isa)
+        if chosen != blob.isa:
+            reason = f"it was compiled for {blob.isa or 'an unknown CPU'}, and OpenVINO chooses {chosen} on this one"
+        else:
+            reason = lines[-1] if lines else "no reason given"
         raise ArtifactError(
-            f"{source}: OpenVINO {version()} cannot open it here ({reason.strip()}); it was compiled for "
-            f"{blob.isa or 'an unknown CPU'}, this is {here}: compile again: {again}"
+            f"{source}: OpenVINO {version()} cannot open it here: {reason}; compile again: {again}"
         ) from e
 
 

@@ -58,7 +58,7 @@ class SamplingParams:
     seed: int | None = None
     """Makes the draws repeatable; None: different every time."""
     stop: str | Sequence[str] | None = None
-    """Text is cut before the first of these; see tokenizer.StopChecker."""
+    """Text is cut before the first of these; see stops.StopChecker."""
     stop_token_ids: Sequence[int] | None = None
     """Ids that end the text beside the model's own."""
     ignore_eos: bool = False

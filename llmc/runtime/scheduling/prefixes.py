@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,19 @@ from numpy.typing import NDArray
 from llmc.runtime.scheduling.sequence import ScheduledSequence
 
 if TYPE_CHECKING:
-    from llmc.runtime.scheduling.slots import SlotTable
+    from llmc.runtime.scheduling.slots import Retained
+
+
+class Slots(Protocol):
+    """What each slot holds: a live sequence, an ended one's tokens, or nothing."""
+
+    @property
+    def live(self) -> Sequence[ScheduledSequence | None]:
+        """The live sequence of each slot."""
+
+    @property
+    def retained(self) -> Sequence[Retained | None]:
+        """The retained tokens of each slot."""
 
 
 def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> int:
@@ -24,7 +37,7 @@ def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> in
     return first if different[first] else limit
 
 
-def longest_match(slots: SlotTable, sequence: ScheduledSequence, within_group: bool) -> tuple[int, int] | None:
+def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool) -> tuple[int, int] | None:
     """(slot, tokens) of the longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt
     but one token; None when there is none.
 

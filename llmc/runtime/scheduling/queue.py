@@ -37,6 +37,12 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if not entry[2].gone]
             heapify(self._heap)
 
+    def first(self) -> ScheduledSequence | None:
+        """The first sequence, which stays; None when there is none."""
+        while self._heap and self._heap[0][2].gone:
+            heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
     def pop(self, blocked: Set[int]) -> ScheduledSequence | None:
         """Take the first sequence whose group is not in `blocked`; None when there is none."""
         while self._heap:

@@ -1,4 +1,4 @@
-"""The scheduler; the types and the rules of slots are in base.py."""
+"""The scheduler for buckets and exact rectangles; the types and the rules of slots are in base.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from llmc.buckets.coverage import prove
-from llmc.errors import ArtifactError, InputError
-from llmc.runtime.scheduling.base import Occupancy, Row, SchedulerConfig, Work
+from llmc.errors import InputError
+from llmc.runtime.scheduling.base import Drafter, Occupancy, Row, SchedulerConfig, StepScheduler, Work
+from llmc.runtime.scheduling.checks import check_config, check_prompt
 from llmc.runtime.scheduling.prefill import Prefill, PromptStep
 from llmc.runtime.scheduling.prefixes import longest_match
 from llmc.runtime.scheduling.queue import WaitingQueue
@@ -19,20 +19,19 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 
-class Scheduler:
-    """Decides, step by step, what runs. Not thread-safe; equal calls give equal work.
-
-    The caller loops: `work = next()`, runs it, then `complete(work, tokens, finished)`; `add` and `cancel` are allowed
-    at any moment between these calls, also between `next` and `complete`.
+class Scheduler(StepScheduler):
+    """Prompt steps and decode steps take turns. `drafter` guesses where any shape runs and a single sequence decodes:
+    rows of several tokens over a past run one at a time there, which costs more than a step of one token each.
 
     Raises InputError, naming the field, for a config that is out of range or does not fit the plan, and ArtifactError
     for a plan with gaps, since decode steps cannot be split: they run over the first slots.
     """
 
-    def __init__(self, plan: Plan, config: SchedulerConfig) -> None:
-        _check(plan, config)
+    def __init__(self, plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> None:
+        check_config(plan, config)
         self._plan = plan
         self._config = config
+        self._drafter = drafter if config.exact else None
         self._queue = WaitingQueue()
         self._slots = SlotTable(config.slots, config.min_prefix)
         self._prefill = Prefill(plan, config)
@@ -49,18 +48,19 @@ class Scheduler:
         """Prompt tokens since the last decode step, while some sequence could decode."""
         self._running: tuple[Work, Sequence[ScheduledSequence], PromptStep | None] | None = None
 
-    def add(self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None) -> None:
-        """Queue a sequence with a new id. Lower `priority` goes first, as in vLLM.
+    def add(
+        self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
+        budget: int | None = None,
+    ) -> None:  # fmt: skip
+        """Queue a sequence; see StepScheduler. Every slot has room for max_model_len, whatever the budget.
 
-        Sequences of one `group` have the same prompt (n > 1): those behind the first wait until its prompt is in the
-        cache, and copy it. Raises InputError, naming the limit, for a prompt that the plan does not admit.
+        Sequences of a group behind the first wait until its prompt is in the cache, and copy it.
         """
+        del budget
         if sequence in self._known:
             raise InputError(f"sequence {sequence} is queued or running already; give each sequence an id of its own")
-        limits, length = self._plan.limits, len(prompt)
-        if not 1 <= length <= limits.longest_prompt:
-            name = "max_model_len - 1" if limits.max_prompt_len is None else "max_prompt_len"
-            raise InputError(f"the prompt has {length} tokens; {name} allows 1 to {limits.longest_prompt}")
+        check_prompt(self._plan.limits, prompt)
+        length = len(prompt)
         if group is not None and (length < 2 or not self._prefill.start(length, length - 1, False)):
             group = None  # no prefix of it can be shared: better prefilled together
         self._arrivals += 1
@@ -70,10 +70,7 @@ class Scheduler:
         self._queue.push(added)
 
     def cancel(self, sequence: int) -> None:
-        """Forget a sequence; its slot is free, and what it holds retained, for the next `next`.
-
-        Unknown ids are fine. A step that runs meanwhile keeps its row; `complete` ignores the row's token.
-        """
+        """Forget a sequence; see StepScheduler."""
         known = self._known.get(sequence)
         if known is None:
             return
@@ -88,7 +85,7 @@ class Scheduler:
             self._leave(known)
 
     def reset(self) -> None:
-        """Forget all sequences and all that slots hold, e.g. after a step that failed or was interrupted."""
+        """Forget all sequences and all that slots hold; see StepScheduler."""
         for sequence in self._known.values():
             sequence.gone = True
         self._known.clear()
@@ -100,10 +97,7 @@ class Scheduler:
         self._running = None
 
     def next(self) -> Work | None:
-        """The next step, or None when there is nothing to run.
-
-        Raises RuntimeError while a step is not complete; one that will never be ends with `reset`.
-        """
+        """The next step; see StepScheduler."""
         if self._running is not None:
             raise RuntimeError("next() before complete() of the step before")
         admitted = self._admit() if len(self._queue) else ()
@@ -112,8 +106,8 @@ class Scheduler:
             return self._prompt(step, admitted)
         return self._decode(admitted) if self._decoding else None
 
-    def complete(self, work: Work, tokens: Mapping[int, int], finished: Set[int]) -> None:
-        """Say what `work` gave: the next token of each sequence whose row emits, and which sequences end with it."""
+    def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
+        """Say what `work` gave; see StepScheduler."""
         if self._running is None or self._running[0] is not work:
             raise RuntimeError("complete() of a step that next() did not give last")
         _, sequences, step = self._running
@@ -133,7 +127,7 @@ class Scheduler:
             if sequence.id in finished:
                 self._end(sequence)
             else:
-                sequence.tokens.append(tokens[sequence.id])
+                sequence.tokens.extend(tokens[sequence.id])
                 self._decoding.append(sequence)
                 self._arranged = False
 
@@ -210,15 +204,21 @@ class Scheduler:
 
     def _decode(self, admitted: tuple[tuple[int, int], ...]) -> Work:
         sequences = self._decoding if self._arranged else self._arrange()
-        rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1],), True) for s in sequences])
         context = max([s.cached for s in sequences])
         if context > self._plan.limits.longest_past:
             raise RuntimeError(f"a sequence with {context} cached tokens was not finished at max_model_len")
+        drafts = self._drafts(sequences)
+        rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, len(drafts)) for s in sequences])
         bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
         work = Work("decode", bucket, rows, self._slots.take_copies(), admitted)
         self._spent = 0
         self._running = (work, tuple(sequences), None)
         return work
+
+    def _drafts(self, sequences: Sequence[ScheduledSequence]) -> Sequence[int]:
+        if self._drafter is None or len(sequences) > 1:
+            return ()
+        return self._drafter(sequences[0].id, sequences[0].tokens, self._plan.limits.max_num_batched_tokens - 1)
 
     def _arrange(self) -> list[ScheduledSequence]:
         """Bring the decoding sequences to the first slots; those that can decode now, in order of slots."""
@@ -230,15 +230,17 @@ class Scheduler:
             self._arranged = True
         return ready
 
-    def _decoded(self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, int], finished: Set[int]) -> None:
+    def _decoded(
+        self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, Sequence[int]], finished: Set[int]
+    ) -> None:
         for sequence in sequences:
             if sequence.gone:
                 continue
-            sequence.cached += 1
+            made = tokens[sequence.id]
+            sequence.tokens.extend(made)
+            sequence.cached += len(made)
             if sequence.id in finished:
                 self._leave(sequence)
-            else:
-                sequence.tokens.append(tokens[sequence.id])
 
     def _lead_ended(self, sequence: ScheduledSequence) -> None:
         """`sequence` is no longer in prefill, so that others of its group need not wait."""
@@ -258,22 +260,3 @@ class Scheduler:
         del self._known[sequence.id]
         if sequence.slot >= 0:
             self._slots.retire(sequence)
-
-
-def _check(plan: Plan, config: SchedulerConfig) -> None:
-    limits = plan.limits
-    for name, value, least, most, why in (
-        ("max_num_seqs", config.max_num_seqs, 1, limits.max_num_seqs, "the plan's max_num_seqs"),
-        ("slots", config.slots, config.max_num_seqs, None, "max_num_seqs"),
-        ("prompt_chunk", 1 if config.prompt_chunk is None else config.prompt_chunk, 1, None, ""),
-        ("prefill_budget", config.prefill_budget, 1, None, ""),
-        ("min_prefix", config.min_prefix, 0, None, ""),
-        ("overtake", config.overtake, 0, None, ""),
-    ):
-        if value < least:
-            raise InputError(f"{name} {value} must be at least {least}" + (f" ({why})" if most is None and why else ""))
-        if most is not None and value > most:
-            raise InputError(f"{name} {value} is more than {why}, {most}; lower it or plan anew")
-    gaps = [] if config.exact else prove(plan)
-    if gaps:
-        raise ArtifactError(f"the plan has no bucket for {gaps[0]}; plan anew and compile again")

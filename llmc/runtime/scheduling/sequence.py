@@ -14,7 +14,8 @@ class ScheduledSequence:
     """`tokens` are the prompt and the answer so far; slot `slot` holds the first `cached` of them (−1: no slot yet).
 
     `rank` and `arrival` order the queue, lowest first. `gone` is set when it finished or was cancelled. `spans` are
-    the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew.
+    the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew. `reserved`:
+    tokens of a shared pool that are kept for it.
     """
 
     id: int
@@ -28,3 +29,4 @@ class ScheduledSequence:
     gone: bool = False
     cap: int = -1
     spans: list[Span] = field(default_factory=list)
+    reserved: int = 0

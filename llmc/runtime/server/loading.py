@@ -57,6 +57,7 @@ def load(
             f"tokenizer.json: {bundle.recompile_hint}"
         )
     tokenizer = bundle.tokenizer
+    tokenizer.load()
     template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template, bundle.special_tokens)
     executor = open_executor(bundle, options)
     try:

@@ -49,6 +49,9 @@ COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked for in retained prefixes.",
     "prefix_cache_hits": "Prompt tokens found in a retained prefix.",
     "bucket_miss": "Steps that no bucket covered as planned.",
+    "spec_decode_num_drafts": "Rows of decode steps that had a draft.",
+    "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that held.",
 }
 HISTOGRAMS = {
     "time_to_first_token_seconds": ("Seconds from a request's arrival to its first token.", FIRST_TOKEN_S),
@@ -147,8 +150,13 @@ class Metrics(Observer, Collector):
         with self._lock:
             self._uses.add(record)
             self._steps.observe(record.live_tokens)
+            counts = self._counts
             if record.miss:
-                self._counts["bucket_miss"] += 1
+                counts["bucket_miss"] += 1
+            if record.drafted:
+                counts["spec_decode_num_drafts"] += record.drafts
+                counts["spec_decode_num_draft_tokens"] += record.drafted
+                counts["spec_decode_num_accepted_tokens"] += record.accepted
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
         """Count the tokens, and their times."""

@@ -51,6 +51,8 @@ def plans() -> dict[str, Plan]:
         ),
         # the end of a long prompt needs a bucket above any sensible budget, and no bucket begins late
         "steep": plan_of(Limits(96, 3, 256, 8), [(3, 8, 16), (1, 64, 8), (2, 32, 40), (1, 72, 24)], [(3, 96)]),
+        # a step has hardly room for a token of each sequence, and none for long drafts
+        "narrow": plan_of(Limits(32, 4, 6, 8), [(1, 4, 28), (1, 6, 26)], [(4, 32)]),
         "one": plan_of(Limits(16, 1, 16, 4), [(1, 4, 12)], [(1, 16)]),
     }
 

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
+import numpy as np
+
 from llmc.buckets.plan import Plan
 from llmc.runtime.scheduling.base import SchedulerConfig
 from tests.runtime.scheduling.plans import plans
@@ -23,10 +25,16 @@ def random_config(random: Random, plan: Plan) -> SchedulerConfig:
     """Any valid configuration, the tight ones often."""
     most = plan.limits.max_num_seqs
     live = random.choice([most, most, random.randint(1, most)])
+    ragged = random.random() < 0.4
+    block = random.choice([1, 4, 16])
+    pool = random.choice([None, *(plan.limits.max_model_len + block) * np.array([1, 2, 4])])
     return SchedulerConfig(
         max_num_seqs=live,
         slots=live + random.choice([0, 0, 1, 1, 2, 4, 8]),
-        exact=random.random() < 0.25,
+        exact=ragged or random.random() < 0.4,
+        ragged=ragged,
+        cache_tokens=int(pool) if ragged and pool is not None else None,
+        block_tokens=block,
         prompt_chunk=random.choice([None, 8, 32]),
         prefill_budget=random.choice([1, 4, 16, 64, 512]),
         min_prefix=random.choice([0, 1, 4, 16]),
@@ -60,8 +68,9 @@ class Traffic:
         count = self.random.choice([1, 1, 1, 1, 2, 4])
         group = self.next_id if count > 1 else None
         priority = self.random.randrange(self.priorities) - self.priorities // 2
+        budget = self.random.choice([None, self.random.randint(1, 20)])
         for _ in range(count):
-            self.watched.add(self.next_id, prompt, priority, group)
+            self.watched.add(self.next_id, prompt, priority, group, budget)
             self.next_id += 1
 
     def finish(self, client: Client) -> bool:
@@ -108,7 +117,8 @@ def rounds(seed: int, steps: int, each: int = 400) -> Iterator[tuple[str, Counte
         name = names[number % len(names)]
         plan = plans()[name]
         config = random_config(random, plan)
-        watched = Watched(plan, config, lambda tokens: (len(tokens) * 7 + tokens[-1]) % 3)
+        drafts, wrong = random.choice([0, 0, 1, 4, 9]), random.choice([2, 5, 1000])
+        watched = Watched(plan, config, lambda tokens: (len(tokens) * 7 + tokens[-1]) % 3, drafts=drafts, wrong=wrong)
         try:
             play(watched, random, each)
         except Exception as error:
@@ -116,7 +126,8 @@ def rounds(seed: int, steps: int, each: int = 400) -> Iterator[tuple[str, Counte
         done += watched.steps
         number += 1
         watched.counts["steps"] = watched.steps
-        yield ("tight" if config.slots == config.max_num_seqs else "roomy"), watched.counts
+        kind = "tight" if config.slots == config.max_num_seqs else "roomy"
+        yield ("pooled" if config.cache_tokens else "ragged" if config.ragged else kind), watched.counts
 
 
 def report(counts: Counter[str]) -> str:
@@ -128,7 +139,9 @@ def report(counts: Counter[str]) -> str:
         f"{counts['saved tokens'] / max(counts['prompt tokens'], 1):.1%} of prompt tokens from prefixes, "
         f"{counts['prefix hits'] / admitted:.1%} of prompts; "
         f"{counts['shared prompt steps'] / max(counts['prompt steps'], 1):.1%} of prompt steps shared; "
-        f"{counts['computed again']:,} tokens computed again; {counts['held up']:,} rows held up"
+        f"{counts['computed again']:,} tokens computed again; {counts['held up']:,} rows held up; "
+        f"{counts['mixed steps'] / max(counts['steps'], 1):.1%} of steps mixed; "
+        f"{counts['held'] / max(counts['drafted'], 1):.1%} of {counts['drafted']:,} drafted tokens held"
     )
 
 
@@ -138,7 +151,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2_000_000)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    totals: dict[str, Counter[str]] = {"roomy": Counter(), "tight": Counter()}
+    totals: dict[str, Counter[str]] = {kind: Counter() for kind in ("roomy", "tight", "ragged", "pooled")}
     started = last = time.perf_counter()
     for kind, counts in rounds(asked.seed, asked.steps):
         totals[kind] += counts

@@ -343,7 +343,7 @@ class TestRefusals:
             for _ in range(10):
                 work = scheduler.next()
                 assert work is not None
-                scheduler.complete(work, {0: 1} if work.rows[0].emits else {}, set())
+                scheduler.complete(work, {0: [1]} if work.rows[0].emits else {}, set())
 
     def test_calls_out_of_turn(self) -> None:
         scheduler = Scheduler(plans()["one"], SchedulerConfig(1, 1))
@@ -352,6 +352,6 @@ class TestRefusals:
         assert work is not None
         with pytest.raises(RuntimeError, match="before complete"):
             scheduler.next()
-        scheduler.complete(work, {0: 1}, set())
+        scheduler.complete(work, {0: [1]}, set())
         with pytest.raises(RuntimeError, match="did not give last"):
-            scheduler.complete(work, {0: 1}, set())
+            scheduler.complete(work, {0: [1]}, set())

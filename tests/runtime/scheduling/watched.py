@@ -6,13 +6,14 @@ tokens computes what the sequence would compute alone.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llmc.buckets.plan import Plan
-from llmc.runtime.scheduling.base import SchedulerConfig, Work
-from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.scheduling import open_scheduler
+from llmc.runtime.scheduling.base import Row, SchedulerConfig, Work
 
 
 @dataclass
@@ -23,8 +24,10 @@ class Client:
     arrival: int
     priority: int
     group: int | None
+    budget: int
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
+    slot: int = -1
     admitted: int | None = None
     """The step of its admission."""
     ran: int = 0
@@ -34,14 +37,28 @@ class Client:
     def prefilling(self) -> bool:
         return self.admitted is not None and len(self.tokens) == len(self.prompt)
 
+    @property
+    def places(self) -> int:
+        """Tokens that it puts into the cache if it makes all it may: all but the last one."""
+        return len(self.prompt) + self.budget - 1
+
 
 class Watched:
-    """Add, cancel and step as on a scheduler; every `step` is checked. `next_token` answers for the model."""
+    """Add, cancel and step as on a scheduler; every `step` is checked. `next_token` answers for the model.
 
-    def __init__(self, plan: Plan, config: SchedulerConfig, next_token: Callable[[list[int]], int] = len) -> None:
+    With `drafts`, rows may carry so many guesses, of which every `wrong`-th is wrong.
+    """
+
+    def __init__(
+        self, plan: Plan, config: SchedulerConfig, next_token: Callable[[list[int]], int] = len, *, drafts: int = 0,
+        wrong: int = 4,
+    ) -> None:  # fmt: skip
         self.plan, self.config, self.next_token = plan, config, next_token
-        self.scheduler = Scheduler(plan, config)
-        self.cache: list[list[int]] = [[] for _ in range(config.slots)]
+        self.drafts, self.wrong = drafts, wrong
+        self.scheduler = open_scheduler(plan, config, self._draft if drafts else None)
+        # whatever warming up left there
+        left = (config.cache_tokens or 0) // config.slots // config.block_tokens * config.block_tokens
+        self.cache: list[list[int]] = [[-1] * left for _ in range(config.slots)]
         self.clients: dict[int, Client] = {}
         self.ended: dict[int, list[int]] = {}
         self.steps = self.arrivals = self.since_decode = 0
@@ -52,14 +69,20 @@ class Watched:
         if config.exact:
             limit = plan.limits.max_num_batched_tokens
             shortest = min(limit, config.prompt_chunk or limit, config.prefill_budget)
+        if config.ragged:
+            shortest = 1
         turns = plan.limits.longest_prompt // shortest + 2
         # every prompt in prefill takes a turn each, every turn followed by a decode step at most
         self.patience = 2 * turns * (config.max_num_seqs + 1) * (2 if config.slots > config.max_num_seqs else 4)
 
-    def add(self, sequence: int, prompt: list[int], priority: int = 0, group: int | None = None) -> None:
+    def add(
+        self, sequence: int, prompt: list[int], priority: int = 0, group: int | None = None, budget: int | None = None
+    ) -> None:
         self.arrivals += 1
-        self.scheduler.add(sequence, prompt, priority=priority, group=group)
-        self.clients[sequence] = Client(list(prompt), self.arrivals, priority, group, list(prompt))
+        self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
+        room = self.plan.limits.max_model_len - len(prompt)
+        budget = room if budget is None else min(room, budget)
+        self.clients[sequence] = Client(list(prompt), self.arrivals, priority, group, budget, list(prompt))
 
     def cancel(self, sequence: int) -> None:
         self.scheduler.cancel(sequence)
@@ -81,16 +104,21 @@ class Watched:
         self._check_turn(work)
         before = dict(self.clients)
         meanwhile()
-        tokens, finished = {}, set()
+        tokens: dict[int, list[int]] = {}
+        finished = set()
         for row in work.rows:
             client = before[row.sequence]
-            client.cached = row.start + len(row.tokens)
             client.ran = self.steps
-            if row.emits and self.clients.get(row.sequence) is client:
-                tokens[row.sequence] = self.next_token(client.tokens)
-                client.tokens.append(tokens[row.sequence])
-                self.counts["tokens"] += 1
-                if finish(client) or len(client.tokens) >= self.plan.limits.max_model_len:
+            if not row.emits:
+                client.cached = row.start + len(row.tokens)
+                continue
+            made = self._made(client, row, finish)
+            client.cached = row.start + len(row.tokens) - row.drafted + len(made) - 1
+            if self.clients.get(row.sequence) is client:
+                client.tokens += made
+                tokens[row.sequence] = made
+                self.counts["tokens"] += len(made)
+                if self._ends(client, finish):
                     finished.add(row.sequence)
                     self.ended[row.sequence] = self.clients.pop(row.sequence).tokens
                     self.counts["finished"] += 1
@@ -98,10 +126,37 @@ class Watched:
         self._check_counts()
         return work
 
+    def _ends(self, client: Client, finish: Callable[[Client], bool]) -> bool:
+        return len(client.tokens) > client.places or finish(client)
+
+    def _made(self, client: Client, row: Row, finish: Callable[[Client], bool]) -> list[int]:
+        """The row's next token, and those after it as far as its drafts hold and the sequence does not end."""
+        then = Client(client.prompt, 0, 0, None, client.budget, list(client.tokens))
+        made = []
+        for guess in (*row.tokens[len(row.tokens) - row.drafted :], None):
+            made.append(self.next_token(then.tokens))
+            then.tokens.append(made[-1])
+            if made[-1] != guess or self._ends(then, finish):
+                break
+        self.counts["drafted"] += row.drafted
+        self.counts["held"] += len(made) - 1
+        return made
+
+    def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
+        client = self.clients[sequence]
+        assert tokens.tolist() == client.tokens, "drafts follow what the sequence has"
+        then = list(client.tokens)
+        for _ in range(min(self.drafts, most, client.places - len(client.tokens))):
+            right = self.next_token(then)
+            then.append(right + (len(then) % self.wrong == 0))
+        return then[len(client.tokens) :]
+
     def _check_admissions(self, work: Work) -> None:
         waiting = {s: c for s, c in self.clients.items() if c.admitted is None}
         for sequence, saved in work.admitted:
             client = waiting.pop(sequence)
+            if self.config.ragged:
+                assert any(row.sequence == sequence for row in work.rows), "its first tokens run in the same step"
             for other in waiting.values():
                 ahead = self._rank(other) < self._rank(client)
                 assert not ahead or self._held_up(other), "a later arrival overtook by more than its priority allows"
@@ -117,21 +172,77 @@ class Watched:
         live = sum(c.admitted is not None for c in self.clients.values())
         assert live <= self.config.max_num_seqs
         if live < self.config.max_num_seqs:
-            assert all(self._held_up(c) for c in waiting.values()), "a sequence waits while it could be admitted"
+            if not self.config.ragged:
+                assert all(self._held_up(c) for c in waiting.values()), "a sequence waits while it could be admitted"
+            elif waiting:
+                first = min(waiting.values(), key=self._rank)
+                assert self._waits_rightly(first, work), "a sequence waits while it could be admitted"
 
     def _rank(self, client: Client) -> tuple[int, int]:
         return client.arrival + self.config.overtake * client.priority, client.arrival
 
+    def _waits_rightly(self, first: Client, work: Work) -> bool:
+        """Whether the first of the queue waits for tokens of this step, for the step's room, or for the pool's."""
+        if not self._fits(first):
+            self.counts["waited for the pool"] += 1
+            return True
+        least = 1 if first.group is not None else self.config.min_prefix
+        for row in work.rows:
+            other = self.clients[row.sequence]
+            stop = min(row.start + len(row.tokens), len(first.prompt) - 1)
+            alike = next((i for i in range(stop) if other.tokens[i] != first.prompt[i]), stop)
+            if least and other.prefilling and alike >= least:
+                self.counts["waited for a beginning"] += 1
+                return True
+        return self._prompt_tokens(work) == self._most_prompt_tokens()
+
+    def _fits(self, client: Client) -> bool:
+        if self.config.cache_tokens is None:
+            return True
+        live = [c.places for c in self.clients.values() if c.admitted is not None]
+        return sum(map(self._blocks, [*live, client.places])) <= self.config.cache_tokens
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_tokens) * self.config.block_tokens
+
+    def _prompt_tokens(self, work: Work) -> int:
+        return sum(len(row.tokens) for row in work.rows if self.clients[row.sequence].prefilling)
+
+    def _most_prompt_tokens(self) -> int:
+        """Of a ragged step."""
+        limit = self.plan.limits.max_num_batched_tokens
+        decoding = len(self._decoding())
+        if decoding:
+            return min(self.config.prefill_budget, limit - decoding)
+        return min(limit, self.config.prompt_chunk or limit, max(b.tokens for b in self.plan.prompt))
+
+    def _decoding(self) -> set[int]:
+        return {s for s, c in self.clients.items() if len(c.tokens) > len(c.prompt)}
+
     def _held_up(self, client: Client) -> bool:
+        if self.config.ragged:
+            return False
         siblings = (c for c in self.clients.values() if c.group == client.group and c is not client)
         return client.group is not None and any(c.prefilling for c in siblings)
 
     def _copy(self, work: Work) -> None:
         for copy in work.copies:
-            assert copy.source != copy.target and 0 < copy.length <= len(self.cache[copy.source])
+            cuts = self.config.cache_tokens is not None and copy.source == copy.target
+            assert cuts or (copy.source != copy.target and copy.length > 0)
+            assert copy.length <= len(self.cache[copy.source])
             self.cache[copy.target] = self.cache[copy.source][: copy.length]
-            self.counts["copies"] += 1
+            self._check_pool()
+            self.counts["cuts" if cuts else "copies"] += 1
             self.counts["copied tokens"] += copy.length
+
+    def _check_pool(self) -> None:
+        """What the slots hold fits, and would also if every live sequence had come to its end."""
+        if self.config.cache_tokens is None:
+            return
+        assert sum(self._blocks(len(held)) for held in self.cache) <= self.config.cache_tokens
+        ends = {c.slot: c.places for c in self.clients.values() if c.slot >= 0}
+        later = [max(ends.get(slot, 0), len(held)) for slot, held in enumerate(self.cache)]
+        assert sum(map(self._blocks, later)) <= self.config.cache_tokens, "the pool is promised more than once"
 
     def _check_rows(self, work: Work) -> None:
         rows, limits = work.rows, self.plan.limits
@@ -139,9 +250,12 @@ class Watched:
         assert rows and len(set(slots)) == len(slots)
         assert all(0 <= slot < self.config.slots for slot in slots)
         assert len({row.sequence for row in rows}) == len(rows)
-        if work.phase == "decode":
+        if work.phase == "decode" and not self.config.ragged:
             assert slots == list(range(len(rows))), "decode runs over the first slots, in order"
-        if self.config.exact:
+        if self.config.ragged:
+            assert work.bucket is None
+            self._check_ragged(work)
+        elif self.config.exact:
             assert work.bucket is None and (work.phase == "decode" or len(rows) == 1)
             if work.phase == "prompt":
                 most = min(limits.max_num_batched_tokens, self.config.prompt_chunk or limits.max_num_batched_tokens)
@@ -152,27 +266,49 @@ class Watched:
             assert bucket.covers(len(rows), max(len(r.tokens) for r in rows), max(r.start for r in rows))
         for row in rows:
             client = self.clients[row.sequence]
-            stop = row.start + len(row.tokens)
+            count = len(row.tokens) - row.drafted
+            stop = row.start + count
+            decodes = len(client.tokens) > len(client.prompt)
             assert client.admitted is not None
             assert row.start <= client.cached < stop <= len(client.tokens), "no token is skipped, each step gets on"
-            assert list(row.tokens) == client.tokens[row.start : stop]
+            assert list(row.tokens[:count]) == client.tokens[row.start : stop]
             assert self.cache[row.slot][: row.start] == client.tokens[: row.start], "the slot holds the row's past"
             assert row.emits == (stop == len(client.tokens))
-            if work.phase == "decode":
-                assert row.start == client.cached and stop == len(client.tokens) > len(client.prompt)
+            if decodes:
+                assert row.start == client.cached and stop == len(client.tokens)
+                assert row.start + len(row.tokens) <= client.places, "no draft goes beyond the sequence's budget"
             else:
-                assert client.prefilling
+                assert client.prefilling and not row.drafted
                 self.counts["computed again"] += client.cached - row.start
+            assert decodes or work.phase == "prompt"
+            assert not row.drafted or work.phase == "decode"
+            assert not row.drafted or self.config.ragged or (self.config.exact and len(rows) == 1)
+            if self.config.ragged:
+                assert client.slot in (-1, row.slot), "a sequence stays in its slot"
+            client.slot = row.slot
+        assert sum(len(row.tokens) for row in rows) <= limits.max_num_batched_tokens or work.bucket
         for row in rows:
             self.cache[row.slot] = self.cache[row.slot][: row.start] + list(row.tokens)
+            self._check_pool()
+
+    def _check_ragged(self, work: Work) -> None:
+        """Everybody who decodes has a row, and prompts, the first come first, share what the budget leaves."""
+        rows = [row for row in work.rows if self.clients[row.sequence].prefilling]
+        assert {row.sequence for row in work.rows} >= self._decoding()
+        assert (work.phase == "prompt") == bool(rows)
+        assert all(row.emits for row in rows[:-1]), "only the last prompt is cut"
+        started = {s for s, c in self.clients.items() if c.prefilling}
+        assert self._prompt_tokens(work) <= self._most_prompt_tokens()
+        if started - {row.sequence for row in rows} or not all(row.emits for row in rows):
+            assert self._prompt_tokens(work) == self._most_prompt_tokens(), "a prompt waits while there is room"
 
     def _check_turn(self, work: Work) -> None:
         """Fairness: what may run between two decode steps, and that everybody's turn comes."""
-        decoding = {s for s, c in self.clients.items() if len(c.tokens) > len(c.prompt)}
+        decoding = self._decoding()
         roomy = self.config.slots > self.config.max_num_seqs
         if work.phase == "decode":
             ran = {row.sequence for row in work.rows}
-            assert ran == decoding if roomy else ran <= decoding
+            assert ran == decoding if roomy or self.config.ragged else ran <= decoding
             self.counts["held up"] += len(decoding) - len(ran)
             self.since_decode = 0
             self.decoded = ran
@@ -180,8 +316,9 @@ class Watched:
         else:
             self.counts["prompt steps"] += 1
             self.counts["shared prompt steps"] += len(work.rows) > 1
+            self.counts["mixed steps"] += bool(decoding) and self.config.ragged
             tokens = work.bucket.tokens if work.bucket else sum(len(row.tokens) for row in work.rows)
-            if not decoding:
+            if not decoding or self.config.ragged:
                 self.since_decode = 0
             elif roomy or self.decoded & decoding:
                 allowed = max(self.config.prefill_budget, 0 if self.since_decode else self._smallest(work))

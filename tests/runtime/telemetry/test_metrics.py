@@ -47,7 +47,8 @@ def test_a_fresh_server_has_every_name_at_zero() -> None:
         "e2e_request_latency_seconds_count", "request_queue_time_seconds_count", "request_prefill_time_seconds_count",
         "request_decode_time_seconds_count", "request_inference_time_seconds_count", "request_prompt_tokens_count",
         "request_generation_tokens_count", "request_params_n_count", "request_params_max_tokens_count",
-        "iteration_tokens_total_count",
+        "iteration_tokens_total_count", "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_total",
     ):  # fmt: skip
         assert found[(f"llmc:{name}",)] == 0, name
     for reason in ("stop", "length", "abort", "error"):
@@ -58,6 +59,16 @@ def test_a_fresh_server_has_every_name_at_zero() -> None:
             assert found[("llmc:step_seconds_total", part, phase)] == 0
     assert found[("llmc:build_info", "", __version__)] == 1
     assert found[("process_resident_memory_bytes",)] > 0
+
+
+def test_drafts_are_counted_by_vllms_names() -> None:
+    metrics = Metrics()
+    metrics.stepped(step(drafts=2, drafted=7, accepted=3))
+    metrics.stepped(step())
+    metrics.stepped(step(drafts=1, drafted=4))
+    found = samples(metrics)
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    assert [found[(f"llmc:spec_decode_{name}_total",)] for name in names] == [3, 11, 3]
 
 
 def test_every_sample_of_ours_names_the_model() -> None:

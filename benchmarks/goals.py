@@ -1,0 +1,79 @@
+"""What the figures of the suite are held against: ratios of llmc to a peer, and shares of the memory roofline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from llmc.buckets.text_table import table
+from llmc.runtime.peers.compare import OF_ROOFLINE
+from llmc.runtime.peers.report_text import number
+from llmc.runtime.peers.results import Comparison, Series
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The ratio of a measurement (by the start of its name) that a bundle is to reach.
+
+    `peer`: the start of one peer's name; None: the best one of the bundle's quality class.
+    """
+
+    measurement: str
+    ratio: float
+    peer: str | None = None
+
+
+GOALS = (
+    Goal("decode step, batch 1", 0.85),
+    Goal("decode step, batch 4", 0.90),
+    Goal("decode step, batch 8", 0.90),
+    Goal("decode step, batch 16", 0.90),
+    Goal("prefill of 512", 0.97),
+    Goal("prefill of 2,048", 0.97),
+    Goal("process start to first token", 1.0, "onnxruntime-genai int8"),
+    Goal("process start to first token", 0.6, "openvino-genai int8"),
+    Goal("memory", 0.85, "openvino-genai int8"),
+    Goal("recorded lengths, 8 at a time: throughput", 1.15, "openvino-genai int8"),
+    Goal("recorded lengths, 8 at a time: p95 between", 1.0, "openvino-genai int8"),
+)
+ROOFLINE = ("decode step, batch 1", 8, 0.60)
+"""Measurement, bits of a weight, least share."""
+
+
+def report(found: Comparison) -> list[str]:
+    """A line for each goal and bundle: what is wanted, what was seen, and whether that is enough."""
+    rows = [("goal", "bundle", "wanted", "seen", "")]
+    for goal in GOALS:
+        for series in (s for s in found.series if _is(s, goal.measurement)):
+            for ours, peer, ratio in _ratios(found, series, goal):
+                sign = "≤" if series.better == "less" else "≥"
+                met = ratio <= goal.ratio if series.better == "less" else ratio >= goal.ratio
+                what = f"{series.name}, over {peer}"
+                rows.append((what, ours, f"{sign} {goal.ratio:.2f}", f"{ratio:.2f}", "met" if met else "MISSED"))
+    for series in (s for s in found.series if _is(s, ROOFLINE[0])):
+        for one in found.contenders:
+            share = series.shares.get(one.name, {}).get(OF_ROOFLINE)
+            if one.kind == "llmc" and one.bits == ROOFLINE[1] and share is not None:
+                met = share >= ROOFLINE[2]
+                rows.append(
+                    (f"{series.name}, share of the roofline", one.name, f"≥ {ROOFLINE[2]:.2f}", number(share),
+                     "met" if met else "MISSED")
+                )  # fmt: skip
+    return table(rows, right=(2, 3))
+
+
+def _is(series: Series, name: str) -> bool:
+    """Whether a measurement's name is `name`, or goes on after a whole word of it."""
+    return series.name == name or (series.name.startswith(name) and not series.name[len(name)].isalnum())
+
+
+def _ratios(found: Comparison, series: Series, goal: Goal) -> list[tuple[str, str, float]]:
+    if goal.peer is None:
+        return [(r.ours, r.peer, r.median) for r in found.ratios(series)]
+    ours = [c.name for c in found.contenders if c.kind == "llmc" and c.name in series.rounds]
+    peers = [c.name for c in found.contenders if c.kind == "peer" and c.name.startswith(goal.peer)]
+    there = [name for name in peers if name in series.rounds]
+    if not there:
+        return []
+    best = (min if series.better == "less" else max)(there, key=series.median)
+    return [(name, best, median(series.ratios(name, best))) for name in ours]

@@ -1,0 +1,165 @@
+"""`llmc bench cpu`: measure the engines that `--device cpu` chooses between, and say what it would choose."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from llmc.compiler.cpu_choice import Measured
+    from llmc.runtime.peers.results import Comparison
+
+SEQUENCES, LENGTH = 16, 1024
+"""What the measured bundles run: the largest batch, and room for the prompts."""
+
+QUANTISATIONS = ("int8",)
+"""What both engines offer, and is measured."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("cpu")(cpu)
+
+
+def cpu(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.")
+    ] = "smollm2-demo",
+    *,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds in which engines take turns. Default: 5.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")] = False,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write here. Default: where --device cpu looks first."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
+) -> None:
+    """Measure the engines that --device cpu chooses between on this host, and say what it would choose, and why.
+
+    Decode steps, a prompt, the time to the first token and memory, in turn. What is measured is kept, and llmc compile
+    --device cpu chooses by it from then on.
+
+    \b
+    Example:
+      llmc bench cpu
+      llmc bench cpu ./model --quick --json
+    """
+    from llmc.buckets.files import write_text
+    from llmc.compiler.cpu_choice import OWN, Measured, installed
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    hidden = as_json and not sys.stderr.isatty()
+    count = threads or settings.threads
+    document = _measure(model, settings.cache_dir, installed(), count, rounds, quick, hidden)
+    file = output or settings.cache_dir / OWN
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(document, indent=1) + "\n", "the measurements")
+    typer.echo(f"wrote {file}", err=True)
+    typer.echo(json.dumps(document) if as_json else _text(Measured.load(file)))
+
+
+def _measure(
+    model: str, folder: Path, engines: tuple[str, ...], threads: int, rounds: int | None, quick: bool, hidden: bool
+) -> dict[str, Any]:  # fmt: skip
+    from dataclasses import replace
+    from math import prod
+
+    from llmc.cli.output import StepProgress
+    from llmc.compiler.checkpoint import open_checkpoint
+    from llmc.compiler.contenders import make_ready
+    from llmc.compiler.cpu_choice import SCHEMA
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.host import cpu_features
+    from llmc.runtime.peers import compare
+    from llmc.runtime.peers.scope import Scope
+
+    checkpoint = open_checkpoint(model)
+    scope = Scope(kinds=("decode", "prefill", "first-token", "memory"), prompts=(512,))
+    scope = scope.quick() if quick else scope
+    scope = scope if rounds is None else replace(scope, rounds=rounds)
+    work = folder / "measurements" / "bundles"
+    bundles: dict[str, Bundle] = {}
+    total = len(engines) * len(QUANTISATIONS)
+    with StepProgress("compile", hidden) as compiled:
+        for kind in QUANTISATIONS:
+            for engine in engines:
+                name = f"{engine} {kind}"
+                compiled(name, len(bundles), total)
+                bundles[name] = Bundle.open(_compiled(model, engine, kind, work / f"{engine}-{kind}"))
+    ready = make_ready(bundles, (), checkpoint, work, sys.executable, lambda _: None, quality=False)
+    with StepProgress("measure", hidden) as progress:
+        found = compare.run(
+            ready.contenders, scope, model=ready.model, threads=threads, vocabulary=ready.vocabulary,
+            logs=work / "logs", progress=progress, weights=ready.weights,
+        )  # fmt: skip
+    return {
+        "schema": SCHEMA,
+        "machine": f"{found.host['cpu']}, {threads} threads",
+        "isa": list(cpu_features()),
+        "model": checkpoint.name,
+        "parameters": sum(prod(checkpoint.shape(name)) for name in checkpoint.tensor_names()),
+        "toolchain": {name: dict(bundle.manifest.toolchain) for name, bundle in bundles.items()},
+        "engines": {
+            engine: {kind: _one(found, f"{engine} {kind}", scope.batches) for kind in QUANTISATIONS}
+            for engine in engines
+        },
+    }
+
+
+def _compiled(model: str, engine: str, kind: str, folder: Path) -> Path:
+    from llmc.artifacts.opening import open_store
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline import compile_bundle
+    from llmc.compiler.planning import plan_for
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    plan = plan_for(model, max_model_len=LENGTH, max_num_seqs=SEQUENCES)
+    store = open_store(None, settings, engine)
+    options = CompileOptions(engine, kind, verify="none", jobs=settings.threads)
+    compile_bundle(model, folder, plan, options, store, lambda _: None)
+    return folder
+
+
+def _one(found: Comparison, name: str, batches: tuple[int, ...]) -> dict[str, Any]:
+    medians = {series.name: series.median(name) for series in found.series if name in series.rounds}
+    memory = next(value for what, value in medians.items() if what.startswith("memory"))
+    return {
+        "decode_ms": {str(b): round(medians[f"decode step, batch {b}"], 3) for b in batches},
+        "prefill_ms": {"512": round(medians["prefill of 512 tokens"], 2)},
+        "start_s": round(medians["process start to first token"] / 1e3, 3),
+        "memory_bytes": int(memory * 1e6),
+    }
+
+
+def _text(measured: Measured) -> str:
+    from llmc.buckets.text_table import table
+    from llmc.compiler.cpu_choice import Wanted, choose
+    from llmc.runtime.host import cpu_features
+
+    rows: list[tuple[str, ...]] = [
+        ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")
+    ]
+    for engine, kinds in measured.engines.items():
+        for kind, one in kinds.items():
+            steps = (f"{one['decode_ms'][b]:.1f} ms" for b in (1, 4, 8, 16))
+            prompt, start = one["prefill_ms"][512], one["start_s"]
+            rows.append(
+                (engine, kind, *steps, f"{prompt:.0f} ms", f"{start:.2f} s", f"{one['memory_bytes'] / 1e6:.0f} MB")
+            )
+    lines = table(rows, right=range(2, 9))
+    here = tuple(measured.engines)
+    for batch in (1, 4, 8, 16):
+        choice = choose(Wanted(batch), measured, cpu_features(), here, measured.parameters)
+        lines.append(f"--max-num-seqs {batch}: {choice.engine}, since {choice.why}")
+    return "\n".join(lines)

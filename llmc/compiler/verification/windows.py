@@ -1,0 +1,132 @@
+"""Windows of the text of texts.py, and what the reference predicts after their tokens.
+
+A window is one sequence of a part of the text, as long as the plan allows and at most an equal share of TOKENS; its
+positions are those from the FIRST-th token on. A prediction [V] is kept as gaps: how far each logit lies below the
+largest, in steps of STEP nats, 16 bits a token. Rounding to a step has variance STEP² / 12; that adds half as much
+to a divergence, about 1e-8 nats, and moves a larger one by a thousandth. Large vocabularies keep every second or third
+position, so that all gaps take about 2 · GAPS bytes at most. A checkpoint without a tokenizer, or with one that hardly
+knows the text, gets pseudo-random ids.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.verification.probes import Reference
+from llmc.compiler.verification.texts import TEXTS
+from llmc.errors import CheckpointError, VerificationError
+
+TOKENS = 512
+FIRST = 8
+GAPS = 1 << 25
+STEP = 2.0**-11
+UNLIKELY = 2**16 - 1
+"""Gap of tokens 32 nats or more below the best, whose probability of at most 1e-14 counts as none."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens [n] of a part of the text, and the reference's gaps [len(positions), V] after some positions of them.
+
+    Positions are ascending and evenly spaced; the tokens up to the first of them are what a prompt has at least.
+    """
+
+    part: str
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    gaps: NDArray[np.uint16]
+
+    def gaps_after(self, position: int) -> NDArray[np.uint16] | None:
+        """The reference's gaps [V] after token `position`; None where they are not kept."""
+        at = int(np.searchsorted(self.positions, position))
+        return self.gaps[at] if at < len(self.positions) and self.positions[at] == position else None
+
+
+def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int) -> list[Window]:
+    """Run the reference over the text, in windows of at most `longest` tokens (2 or more).
+
+    Raises VerificationError where the reference's logits are no numbers.
+    """
+    size = min(longest, TOKENS // len(TEXTS))
+    first = min(FIRST, size // 2)
+    cut = [
+        (part, tokens[start : start + size])
+        for part, tokens in _parts(checkpoint, vocab_size)
+        for start in range(0, len(tokens), size)
+        if len(tokens[start : start + size]) > first
+    ]
+    stride = -(-sum(len(tokens) - first + 1 for _, tokens in cut) * vocab_size // GAPS)
+    windows = []
+    for part, tokens in cut:
+        positions = range(first - 1, len(tokens), stride)
+        gaps = _gaps(reference.logits(tokens, positions))
+        windows.append(Window(part, np.array(tokens, np.int64), np.array(positions, np.int64), gaps))
+    return windows
+
+
+def _parts(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]]]:
+    """Each part with its tokens, more than FIRST."""
+    share = TOKENS // len(TEXTS)
+    try:
+        from llmc.runtime.tokenizer import Tokenizer
+
+        encode = Tokenizer(checkpoint.tokenizer_json()).encode
+        parts = [(part, encode(text)[:share]) for part, text in TEXTS.items()]
+    except CheckpointError:
+        parts = []
+    if parts and all(len(tokens) > FIRST for _, tokens in parts):
+        return parts
+    random = np.random.default_rng(0)
+    return [("random", random.integers(0, vocab_size, share).tolist()) for _ in TEXTS]
+
+
+def _gaps(logits: NDArray[np.float32]) -> NDArray[np.uint16]:
+    best = logits.max(-1, keepdims=True)
+    if not np.isfinite(best).all():
+        raise VerificationError(
+            "the reference model's logits are no numbers: its weights are damaged, or too large for float32; get the "
+            "checkpoint again"
+        )
+    gaps: NDArray[np.uint16] = np.minimum(np.rint((best - logits) / np.float32(STEP)), UNLIKELY).astype(np.uint16)
+    return gaps
+
+
+def text_digest(windows: Sequence[Window], read: Sequence[Sequence[int]]) -> str:
+    """Digest of the token ids and of the positions that were read: figures with equal digests can be compared."""
+    return digest_bytes(canonical_json([[w.tokens.tolist(), list(at)] for w, at in zip(windows, read, strict=True)]))
+
+
+def by_part(windows: Sequence[Window]) -> list[tuple[str, list[int]]]:
+    """Parts, in order, with the indices of their windows."""
+    return [(part, list(at)) for part, at in groupby(range(len(windows)), lambda i: windows[i].part)]
+
+
+def save_windows(windows: Sequence[Window]) -> bytes:
+    """Windows as an npz file."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for i, w in enumerate(windows):
+        arrays |= {
+            f"{i}.part": np.array(w.part), f"{i}.tokens": w.tokens, f"{i}.positions": w.positions, f"{i}.gaps": w.gaps,
+        }  # fmt: skip
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def load_windows(arrays: Mapping[str, NDArray[Any]]) -> list[Window]:
+    """The inverse of `save_windows`, from the opened npz."""
+    count = sum(name.endswith(".tokens") for name in arrays)
+    return [
+        Window(str(arrays[f"{i}.part"]), arrays[f"{i}.tokens"], arrays[f"{i}.positions"], arrays[f"{i}.gaps"])
+        for i in range(count)
+    ]

@@ -1,0 +1,111 @@
+"""Requests of one caller on one generator, as outputs: what BundleLLM runs once its executor is open."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmc.errors import InputError
+from llmc.runtime.generator import Generator
+from llmc.runtime.observer import Observer, Observers, StepRecord
+from llmc.runtime.opening import EngineOptions, open_generator
+from llmc.runtime.outputs import OutputBuilder, RequestOutput, text_of
+from llmc.runtime.prompts import Prompt, Prompts
+from llmc.runtime.requests import Request, Update
+from llmc.runtime.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.base import Executor
+
+
+class Offline:
+    """Runs calls one after the other; `records` are the steps of the last one, where `keep_steps` asks for them.
+
+    `seed` makes unseeded requests repeatable, each with a number of its own. Not thread-safe.
+    """
+
+    def __init__(
+        self, bundle: Bundle, executor: Executor, options: EngineOptions, prompts: Prompts, *, keep_steps: bool,
+        seed: int | None, observer: Observer | None,
+    ) -> None:  # fmt: skip
+        self.records: list[StepRecord] = []
+        watchers = [o for o in (_Keeper(self.records) if keep_steps else None, observer) if o is not None]
+        self.generator: Generator = open_generator(bundle, executor, options, Observers(watchers))
+        self._token_text = text_of(bundle.tokenizer if bundle.has_tokenizer else None)
+        self._end_ids = bundle.eos_token_ids
+        self._prompts = prompts
+        self._seed = seed
+        self._ids = itertools.count()
+
+    def stream(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
+        """See BundleLLM.stream."""
+        started = time.perf_counter()
+        prepared = [
+            self.generator.prepare(self._request(prompt, one, rank))
+            for prompt, one, rank in zip(
+                prompts, _per_prompt(params, len(prompts)), _per_priority(priority, len(prompts)), strict=True
+            )
+        ]
+        self.records.clear()
+        builders: dict[str, tuple[int, OutputBuilder]] = {}
+        owners: dict[int, RequestOutput] = {}
+        for index, (prompt, one) in enumerate(zip(prompts, prepared, strict=True)):
+            shown = prompt if isinstance(prompt, str) else None
+            builder = OutputBuilder(one.request, shown, self._token_text, started)
+            builders[one.request.request_id] = (index, builder)
+            owners |= dict.fromkeys(self.generator.add(one), builder.output)
+        try:
+            while any(not b.output.finished for _, b in builders.values()):
+                recorded = len(self.records)
+                updates = self.generator.step()
+                for record in self.records[recorded:]:
+                    for sequence in record.requests:
+                        if sequence in owners:
+                            owners[sequence].steps.append(record)
+                for update in updates:
+                    if update.request_id in builders:
+                        index, builder = builders[update.request_id]
+                        builder.take(update)
+                        yield index, update, builder.output
+        finally:
+            for request_id in builders:
+                self.generator.cancel(request_id)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, priority: int) -> Request:
+        number = next(self._ids)
+        if self._seed is not None and params.seed is None:
+            params = replace(params, seed=self._seed + number)
+        return Request(str(number), self._prompts.encode(prompt), params, self._end_ids, priority)
+
+
+class _Keeper(Observer):
+    """Keeps step records."""
+
+    def __init__(self, records: list[StepRecord]) -> None:
+        self._records = records
+
+    def stepped(self, record: StepRecord) -> None:
+        self._records.append(record)
+
+
+def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InputError(f"{len(params)} sampling parameters for {count} prompts")
+    return list(params)
+
+
+def _per_priority(priority: Sequence[int] | None, count: int) -> list[int]:
+    if priority is None:
+        return [0] * count
+    if len(priority) != count:
+        raise InputError(f"{len(priority)} priorities for {count} prompts")
+    return list(priority)

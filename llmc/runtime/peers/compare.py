@@ -1,0 +1,73 @@
+"""One comparison from its contenders to its results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llmc.errors import DeviceError, LlmcError
+from llmc.runtime.peers.machine import describe, read_bandwidth
+from llmc.runtime.peers.measure import Measurer
+from llmc.runtime.peers.results import Comparison
+from llmc.runtime.peers.rounds import Progress
+from llmc.runtime.peers.scope import Scope
+from llmc.runtime.peers.worker import Contender
+
+OF_ROOFLINE = "of the roofline"
+"""Name of the share of a decode step's time that reading the weights alone would take."""
+
+
+def run(
+    contenders: Sequence[Contender], scope: Scope, *, model: str, threads: int, vocabulary: int, logs: Path,
+    progress: Progress, reference: Contender | None = None, texts: Sequence[Sequence[int]] = (),
+    weights: int | None = None,
+) -> Comparison:  # fmt: skip
+    """Measure what the scope asks for, in the order of KINDS.
+
+    Quality is of `texts` against the float32 `reference`, and left out, with a note, where there is none. `weights`:
+    values that a decode step reads, for its share of the roofline. Raises DeviceError when no bundle of llmc could be
+    measured at all; what others could not do is in the results.
+    """
+    found = Comparison(model, describe(), threads, list(contenders), weights=weights)
+    found.bandwidth = read_bandwidth(threads)
+    logs.mkdir(parents=True, exist_ok=True)
+    measurer = Measurer(contenders, scope, threads, vocabulary, logs, progress)
+    if "quality" in scope.kinds:
+        if reference is None or not texts:
+            found.notes.append("quality was not measured: there is no float32 reference or no text")
+        else:
+            try:
+                found.quality, found.notes = measurer.quality(reference, texts)
+            except LlmcError as error:
+                found.notes.append(f"quality was not measured: {error}")
+    for kinds, measure in (
+        (("decode", "prefill"), measurer.steps),
+        (("first-token",), measurer.first_tokens),
+        (("memory",), measurer.memory),
+        (("streams",), measurer.streams),
+        (("trace",), measurer.trace),
+    ):
+        if set(kinds) & set(scope.kinds):
+            found.series += measure()
+    found.contenders = [
+        replace(c, versions={**c.versions, **measurer.abouts.get(c.name, {}).get("versions", {})}) for c in contenders
+    ]
+    _add_roofline(found)
+    _require_ours(found)
+    return found
+
+
+def _add_roofline(found: Comparison) -> None:
+    for series in (s for s in found.series if s.name.startswith("decode step")):
+        for contender in found.contenders:
+            ideal = found.roofline_s(contender)
+            if ideal is not None and contender.name in series.rounds:
+                series.share(contender.name, OF_ROOFLINE, [ideal * 1e3 / series.median(contender.name)])
+
+
+def _require_ours(found: Comparison) -> None:
+    ours = [c.name for c in found.contenders if c.kind == "llmc"]
+    if found.series and ours and not any(name in s.rounds for s in found.series for name in ours):
+        why = next(s.missing[name] for s in found.series for name in ours if name in s.missing)
+        raise DeviceError(f"no measurement of {', '.join(ours)} succeeded: {why}")

@@ -1,0 +1,207 @@
+"""From exec to the first token as a specification: what runs beside what, and what is not there yet."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle import IN_STORE, blob_path
+from llmc.artifacts.layout import Layout
+from llmc.artifacts.manifest import read_manifest
+from llmc.errors import ArtifactError, InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.executors.onnxruntime_cpu import OnnxRuntimeExecutor
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.opening import EngineOptions
+from llmc.runtime.prompts import Prompts
+from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.starting import StartingExecutor
+from tests.artifacts.helpers import flip
+from tests.manifests import edit_manifest
+from tests.toy import Toy
+
+GREEDY = SamplingParams(max_tokens=4, temperature=0)
+
+
+@pytest.fixture
+def bundle(toys: dict[str, Toy], tmp_path: Path) -> Path:
+    """A copy, with one executable a bucket."""
+    return Path(shutil.copytree(toys["static"].bundle, tmp_path / "copy"))
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What fake executors, which may be opened in a thread here, do and in which thread."""
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(FakeExecutor, "opens_in_thread", True)
+    for name in ("check", "warm", "close"):
+        monkeypatch.setattr(FakeExecutor, name, _noted(getattr(FakeExecutor, name), name, seen))
+    return seen
+
+
+def _noted(method: Any, name: str, seen: list[tuple[str, str]]) -> Any:
+    def run(*args: Any) -> Any:
+        seen.append((name, threading.current_thread().name))
+        return method(*args)
+
+    return run
+
+
+def damage(bundle: Path, name: str) -> None:
+    flip(blob_path(bundle, read_manifest(bundle).files[name]))
+
+
+# The executor
+
+
+def test_an_executor_that_may_opens_in_a_thread_and_its_first_executables_with_it(
+    bundle: Path, events: list[tuple[str, str]]
+) -> None:
+    with BundleLLM(bundle) as llm:
+        assert [name for name, _ in events] == ["check", "warm"]
+        assert {thread for _, thread in events} == {"llmc-start"}
+        assert llm.generate([[1, 2]], GREEDY)[0].finished
+
+
+def test_others_open_in_the_thread_that_asks(bundle: Path, events: list[tuple[str, str]]) -> None:
+    FakeExecutor.opens_in_thread = False  # as it is by default; the fixture restores it
+    with BundleLLM(bundle):
+        assert {thread for _, thread in events} == {threading.current_thread().name}
+
+
+def test_native_runtimes_open_in_a_thread() -> None:
+    assert OnnxRuntimeExecutor.opens_in_thread and not FakeExecutor.opens_in_thread
+
+
+@pytest.mark.parametrize("name", ["weights", "tokenizer.json"])
+def test_what_is_damaged_is_told_as_ever_and_nothing_stays_open(
+    bundle: Path, events: list[tuple[str, str]], name: str
+) -> None:
+    damage(bundle, name)
+    with pytest.raises(ArtifactError, match=name.replace(".", r"\.")):
+        BundleLLM(bundle)
+    opened = [event for event, _ in events]
+    assert opened.count("warm") == opened.count("close")
+    assert "llmc-start" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_executor_of_the_future_is_told_as_ever(bundle: Path) -> None:
+    edit_manifest(bundle, lambda m: m.update(executor="quantum"))
+    with pytest.raises(ArtifactError, match=r"unknown executor 'quantum'.*install that"):
+        BundleLLM(bundle)
+
+
+def test_what_is_opening_already_is_used_where_the_options_are_the_same(
+    bundle: Path, events: list[tuple[str, str]]
+) -> None:
+    starting = StartingExecutor(Bundle.open(bundle), EngineOptions(threads=1))
+    with BundleLLM(bundle, threads=1, starting=starting) as llm:
+        assert llm.executor is starting.executor
+        assert [name for name, _ in events] == ["check", "warm"]
+
+
+def test_and_closed_where_they_are_not(bundle: Path, events: list[tuple[str, str]]) -> None:
+    starting = StartingExecutor(Bundle.open(bundle), EngineOptions(threads=1))
+    with BundleLLM(bundle, threads=1, enable_prefix_caching=False, starting=starting) as llm:
+        assert llm.executor is not starting.executor
+        assert [name for name, _ in events] == ["check", "warm", "close", "check", "warm"]
+
+
+# Prompts
+
+
+def test_the_chat_template_is_compiled_while_there_is_time(bundle: Path) -> None:
+    opened = Bundle.open(bundle)
+    for has_time in (False, True):
+        prompts = Prompts(opened)
+        prompts.prepare(lambda: has_time)  # noqa: B023 - called at once
+        assert ("template" in vars(prompts)) is has_time
+        assert "tokenizer" in vars(opened)
+
+
+def test_a_template_that_cannot_be_used_is_told_to_who_uses_it(bundle: Path) -> None:
+    damage(bundle, "chat_template.jinja")
+    prompts = Prompts(Bundle.open(bundle))
+    prompts.prepare(lambda: True)
+    assert prompts.encode("plain")
+    with pytest.raises(ArtifactError, match="chat_template"):
+        prompts.render([{"role": "user", "content": "hi"}])
+
+
+def test_a_bundle_without_tokenizer_or_template_is_prepared_too(bundle: Path) -> None:
+    edit_manifest(bundle, lambda m: m.update(files={"weights": m["files"]["weights"]}))
+    prompts = Prompts(Bundle.open(bundle))
+    prompts.prepare(lambda: True)
+    with pytest.raises(InputError, match="no chat template"):
+        prompts.render([{"role": "user", "content": "hi"}])
+
+
+# Imports
+
+CHILD = """
+    import json, sys
+    from llmc import LLM, SamplingParams
+    from llmc.runtime import starting
+
+    opening = starting.open_executor
+    def opened(*args):
+        before.update(sys.modules)
+        return opening(*args)
+    starting.open_executor = opened
+    before = {}
+    params = SamplingParams(max_tokens=2, temperature=0)
+    llm = LLM(sys.argv[1])
+    for _, update, _ in llm.stream([json.loads(sys.argv[2])], params):
+        if update.token_ids:
+            break
+    print(json.dumps([sorted(before), sorted(sys.modules)]))
+"""
+NEVER = {
+    "asyncio", "concurrent.futures.process", "fsspec", "filelock", "llmc.artifacts.leases", "llmc.artifacts.store",
+    "llmc.buckets.planner", "llmc.buckets.strategies", "llmc.buckets.traffic", "llmc.cli", "llmc.compiler",
+    "llmc.runtime.async_engine", "llmc.runtime.sampling.guided", "llmc.runtime.server", "llmc.runtime.telemetry",
+    "multiprocessing", "numpy.ma", "numpy.random", "numpy.testing", "onnx", "platformdirs", "pydantic", "requests",
+    "rich", "secrets", "shutil", "tempfile", "torch", "transformers", "typer", "urllib.request",
+}  # fmt: skip
+"""Not on the way to a first token whose sampling draws nothing."""
+LATER = {
+    "jinja2", "llmc.runtime.engine", "llmc.runtime.generator", "llmc.runtime.outputs", "llmc.runtime.sampling.batch",
+    "llmc.runtime.scheduling.scheduler", "llmc.runtime.text", "llmc.runtime.tokenizer", "tokenizers",
+}  # fmt: skip
+"""Needed, but imported while the executor opens."""
+
+
+def modules(bundle: Path, prompt: Any) -> tuple[set[str], set[str]]:
+    """Modules that are there when the executor begins to open, and with the first token."""
+    code = "\n".join(line.removeprefix("    ") for line in CHILD.splitlines())
+    command = [sys.executable, "-c", code, str(bundle), json.dumps(prompt)]
+    before, after = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return set(before), set(after)
+
+
+def test_a_first_token_imports_what_it_needs_and_the_engine_while_the_executor_opens(bundle: Path) -> None:
+    before, after = modules(bundle, "hi")
+    assert {"numpy", "llmc.runtime.executors.fake"} <= before, "what the thread needs is there when it starts"
+    assert NEVER & after == set()
+    assert LATER & before == set()
+    assert LATER - {"jinja2"} <= after
+    assert "jinja2" not in after, "a plain prompt needs no chat template"
+
+
+def test_a_first_token_of_a_conversation_needs_the_template_engine_beside(bundle: Path) -> None:
+    before, after = modules(bundle, {"messages": [{"role": "user", "content": "hi"}]})
+    assert LATER & before == set()
+    assert NEVER & after <= {"asyncio", "shutil", "tempfile"}, "which jinja2 imports"
+    assert after >= LATER
+
+
+def test_leases_are_looked_for_where_stores_keep_bundles(tmp_path: Path) -> None:
+    assert Layout(tmp_path).bundles.name == IN_STORE
