@@ -24,7 +24,7 @@ def pss() -> float:
 
 def measure(bundle: str, rows: int, tokens: int) -> None:
     llm = BundleLLM(bundle, threads=2)
-    llm.executor._sessions.open_rest = lambda: None  # only what the work needs
+    llm.executor._executables.open_rest = lambda: None  # only what the work needs
     prompts = [[(7 * i + j) % 40000 + 100 for j in range(tokens)] for i in range(rows)]
     llm.generate(prompts, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
     gc.collect()

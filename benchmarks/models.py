@@ -91,10 +91,11 @@ def run(model: Model, setting: Setting) -> Comparison:
     checkpoint = open_checkpoint(source)
     found: Comparison | None = None
     for part in PARTS:
-        bundles, notes = _compiled(model, source, part, setting)
-        scope = replace(setting.scope, kinds=tuple(k for k in part.kinds if k in setting.scope.kinds))
-        if not bundles or not scope.kinds:
+        kinds = tuple(kind for kind in part.kinds if kind in setting.scope.kinds)
+        bundles, notes = _compiled(model, source, part, setting) if kinds else ({}, [])
+        if not bundles:
             continue
+        scope = replace(setting.scope, kinds=kinds)
         ready = make_ready(
             bundles, parse(model.peers), checkpoint, setting.work / f"peers-{model.name}", setting.peer_python,
             lambda form: setting.tell(f"make {form}"), "quality" in scope.kinds,

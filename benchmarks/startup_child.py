@@ -26,7 +26,8 @@ WAY, _STARTED, REPORT, BUNDLE, PROMPT = sys.argv[1:6]
 STARTED = float(_STARTED)
 MAIN = _thread.get_ident()
 PACKAGES = (
-    "llmc.api", "llmc.runtime.bundle", "llmc.runtime.offline", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2",
+    "llmc.api", "llmc.runtime.bundle", "llmc.runtime.offline", "numpy", "onnxruntime", "openvino", "tokenizers",
+    "jinja2",
     "typer", "pydantic",
 )  # fmt: skip
 """Whose import is a phase."""

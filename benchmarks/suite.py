@@ -26,6 +26,7 @@ import models
 from llmc.errors import LlmcError
 from llmc.runtime.peers import page
 from llmc.runtime.peers.environment import interpreter
+from llmc.runtime.peers.measure import questions
 from llmc.runtime.peers.report_text import text
 from llmc.runtime.peers.results import Comparison
 from llmc.runtime.peers.scope import KINDS, Scope
@@ -34,6 +35,8 @@ HERE = Path(__file__).parent
 SAMPLE = HERE.parent / "tests" / "data" / "azure_conv_sample.csv"
 EVERY_S = 10.0
 """Seconds between two lines of progress."""
+COMPILE_MINUTES, ENGINES, ANSWER_S = 10.0, 10, 1.5
+"""About what a comparison takes on two cores: compiling everything, and how many engines answer how fast."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,10 @@ class Suite:
         work, soak = self.work, self.args.soak_minutes
         demo_q8 = work / "peers-demo" / "gguf-q8_0.gguf"
         serving = work / "demo-serving-llmc-onnxruntime-int8"
+        comparing = COMPILE_MINUTES + questions(self.scope) * ENGINES * ANSWER_S / 60
         found = [
-            Stage(f"compare-{model.name}", 35.0, lambda model=model: self._compare(model)) for model in models.MODELS
+            Stage(f"compare-{model.name}", comparing, lambda model=model: self._compare(model))
+            for model in models.MODELS
         ]
         programs = (
             ("compile-times", 6.0, ["compile_times.py", "--work", work / "compile-times"]),

@@ -126,7 +126,7 @@ def buckets(
 ) -> None:
     """Time every bucket of a bundle on this host, full of live rows; or --against others, compare whole engines.
 
-    llmc plan --bench and llmc plan evaluate --bench then count seconds in place of tokens.
+    With the buckets' times llmc plan --bench and llmc plan evaluate --bench count seconds in place of tokens.
 
     A comparison takes turns in every round, on prompts that nobody has seen, and measures how near each engine is to
     float32; ratios are against the best peer of the bundle's quality class.

@@ -52,6 +52,7 @@ def scope_of(flags: Flags) -> Scope:
 
 def run(bundle: str, flags: Flags) -> None:
     """Measure, then print the tables or the JSON document, and write what was asked for."""
+    from llmc.artifacts.opening import open_store
     from llmc.cli.output import StepProgress
     from llmc.compiler.contenders import checkpoint_of, default_folder, make_ready
     from llmc.runtime.bundle import Bundle
@@ -67,7 +68,7 @@ def run(bundle: str, flags: Flags) -> None:
         page.check(flags.plot)
     opened = Bundle.open(bundle)
     require(asked, python)
-    checkpoint = checkpoint_of(opened, flags.model)
+    checkpoint = checkpoint_of(opened, flags.model, open_store(None, settings))
     folder = flags.peer_models or default_folder(settings, checkpoint)
     hidden = flags.as_json and not sys.stderr.isatty()
     with StepProgress("make the peers' models", hidden) as made:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.manifest import Manifest
+from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.peer_models import PeerModels, Report, weights_read
+from llmc.compiler.provenance import find_model
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.peers.catalogue import Asked
@@ -38,13 +40,13 @@ class Ready:
     vocabulary: int
 
 
-def checkpoint_of(bundle: Bundle, model: str | None) -> Checkpoint:
-    """The checkpoint that a bundle was compiled from: `model`, or by the name that the bundle remembers.
+def checkpoint_of(bundle: Bundle, model: str | None, store: Store) -> Checkpoint:
+    """The checkpoint that a bundle was compiled from: `model`, or where the store knows that it was.
 
     Raises InputError where it is not found, or where its weights are others.
     """
-    remembered = bundle.manifest.provenance.get("model")
-    name = model or str(remembered or "")
+    known = bundle.manifest.provenance
+    name = model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
     try:
         checkpoint = open_checkpoint(name)
     except CheckpointError as error:
@@ -53,8 +55,7 @@ def checkpoint_of(bundle: Bundle, model: str | None) -> Checkpoint:
         raise InputError(
             f"{bundle.path}: the checkpoint {name!r} that it was compiled from is not here: name it with --model"
         ) from error
-    stated = bundle.manifest.provenance.get("checkpoint")
-    if stated and stated != checkpoint.digest():
+    if known.get("checkpoint") != checkpoint.digest():
         raise InputError(
             f"{checkpoint.path} is not what {bundle.path} was compiled from: a comparison is of the same weights"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmc.compiler.stages import Stages, code_digest
 from llmc.compiler.vocabulary import build_index
 from llmc.errors import CheckpointError
-from llmc.runtime.bundle import VOCABULARY
+from llmc.runtime.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -33,6 +33,9 @@ def text_files(stages: Stages) -> dict[str, str]:
             made["chat_template.jinja"] = workspace.put_bytes(template.encode())
         return made
 
-    code = code_digest("llmc.compiler.checkpoint", "llmc.compiler.vocabulary", "llmc.runtime.vocabulary", __name__)
+    code = code_digest(
+        "llmc.compiler.checkpoint", "llmc.compiler.vocabulary", "llmc.runtime.vocabulary", "llmc.runtime.tokenizer",
+        __name__,
+    )  # fmt: skip
     components = {**stages.reading(tokenizer=True), "code": code}
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.tokenizer import Tokenizer
 
-VOCABULARY = "tokenizer.index"
-"""The file that a short text can be encoded with, sooner than with all of tokenizer.json; see vocabulary.py."""
-
 
 class Bundle:
     """A bundle on disk. Opening reads the manifest only; files are read, and verified, when first needed."""
@@ -98,10 +95,10 @@ class Bundle:
 
         if not self.has_tokenizer:
             raise ArtifactError(f"{self.path}: no tokenizer in the bundle; pass token ids instead of text")
+        from llmc.runtime.vocabulary import VOCABULARY, Vocabulary
+
         if VOCABULARY not in self.manifest.files:
             return Tokenizer(self.files.read("tokenizer.json"), self.eos_token_ids)
-        from llmc.runtime.vocabulary import Vocabulary
-
         vocabulary = Vocabulary(self.files.read(VOCABULARY))
         return Tokenizer(lambda: self.files.read("tokenizer.json"), self.eos_token_ids, vocabulary)
 

@@ -28,6 +28,9 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError
 
+VOCABULARY = "tokenizer.index"
+"""The file of a bundle that a short text can be encoded with, sooner than with all of tokenizer.json."""
+
 MAGIC = b"llmc vocabulary 1\n"
 BASE = 0x9E3779B97F4A7C15
 """Odd, so that it has an inverse modulo 2^64."""

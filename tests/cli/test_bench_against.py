@@ -16,21 +16,29 @@ FAKE = str(Path(__file__).parents[1] / "runtime" / "peers" / "fake_engine")
 
 @pytest.fixture(autouse=True)
 def fake_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    variant = catalogue.Variant("huggingface", 8)
-    peer = catalogue.Peer("fake", FAKE, ("numpy",), {"int8": variant})
-    missing = catalogue.Peer("missing", FAKE, ("no-such-engine",), {"int8": variant})
+    variant = catalogue.Variant("huggingface", 32)
+    peer = catalogue.Peer("fake", FAKE, ("numpy",), {"f32": variant})
+    missing = catalogue.Peer("missing", FAKE, ("no-such-engine",), {"f32": variant})
     monkeypatch.setattr(catalogue, "PEERS", {"fake": peer, "missing": missing})
     monkeypatch.setitem(catalogue.PINS, "no-such-engine", "3")
     monkeypatch.setattr(machine, "READ_BYTES", 1 << 16)
+
+
+@pytest.fixture
+def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
+    """At most 4 sequences of 64 tokens: room for a question in the toy's chat form."""
+    made = llmc("compile", toy, "--device", "fake", "--max-model-len", 64, "--max-num-seqs", 4, "-o", "bundle", "-q")
+    assert made.code == 0, made
+    return here / "bundle"
 
 
 def test_a_bundle_is_compared(llmc: Llmc, bundle: Path, here: Path) -> None:
     asked = ("--only", "first-token,memory", "--rounds", 1, "--quick")
     ran = llmc("bench", bundle, "--against", "fake", *asked, "--json", "-o", "out.json", "--plot", "out.html")
     found = ran.json
-    assert [c["name"] for c in found["contenders"]] == ["llmc", "fake int8"]
+    assert [c["name"] for c in found["contenders"]] == ["llmc", "fake f32"]
     first, memory = found["series"]
-    assert len(first["rounds"]["llmc"]) == len(first["rounds"]["fake int8"]) == 3
+    assert len(first["rounds"]["llmc"]) == len(first["rounds"]["fake f32"]) == 3
     assert memory["missing"] == {"llmc": "the bundle runs 4 sequences at a time"}
     assert Comparison.load(here / "out.json").to_dict() == found
     assert (here / "out.html").read_text().startswith("<!doctype html>")

@@ -87,7 +87,7 @@ class Workshop:
             if isinstance(event, ExecutableReport) and not event.cached:
                 built.add(str(event.shape))
 
-        asked = CompileOptions(**{"device": "cpu", "verify": "all", "jobs": 2, **options})
+        asked = CompileOptions(**{"device": "onnxruntime", "verify": "all", "jobs": 2, **options})
         path = where or self.folder / "-".join(str(v) for v in options.values())
         result = compile_bundle(str(self.model), path, plan_ or plan(), asked, self.store, keep)
         return path, result, built
@@ -575,7 +575,7 @@ def test_an_ordinary_bundle_is_compiled_and_opened_after_a_specialised_one_in_on
         with BundleLLM(specialised, threads=2) as first:
             texts.append(first.generate([[1, 2, 3]], greedy)[0].outputs[0].token_ids)
             plan = Bundle.open(specialised).plan
-            options = CompileOptions("cpu", quantize="none", specialise=False, verify="none", jobs=2)
+            options = CompileOptions("onnxruntime", quantize="none", specialise=False, verify="none", jobs=2)
             result = compile_bundle(model, Path(other), plan, options, Store(store), lambda _: None)
             with BundleLLM(other, threads=1) as second:
                 texts.append(second.generate([[1, 2, 3]], greedy)[0].outputs[0].token_ids)

@@ -154,7 +154,7 @@ def test_what_has_no_blocks_is_quantised_beside_what_has() -> None:
 
 
 def test_keeping_four_bits_of_what_has_eight_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="a is not stored in 4-bit blocks of 32.*compile again"):
+    with pytest.raises(CheckpointError, match=r"a is not stored in 4-bit blocks of 32.*compile again"):
         kept4(["a"], Blocks(a=stored("Q8_0")), 32)
 
 
@@ -188,7 +188,8 @@ def test_the_key_of_a_lowering_tells_formats_apart() -> None:
     stored = {"a": "Q4_1"}
     options = [
         OnnxOptions(0), OnnxOptions(32), OnnxOptions(32, bits=4), OnnxOptions(32, bits=4, head_bits=4),
-        OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True), OnnxOptions(32, stored={"a": "Q4_0"}),
+        OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True),
+        OnnxOptions(32, stored={"a": "Q4_0"}),
     ]  # fmt: skip
     named = [cpu._components(o) for o in options]
     assert all(named.count(one) == 1 for one in named)

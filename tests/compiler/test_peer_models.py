@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,25 +88,21 @@ def test_the_checkpoint_of_a_bundle_has_to_be_the_one_it_was_compiled_from(tmp_p
     toy = Toy.make(tmp_path)
     toy.compile()
     bundle = Bundle.open(toy.bundle)
-    assert checkpoint_of(bundle, None).path == toy.model
+    assert checkpoint_of(bundle, None, toy.store).path == toy.model
     other = write_toy(tmp_path / "other", seed=1)
     with pytest.raises(InputError, match="a comparison is of the same weights"):
-        checkpoint_of(bundle, str(other))
+        checkpoint_of(bundle, str(other), toy.store)
     toy.model.rename(tmp_path / "gone")
     with pytest.raises(InputError, match="is not here: name it with --model"):
-        checkpoint_of(bundle, None)
-    assert checkpoint_of(bundle, str(tmp_path / "gone")).path == tmp_path / "gone"
+        checkpoint_of(bundle, None, toy.store)
+    assert checkpoint_of(bundle, str(tmp_path / "gone"), toy.store).path == tmp_path / "gone"
 
 
 def test_bits_follow_how_a_bundle_was_quantised(tmp_path: Path) -> None:
-    toy = Toy.make(tmp_path)
-    toy.compile()
-    bundle = Bundle.open(toy.bundle)
-    checkpoint = open_checkpoint(toy.model)
+    checkpoint = open_checkpoint(write_toy(tmp_path / "toy"))
 
     def bits(**options: str) -> float | None:
-        object.__setattr__(bundle.manifest, "options", options)
-        return nominal_bits(bundle.manifest, checkpoint)
+        return nominal_bits(SimpleNamespace(options=options), checkpoint)  # type: ignore[arg-type]
 
     assert bits(quantize="int8", dtype="f32") == 8
     assert bits(quantize="int4") == 4

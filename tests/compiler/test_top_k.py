@@ -35,8 +35,8 @@ Array = NDArray[np.float32]
 
 SMALL = toy_plan([(2, 8, 0), (1, 8, 8)], [(2, 15)], Limits(16, 2, 16, 8))
 TARGETS: dict[str, dict[str, Any]] = {
-    "cpu": {"device": "cpu", "quantize": "none", "specialise": True},
-    "cpu-exact": {"device": "cpu", "quantize": "int8", "specialise": False},
+    "cpu": {"device": "onnxruntime", "quantize": "none", "specialise": True},
+    "cpu-exact": {"device": "onnxruntime", "quantize": "int8", "specialise": False},
     "hpu-bf16": {"device": "hpu", "dtype": "bf16"},
 }
 

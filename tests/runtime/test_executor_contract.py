@@ -32,9 +32,9 @@ SLOTS = 6
 
 LONGEST, TOP = 32, 8
 KINDS = {
-    "fake-static": ("fake", True), "fake-exact": ("fake", False), "onnx-static": ("cpu", True),
-    "onnx-exact": ("cpu", False), "torch": ("hpu", True), "xla": ("xla", True), "openvino": ("openvino", False),
-    "openvino-fixed": ("openvino", True),
+    "fake-static": ("fake", True), "fake-exact": ("fake", False), "onnx-static": ("onnxruntime", True),
+    "onnx-exact": ("onnxruntime", False), "torch": ("hpu", True), "xla": ("xla", True), "openvino": ("openvino", False),
+    "openvino-fixed": ("openvino", True), "openvino-static": ("openvino:NPU", True),
 }  # fmt: skip
 ROUNDS = {
     "fake-static": 200,

@@ -20,12 +20,12 @@ from llmc.artifacts.bundle import blob_path
 from llmc.compiler import text_files
 from llmc.compiler.vocabulary import build_index
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.bundle import VOCABULARY, Bundle
+from llmc.runtime.bundle import Bundle
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.prompts import Prompts
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.tokenizer import StreamDetokenizer, Tokenizer
-from llmc.runtime.vocabulary import LONGEST_TEXT, Vocabulary
+from llmc.runtime.vocabulary import LONGEST_TEXT, VOCABULARY, Vocabulary
 from tests.artifacts.helpers import flip
 from tests.toy import Toy
 

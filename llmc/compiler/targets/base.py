@@ -229,7 +229,7 @@ class Target(ABC):
         """How close to the reference executables must be."""
         from llmc.compiler.verification.limits import limits
 
-        return limits(str(options.quantize), options.dtype)
+        return limits(str(options.quantize), options.dtype, options.kv_cache_dtype or options.dtype)
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""

@@ -33,7 +33,7 @@ KINDS = ("CPU", "GPU", "NPU")
 DEFAULT_BUDGET = 512 << 20
 """Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
 
-STARTER_DEVICE = "cpu"
+STARTER_DEVICE = "onnxruntime"
 
 _OPENVINO_CODE = tuple(f"llmc.compiler.openvino.{m}" for m in ("constants", "formats", "paged"))
 _LOWERING_CODE = (

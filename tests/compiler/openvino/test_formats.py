@@ -209,11 +209,11 @@ def test_smaller_formats_quantise_activations_and_the_cache_unless_told_otherwis
     assert properties("int8", "bf16") == {
         "INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32",
     }  # fmt: skip
-    assert properties("int8", cache="f16", activations=16)["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "16"
-    assert properties("int8", cache="f16")["KV_CACHE_PRECISION"] == "f16"
+    assert properties("int8", cache="f32", activations=16)["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "16"
+    assert properties("int8", cache="f32")["KV_CACHE_PRECISION"] == "f32"
 
 
-@pytest.mark.parametrize(("dtype", "cache"), [("f32", "bf16"), ("bf16", "f32"), ("f32", "u4")])
+@pytest.mark.parametrize(("dtype", "cache"), [("f32", "bf16"), ("bf16", "f32"), ("f32", "f16"), ("f32", "u4")])
 def test_a_cache_that_attention_cannot_read_is_refused_with_what_it_can(dtype: str, cache: str) -> None:
     with pytest.raises(InputError, match=rf"attention in {dtype} reads no KV cache in {cache}; with .* it reads u8, "):
         properties("none", dtype, cache)
