@@ -14,6 +14,9 @@ from llmc.errors import ArtifactError
 SCHEMA = 1
 KIND = "llmc-bundle"
 FILE_NAME = "manifest.json"
+STARTER_NAME = "starter.json"
+"""The file of a bundle that is the manifest of a second one over the same blobs (runtime/openvino/starting.py)."""
+
 CHECKSUM_NAME = "manifest.sha256"
 SIGNATURE_NAME = "signature.json"
 MAX_BYTES = 64 << 20

@@ -25,6 +25,7 @@ from llmc.artifacts.bundles import remember_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
+from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.cpu_choice import engine_for
@@ -36,7 +37,6 @@ from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.text_files import text_files
 from llmc.compiler.verification.stage import verify_stage
 from llmc.errors import CompileError, DeviceError
-from llmc.runtime.openvino.starting import STARTER
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -185,7 +185,7 @@ def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, 
 
     blob = stages.run("starter", {"manifest": quick.manifest.digest}, build).outputs["manifest"]
     members = _members(made.manifest)
-    members["files"] = members["files"] | {STARTER: blob.digest}
+    members["files"] = members["files"] | {STARTER_NAME: blob.digest}
     members["blobs"] = members["blobs"] | dict(quick.manifest.blobs) | {blob.digest: blob.size}
     return Manifest.create(**members), {**made.sources, **quick.sources, blob.digest: stages.store.path(blob)}
 

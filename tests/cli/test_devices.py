@@ -12,6 +12,7 @@ from llmc.compiler.targets import devices
 from tests.cli.helpers import Llmc
 
 FIELDS = {"device", "compiles", "runs", "state", "note", "topologies"}
+SHOWN = ["cpu", "hpu", "onnxruntime", "openvino", "tpu", "xla"]
 EVERYTHING = "torch", "transformers", "safetensors", "gguf", "onnx", "onnxruntime", "openvino", "jax", "libtpu"
 
 
@@ -38,13 +39,13 @@ def test_a_row_for_every_device_but_the_one_for_tests(llmc: Llmc) -> None:
     assert header.split("  ")[0].strip() == "device"
     assert all(title in header for title in ("compiles here", "runs here", "executables", "note"))
     listed = [line.split()[0] for line in lines[: lines.index("")]]
-    assert listed == [name for name in devices() if name != "fake"] == ["cpu", "hpu", "onnxruntime", "openvino", "tpu", "xla"]
+    assert listed == [name for name in devices() if name != "fake"] == SHOWN
 
 
 def test_json_has_the_same_fields_for_every_device(llmc: Llmc) -> None:
     found: list[dict[str, Any]] = llmc("devices", "--json").json
     assert all(set(row) == FIELDS for row in found)
-    assert [row["device"] for row in found] == ["cpu", "hpu", "onnxruntime", "openvino", "tpu", "xla"]
+    assert [row["device"] for row in found] == SHOWN
 
 
 def test_cpu_is_native_and_gaudi_portable_with_what_is_left_in_words(llmc: Llmc) -> None:

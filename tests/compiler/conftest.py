@@ -24,7 +24,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
                 from tests.compiler import tiny
 
                 model, options = tiny.write_model(folder / "model", "qwen2"), {"quantize": "none"}
-            keyed = Keyed(model, Store(folder / "store"), SMALL, {"device": device, "specialise": True, **options})
+            named = {"cpu": "onnxruntime"}.get(device, device)
+            keyed = Keyed(model, Store(folder / "store"), SMALL, {"device": named, "specialise": True, **options})
             keyed.build()
             made[device] = keyed, keyed.ask()
         return made[device]

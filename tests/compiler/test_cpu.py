@@ -442,7 +442,7 @@ def test_a_bundle_of_another_onnxruntime_is_refused_with_both_versions_and_the_w
     assert refused.value.exit_code == 5
     assert "compiled with onnxruntime 1.2.3" in message and f"this host has {here}" in message
     assert "onnxruntime==1.2.3" in message
-    assert f"llmc compile {workshop.model.name} --device cpu -o {other}" in message
+    assert f"llmc compile {workshop.model.name} --device onnxruntime -o {other}" in message
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_a_bundle_of_another_instruction_set_is_refused_and_says_what_differs(
     with pytest.raises(ArtifactError, match="compiled for another instruction set") as refused:
         BundleLLM(other)
     assert words in str(refused.value)
-    assert f"llmc compile {workshop.model.name} --device cpu -o {other}" in str(refused.value)
+    assert f"llmc compile {workshop.model.name} --device onnxruntime -o {other}" in str(refused.value)
 
 
 # Broken executors never pass
@@ -619,7 +619,8 @@ def test_a_compile_that_changes_nothing_imports_no_torch(workshop: Workshop) -> 
         import sys
         import llmc.cli.main
         model, output, plan, store = sys.argv[1:]
-        arguments = ["compile", model, "--plan", plan, "-o", output, "--cache-dir", store, "--json"]
+        device = ["--device", "onnxruntime"]
+        arguments = ["compile", model, *device, "--plan", plan, "-o", output, "--cache-dir", store, "--json"]
         assert llmc.cli.main.main(arguments) == 0
         print([name for name in sys.modules if name in ("torch", "transformers")])
     """

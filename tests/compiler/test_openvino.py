@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.artifacts.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
@@ -20,7 +21,6 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.openvino.blocks import BLOCK
-from llmc.runtime.openvino.starting import STARTER
 from llmc.runtime.sampling import SamplingParams
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
@@ -131,7 +131,7 @@ def test_the_memory_budget_decides_how_many_fixed_executables_open(compiled: Com
 
 def test_a_starter_serves_until_the_paged_model_is_open_and_hands_over_what_is_cached(compiled: Compile) -> None:
     plain, started = compiled(verify="none"), compiled(starter=True)
-    assert STARTER in Bundle.open(started.bundle).manifest.files
+    assert STARTER_NAME in Bundle.open(started.bundle).manifest.files
     with BundleLLM(plain.bundle, threads=1) as llm:
         wanted = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
     with BundleLLM(started.bundle, threads=1) as llm:

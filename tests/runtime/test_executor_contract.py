@@ -37,6 +37,7 @@ KINDS = {
     "openvino-fixed": ("openvino", True), "openvino-static": ("openvino:NPU", True),
 }  # fmt: skip
 ROUNDS = {
+    "openvino-static": 50,
     "fake-static": 200,
     "fake-exact": 200,
     "onnx-static": 200,

@@ -19,7 +19,6 @@ from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Tar
 from llmc.compiler.targets.cpu import stored_types
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
-from llmc.runtime.openvino.blocks import PRECISIONS
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ DEFAULT_BUDGET = 512 << 20
 """Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
 
 STARTER_DEVICE = "onnxruntime"
+CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
 _OPENVINO_CODE = tuple(f"llmc.compiler.openvino.{m}" for m in ("constants", "formats", "paged"))
 _LOWERING_CODE = (
@@ -115,7 +115,7 @@ class OpenVinoTarget(Target):
 
     def cache_bytes(self, options: CompileOptions) -> int:
         """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
-        return PRECISIONS[self.configure(options).kv_cache_dtype or "f32"]
+        return CACHE_BYTES[self.configure(options).kv_cache_dtype or "f32"]
 
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """The packed copy of the weights, which OpenVINO keeps beside the file, and the activations of a step."""

@@ -44,7 +44,8 @@ Part: TypeAlias = 'Bucket | Literal["greedy", "accuracy"]'
 
 _REPLAY = (
     "bundle", "engine", "executors", "observer", "openvino", "portable_program", "replay", "requests", "sampling",
-    "scheduling", "sparse", "speculation", "step", "tokenizer", "xla",
+    "scheduling", "sparse", "speculation", "step", "tokenizer", "vocabulary",
+    "xla",
 )  # fmt: skip
 """What verifies: the engine that serves, without the server around it."""
 _OPENED_WITH = ("kv_cache_dtype", "properties")

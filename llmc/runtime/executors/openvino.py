@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.top import top_of
@@ -22,7 +23,7 @@ from llmc.runtime.openvino.device import require_device, version
 from llmc.runtime.openvino.paged_models import PagedModels
 from llmc.runtime.openvino.paged_request import StepRows
 from llmc.runtime.openvino.space import pool_blocks
-from llmc.runtime.openvino.starting import STARTER, Starter
+from llmc.runtime.openvino.starting import Starter
 from llmc.runtime.openvino.tables import BlockTables
 from llmc.runtime.sampling.top import TopLogits
 from llmc.settings import Settings
@@ -73,7 +74,7 @@ class OpenVinoExecutor(Executor):
         self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken)
         self._models = PagedModels(bundle, self._cache, threads)
         self._starter: Starter | None = None
-        if STARTER in bundle.manifest.files:
+        if STARTER_NAME in bundle.manifest.files:
             self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
         else:
             self._models.open_any()

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.artifacts.manifest_schema import STARTER_NAME
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.step import Step
-
-STARTER = "starter.json"
 
 
 class Starter:
@@ -32,7 +32,7 @@ class Starter:
         from llmc.runtime.executors import open_executor
 
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmc-open")
-        self.executor: Executor = open_executor(bundle.within(STARTER), slots, capacity, threads)
+        self.executor: Executor = open_executor(bundle.within(STARTER_NAME), slots, capacity, threads)
         self._open = open_other
         self._opened: Future[None] | None = None
 
