@@ -3,8 +3,8 @@
     python benchmarks/ort_threads.py BUNDLE [--rounds 15] [--threads 2]
 
 The process-wide pool that llmc uses rules out pools of a session's own, so each setting has a process of its own; they
-take turns step by step, the others asleep meanwhile. Ratios to the first setting, which is llmc's, are medians of
-per-round ratios.
+take turns, with a pause in between in which the threads of the one before stop spinning. Ratios to the first setting,
+which is llmc's, are medians of per-round ratios.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.ort_session import open_session
 
 CAPACITY = 512
+SETTLE_S = 0.3
 SETTINGS: dict[str, dict[str, str] | None] = {
     "shared pool": None,
     "own pool": {},
@@ -97,6 +98,7 @@ def main() -> None:
     for turn in range(args.rounds + 1):
         for work in WORKS:
             for name, pipe in pipes.items():
+                time.sleep(SETTLE_S)
                 pipe.send(work)
                 took = pipe.recv()
                 if turn:

@@ -18,11 +18,11 @@ run plan $MODEL --max-model-len 256 --max-num-seqs 2 --prompt-seq 32,128,256 --d
 
 echo
 echo "2. Compile each bucket's graph ahead of time, sharing one weights file, and verify against the reference model."
-run compile $MODEL --plan "$DEMO/plan.json" --specialise -o "$DEMO/bundle"
+run compile $MODEL --device onnxruntime --plan "$DEMO/plan.json" --specialise -o "$DEMO/bundle"
 
 echo
 echo "3. The same again: everything comes from the store."
-run compile $MODEL --plan "$DEMO/plan.json" --specialise -o "$DEMO/bundle"
+run compile $MODEL --device onnxruntime --plan "$DEMO/plan.json" --specialise -o "$DEMO/bundle"
 
 echo
 echo "4. Answer. Each step is padded to the cheapest bucket and replayed; nothing is compiled while serving."
