@@ -106,13 +106,13 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="session")
 def exact_bundle(cache: Path, plan: Plan) -> Path:
-    llmc.compile(DEMO, cache / "f32", plan=plan, quantize="none", verify="none")
+    llmc.compile(DEMO, cache / "f32", plan=plan, quantize="none", verify="none", device="onnxruntime")
     return cache / "f32"
 
 
 @pytest.fixture(scope="session")
 def int8_bundle(cache: Path, plan: Plan) -> Path:
-    llmc.compile(DEMO, cache / "int8", plan=plan, verify="none")
+    llmc.compile(DEMO, cache / "int8", plan=plan, verify="none", device="onnxruntime")
     return cache / "int8"
 
 
@@ -276,7 +276,7 @@ def test_int8_is_within_a_hundredth_of_a_nat_of_transformers(int8_bundle: Path, 
 
 def test_the_file_and_the_bundle_made_of_it_know_the_capital_of_france(int8_bundle: Path, plan: Plan) -> None:
     params = llmc.SamplingParams(max_tokens=8, temperature=0)
-    with llmc.LLM(demo_path(), plan=plan, verify="none") as llm:
+    with llmc.LLM(demo_path(), plan=plan, verify="none", device="onnxruntime") as llm:
         (from_file,) = llm.generate(["The capital of France is"], params)
     with llmc.LLM(int8_bundle) as llm:
         (from_bundle,) = llm.generate(["The capital of France is"], params)
@@ -330,5 +330,5 @@ def test_a_truncated_copy_is_an_error_that_names_the_file(copy: Path, plan: Plan
     size = copy.stat().st_size
     os.truncate(copy, size - 1 if kept == -1 else int(kept if isinstance(kept, int) else kept * size))
     with pytest.raises(CheckpointError, match=r"copy\.gguf"):
-        llmc.compile(copy, cache / "truncated", plan=plan, verify="none")
+        llmc.compile(copy, cache / "truncated", plan=plan, verify="none", device="onnxruntime")
     assert not (cache / "truncated").exists()
