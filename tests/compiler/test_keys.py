@@ -24,7 +24,7 @@ from llmc.compiler.verification import stage as verification
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
 from tests.toy import DECODE, Toy, toy_plan
 
-TARGETS: dict[str, type[Target]] = {"fake": fake.FakeTarget, "cpu": cpu.CpuTarget, "hpu": hpu.HpuTarget}
+TARGETS: dict[str, type[Target]] = {"fake": fake.FakeTarget, "onnxruntime": cpu.CpuTarget, "hpu": hpu.HpuTarget}
 READ = {"weights:checkpoint", "tokenizer:checkpoint", "reference:checkpoint"}
 FIXED = {"lower:dialect", "lower:cached", "reference:reference"}
 """Components that tell one stage of a target from another: no input changes them."""
