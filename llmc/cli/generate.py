@@ -111,7 +111,8 @@ def generate(
         if show_buckets and not as_json:
             _print_steps(records)
         if not as_json and not messages.quiet:
-            typer.echo(f"compilations while serving: {llm.compilations}", err=True)
+            opened = f"; by the toolchain at open: {n}" if (n := len(llm.compilations_at_open)) else ""
+            typer.echo(f"compilations while serving: {llm.compilations}{opened}", err=True)
             if speculation is not None:
                 typer.echo(_speculated(records), err=True)
 

@@ -180,7 +180,7 @@ class Engine:
         places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
         return EngineStats(
             o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
-            self.steps, COMPILATIONS.count - self._compiled_before,
+            self.steps, COMPILATIONS.count - self._compiled_before, len(COMPILATIONS.at_open),
         )  # fmt: skip
 
     def step(self) -> Outcome | None:

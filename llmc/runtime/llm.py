@@ -52,8 +52,8 @@ class BundleLLM:
         if starting is not None:
             bundle = starting.bundle
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
-        self._compiled_before = COMPILATIONS.count
         opening = starting or StartingExecutor(self.bundle, how)
+        self._compiled_before, self._opened_before = opening.compiled_before, opening.opened_before
         try:
             from llmc.runtime.offline import Offline
             from llmc.runtime.prompts import Prompts
@@ -87,6 +87,11 @@ class BundleLLM:
     def compilations(self) -> int:
         """Compilations in this process since the bundle was opened: 0, unless something was missing from it."""
         return COMPILATIONS.count - self._compiled_before
+
+    @property
+    def compilations_at_open(self) -> tuple[str, ...]:
+        """What the device's toolchain compiled when the bundle was opened (OpenVINO's paged models)."""
+        return COMPILATIONS.at_open[self._opened_before :]
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises ArtifactError when the bundle has none."""

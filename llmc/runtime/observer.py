@@ -70,7 +70,8 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges of now: requests by state, slots, the share of the cache's tokens in use by live sequences (0 … 1)."""
+    """Gauges of now: requests by state, slots, the share of the cache's tokens in use by live sequences (0 … 1), and
+    graphs compiled: while serving, and by the toolchain in this process when it opened them."""
 
     running: int
     waiting: int
@@ -79,6 +80,7 @@ class EngineStats:
     kv_cache_usage: float
     steps: int
     compilations: int
+    compilations_at_open: int = 0
 
 
 class Observer:

@@ -214,6 +214,9 @@ class Metrics(Observer, Collector):
             yield self._counter(name, what, (), [((), counts[name])])
         compilations = stats.compilations if stats else 0
         yield self._counter("unplanned_compile", "Graphs compiled while serving: 0.", (), [((), compilations)])
+        opened = stats.compilations_at_open if stats else 0
+        what = "Graphs that the device's toolchain compiled when they were opened, before a request could use them."
+        yield self._counter("compilations_at_open", what, (), [((), opened)])
         for event in CACHE_EVENTS:
             what = f"Artifact store look-ups: {event}."
             yield self._counter(f"artifact_cache_{event}", what, (), [((), cache.get(event, 0))])

@@ -43,7 +43,7 @@ def test_a_fresh_server_has_every_name_at_zero() -> None:
         "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
         "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total", "artifact_cache_hits_total",
         "artifact_cache_misses_total", "artifact_cache_corrupt_total", "bucket_miss_total", "unplanned_compile_total",
-        "ready", "time_to_first_token_seconds_count", "inter_token_latency_seconds_count",
+        "compilations_at_open_total", "ready", "time_to_first_token_seconds_count", "inter_token_latency_seconds_count",
         "e2e_request_latency_seconds_count", "request_queue_time_seconds_count", "request_prefill_time_seconds_count",
         "request_decode_time_seconds_count", "request_inference_time_seconds_count", "request_prompt_tokens_count",
         "request_generation_tokens_count", "request_params_n_count", "request_params_max_tokens_count",
@@ -170,13 +170,14 @@ def test_token_histograms_end_at_the_models_length() -> None:
 
 def test_gauges_are_read_when_asked_for() -> None:
     metrics = Metrics()
-    stats = [EngineStats(2, 3, 8, 1, 0.25, 99, 0)]
+    stats = [EngineStats(2, 3, 8, 1, 0.25, 99, 0, 3)]
     metrics.bind("m", lambda: stats[-1], lambda: {"hits": 7, "misses": 2, "fetched": 1, "corrupt": 1}, device="cpu")
     found = samples(metrics, ready=True)
     assert found[("llmc:num_requests_running",)] == 2
     assert found[("llmc:num_requests_waiting",)] == 3
     assert found[("llmc:kv_cache_usage_perc",)] == 0.25
     assert found[("llmc:unplanned_compile_total",)] == 0
+    assert found[("llmc:compilations_at_open_total",)] == 3
     assert found[("llmc:ready",)] == 1
     assert found[("llmc:build_info", "cpu", __version__)] == 1
     cache = {event: found[(f"llmc:artifact_cache_{event}_total",)] for event in ("hits", "misses", "corrupt")}
