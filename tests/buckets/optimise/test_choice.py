@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from unittest import mock
 
 import numpy as np
@@ -13,6 +12,7 @@ from llmc.buckets.optimise import Demand, ListedSpace, ProductSpace, bound, choo
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 from tests.buckets.optimise.cases import FEWER, Case, cases
+from tests.timing import least_cpu_seconds
 
 
 def tokens(points):
@@ -279,6 +279,4 @@ def test_a_demand_of_other_dimensions_is_refused():
 def test_a_choice_takes_seconds_at_most():
     demand = skewed_demand(16, 20_000)
     space = ProductSpace([np.arange(1, 17), np.arange(1, 4097)], tokens, None, [(16, 4096)])
-    started = time.perf_counter()
-    choose(space, demand, 64)
-    assert time.perf_counter() - started < 10
+    assert least_cpu_seconds(lambda: choose(space, demand, 64), 1) < 10
