@@ -18,11 +18,12 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError, InputError
+from llmc.errors import InputError
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache, Tensors
 from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables
-from llmc.runtime.host import PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
 
 if TYPE_CHECKING:
@@ -44,19 +45,8 @@ class OnnxRuntimeExecutor(Executor):
     @classmethod
     def check(cls, bundle: Bundle) -> None:
         """Refuse a bundle made with another ONNX Runtime or for another instruction set."""
-        made_with, here = bundle.manifest.toolchain.get("onnxruntime"), ort.__version__
-        if made_with != here:
-            raise ArtifactError(
-                f"{bundle.path}: compiled with onnxruntime {made_with}, this host has {here}; "
-                f"install onnxruntime=={made_with}, or compile again: {bundle.recompile_hint}"
-            )
-        wanted, host = set(bundle.manifest.isa), set(cpu_features())
-        if wanted != host:
-            differs = [f"without {f}" for f in sorted(wanted - host)] + [f"with {f}" for f in sorted(host - wanted)]
-            raise ArtifactError(
-                f"{bundle.path}: compiled for another instruction set; this host is {', '.join(differs)}. "
-                f"Compile again here: {bundle.recompile_hint}"
-            )
+        require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
+        require_features(bundle, "instruction set")
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)

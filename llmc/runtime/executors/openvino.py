@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.manifest_schema import STARTER_NAME
-from llmc.errors import ArtifactError, InputError
+from llmc.errors import InputError
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.top import top_of
-from llmc.runtime.host import cpu_features
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
 from llmc.runtime.openvino.device import require_device, version
 from llmc.runtime.openvino.paged_models import PagedModels
@@ -46,19 +46,8 @@ class OpenVinoExecutor(Executor):
     @classmethod
     def check(cls, bundle: Bundle) -> None:
         """Refuse a bundle of another OpenVINO or instruction set, and a device that is not here."""
-        made_with, here = bundle.manifest.toolchain.get("openvino"), version()
-        if made_with != here:
-            raise ArtifactError(
-                f"{bundle.path}: compiled with OpenVINO {made_with}, this host has {here}; install "
-                f"openvino=={made_with}, or compile again: {bundle.recompile_hint}"
-            )
-        wanted, host = set(bundle.manifest.isa), set(cpu_features())
-        if wanted != host:
-            differs = [f"without {f}" for f in sorted(wanted - host)] + [f"with {f}" for f in sorted(host - wanted)]
-            raise ArtifactError(
-                f"{bundle.path}: compiled for another CPU; this host is {', '.join(differs)}. "
-                f"Compile again here: {bundle.recompile_hint}"
-            )
+        require_version(bundle, "openvino", version(), "OpenVINO")
+        require_features(bundle, "CPU")
         require_device("CPU")
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
