@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -147,8 +148,8 @@ class Executor(ABC):
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 
-    def _check_step(self, step: Step) -> None:
-        """Raise InputError for a step that no cache of this size can serve."""
+    def _check_step(self, step: Step, used: Sequence[int]) -> None:
+        """Raise InputError for a step that no cache of this size, whose slots hold `used` tokens, can serve."""
         if len(step.slots) > step.batch or any(not 0 <= s < self.slots for s in step.slots):
             raise InputError(f"slots {step.slots} do not fit a batch of {step.batch} over {self.slots} slots")
         if len(set(step.slots)) < len(step.slots):
@@ -160,6 +161,15 @@ class Executor(ABC):
         longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
         if longest > self.capacity:
             raise InputError(f"the step reaches {longest} tokens; the cache holds {self.capacity}")
+        for row, slot in enumerate(step.slots):
+            require_held(used, slot, int(step.past_lengths[row]))
+
+    def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
+        """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them."""
+        length = int(prefix[0].shape[1])
+        if len(prefix) != tensors or length > self.capacity:
+            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
+        return length
 
     def _require_top(self) -> None:
         """Raise InputError when the bundle's graphs return no top logits."""
@@ -167,3 +177,9 @@ class Executor(ABC):
             raise InputError(
                 f"{self.bundle.path}: its graphs return all logits only; compile with --sample-top-k K for the largest"
             )
+
+
+def require_held(used: Sequence[int], slot: int, length: int) -> None:
+    """Raise InputError when slot `slot`, of slots that hold `used` tokens, has fewer than `length`."""
+    if length > used[slot]:
+        raise InputError(f"slot {slot} holds {used[slot]} tokens, not {length}")

@@ -23,7 +23,7 @@ import numpy as np
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.fake_program import Array, Program
 from llmc.runtime.executors.top import top_of
 
@@ -156,22 +156,22 @@ class FakeExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache array."""
-        self._require_held(source, length)
+        require_held(self._used, source, length)
         self._require_room({target: length})
         self._cache[target, :length] = self._cache[source, :length]
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers."""
-        self._require_held(slot, length)
+        require_held(self._used, slot, length)
         return [self._cache[slot, :length].copy()[None]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy token vectors into the cache array."""
-        vectors = prefix[0][0]
-        self._require_room({slot: len(vectors)})
-        self._cache[slot, : len(vectors)] = vectors
-        self._used[slot] = len(vectors)
+        length = self._check_prefix(prefix, 1)
+        self._require_room({slot: length})
+        self._cache[slot, :length] = prefix[0][0]
+        self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
@@ -221,11 +221,9 @@ class FakeExecutor(Executor):
         """Raise InputError for a step that no cache of this size and content can serve."""
         if not self.ragged:
             self._check_rectangle(step)
-        self._check_step(step)
+        self._check_step(step, self._used)
         if not self.ragged and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
             raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
         ends = (step.past_lengths + step.new_lengths).tolist()
         self._require_room(dict(zip(step.slots, ends, strict=False)))
 
@@ -244,10 +242,6 @@ class FakeExecutor(Executor):
         taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
         if taken > self.cache_tokens:
             raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")
-
-    def _require_held(self, slot: int, length: int) -> None:
-        if length > self._used[slot]:
-            raise InputError(f"slot {slot} holds {self._used[slot]} tokens, not {length}")
 
 
 @dataclass(frozen=True)

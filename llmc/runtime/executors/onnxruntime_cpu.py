@@ -19,10 +19,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
-from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache, Tensors
 from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables
+from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.host import PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
 
@@ -35,7 +35,7 @@ Results = dict[str, NDArray[Any]]
 _MAX_BINDINGS = 64
 
 
-class OnnxRuntimeExecutor(Executor):
+class OnnxRuntimeExecutor(SlotCacheExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
@@ -120,9 +120,7 @@ class OnnxRuntimeExecutor(Executor):
 
     def _run(self, step: Step, each: Results | None = None) -> None:
         """One step; `each`, where given, takes what graphs return for every live token, row by row."""
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._cache.require_held(slot, int(step.past_lengths[row]))
+        self._check_step(step, self._cache.used)
         past = step.past_lengths.any() if self.exact else step.context
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
             self._row_by_row(step, each)
@@ -158,12 +156,7 @@ class OnnxRuntimeExecutor(Executor):
                 self._results[name][row] = array
 
     def _prompt_on_staging(self, step: Step) -> None:
-        self._staging.reserve(step.batch, step.context + step.query)
-        staged = self._staging.array
-        for row, slot in enumerate(step.slots):
-            past = int(step.past_lengths[row])
-            if past:
-                staged[:, row, :, :past] = self._cache.read(slot, past)
+        staged = self._stage(step, step.context + step.query)
         self._replay(step, self._staging, 0)
         for row, slot in enumerate(step.slots):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
@@ -188,26 +181,6 @@ class OnnxRuntimeExecutor(Executor):
         live = len(step.slots)
         rows = np.concatenate([np.arange(n) + start for start, n in zip(starts[:live], step.new_lengths, strict=False)])
         bound.run(rows, each)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache; decode lays the target out when it takes part."""
-        self._cache.copy(source, target, length)
-
-    def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the cache."""
-        return list(self._cache.read(slot, length).copy())
-
-    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copies into the cache."""
-        length, tensors = prefix[0].shape[1], len(self._cache.home.array)
-        if len(prefix) != tensors or length > self.capacity:
-            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
-        self._cache.write(slot, 0, np.stack(prefix))
-
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns, there and wherever live tokens are copied to."""
-        self._cache.poison(slot, start, value)
-        self._staging.poison(value)
 
     def open_all(self) -> None:
         """Open every executable before returning."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.errors import InputError
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
@@ -131,11 +131,9 @@ class OpenVinoExecutor(Executor):
         return self._logits
 
     def _run(self, step: Step, each: bool) -> None:
-        self._check_step(step)
+        self._check_step(step, self._tables.used)
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
-        for slot, length in zip(step.slots, past.tolist(), strict=True):
-            self._tables.require_held(slot, length)
         if self._starter is not None and self._starter.other_is_open:
             self._leave_starter()
         ends = (past + new).tolist()
@@ -181,14 +179,12 @@ class OpenVinoExecutor(Executor):
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the blocks, in float32."""
         self._leave_starter()
-        self._tables.require_held(slot, length)
+        require_held(self._tables.used, slot, length)
         return self._cache.read(self._tables.tables[slot], length)
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Into blocks of the slot's own, rounded to the cache's precision."""
-        length, tensors = prefix[0].shape[1], 2 * self._sizes[0]
-        if len(prefix) != tensors or length > self.capacity:
-            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
+        self._check_prefix(prefix, 2 * self._sizes[0])
         self._leave_starter()
         self._take(slot, prefix)
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
-from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import Tensors
+from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.openvino.device import open_core, require_device, version
 from llmc.runtime.openvino.static_cache import ContextCache
 from llmc.runtime.openvino.static_models import StaticModels
@@ -30,7 +30,7 @@ DEVICE = "openvino_device"
 """The manifest's option that names the device: CPU, GPU, GPU.1, NPU …"""
 
 
-class OpenVinoStaticExecutor(Executor):
+class OpenVinoStaticExecutor(SlotCacheExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "openvino-static"
@@ -51,7 +51,7 @@ class OpenVinoStaticExecutor(Executor):
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         self.device = _device(str(bundle.manifest.options.get(DEVICE, "CPU")))
         rows, longest = (max(values) for values in zip(*decode, strict=True))
-        self._cache = ContextCache(sizes, slots, capacity, rows, longest)
+        self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
         self._staging = Tensors(*sizes, max(staged, default=0))
         self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k)
         self._logits: Array | None = None
@@ -95,9 +95,7 @@ class OpenVinoStaticExecutor(Executor):
         return self._logits
 
     def _run(self, step: Step) -> TopLogits | None:
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._cache.require_held(slot, int(step.past_lengths[row]))
+        self._check_step(step, self._cache.used)
         executable = self.bundle.executable(step.phase, step.batch, step.query, step.context)
         request = self._models.request(executable, serving=True)
         self._logits, top = request.infer(step, self._past(step))
@@ -108,33 +106,7 @@ class OpenVinoStaticExecutor(Executor):
         """The first `context` tokens of each row's slot, [tensors, rows, heads, context, head_dim]."""
         if step.phase == "decode":
             return self._cache.begin_decode(step).array
-        if not step.context:
-            return None
-        self._staging.reserve(step.batch, step.context)
-        for row, slot in enumerate(step.slots):
-            past = int(step.past_lengths[row])
-            self._staging.array[:, row, :, :past] = self._cache.read(slot, past)
-        return self._staging.array
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy between the homes of two slots."""
-        self._cache.copy(source, target, length)
-
-    def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the slot's home."""
-        return list(self._cache.read(slot, length).copy())
-
-    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copy into the slot's home."""
-        length, tensors = prefix[0].shape[1], len(self._cache.home.array)
-        if len(prefix) != tensors or length > self.capacity:
-            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
-        self._cache.write(slot, 0, np.stack(prefix))
-
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns, in homes and in both layouts."""
-        self._cache.poison(slot, start, value)
-        self._staging.poison(value)
+        return self._stage(step, step.context) if step.context else None
 
     def memory(self) -> dict[str, int]:
         """Bytes of homes and layouts, and the number of models open."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.executors.base import require_held
 from llmc.runtime.sparse import sparse_bytes
 
 if TYPE_CHECKING:
@@ -98,20 +99,15 @@ class SlotCache:
         """Bytes of memory: the decode cache, and what was ever written of the home (each slot's longest)."""
         return self.decode.nbytes + sum(self._touched) * self._token_bytes
 
-    def require_held(self, slot: int, length: int) -> None:
-        """Raise InputError when slot `slot` has fewer than `length` tokens."""
-        if length > self.used[slot]:
-            raise InputError(f"slot {slot} holds {self.used[slot]} tokens, not {length}")
-
     def read(self, slot: int, length: int) -> Array:
         """The first `length` tokens of a slot, [tensors, heads, length, head_dim]: a view of the home."""
-        self.require_held(slot, length)
+        require_held(self.used, slot, length)
         self._bring_home(slot, length)
         return self.home.array[:, slot, :, :length]
 
     def write(self, slot: int, start: int, new: Array) -> None:
         """Put `new` [tensors, heads, n, head_dim] behind the first `start` tokens of a slot, which ends there."""
-        self.require_held(slot, start)
+        require_held(self.used, slot, start)
         self._bring_home(slot, start)
         end = start + new.shape[2]
         self.home.array[:, slot, :, start:end] = new

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.sampling.top import TopLogits
@@ -119,9 +119,7 @@ class TorchExecutor(Executor):
 
     def _run(self, step: Step) -> list[Any]:
         """The step's top values and ids, where programs return them."""
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
+        self._check_step(step, self._used)
         opened = self._open(self.bundle.executable(step.phase, step.batch, step.query, step.context))
         torch = self._torch
         with torch.inference_mode():
@@ -161,23 +159,19 @@ class TorchExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache tensor."""
-        self._require_held(source, length)
+        require_held(self._used, source, length)
         if source != target:
             self._cache[:, target, :, :length] = self._cache[:, source, :, :length]
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies of the cache tensor's slices in float32."""
-        self._require_held(slot, length)
+        require_held(self._used, slot, length)
         return [np.array(t.float().numpy()) for t in self._cache[:, slot, :, :length]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy into the cache tensor, rounded to its dtype."""
-        length = prefix[0].shape[1]
-        if len(prefix) != len(self._cache) or length > self.capacity:
-            raise InputError(
-                f"{len(prefix)} tensors of {length} tokens do not fit {len(self._cache)} of {self.capacity} tokens"
-            )
+        length = self._check_prefix(prefix, len(self._cache))
         for kept, tensor in zip(self._cache, prefix, strict=True):
             kept[slot, :, :length] = self._torch.from_numpy(np.array(tensor, np.float32))
         self._used[slot] = length
@@ -222,10 +216,6 @@ class TorchExecutor(Executor):
             ) from e
         self._programs[executable.blob] = opened
         return opened
-
-    def _require_held(self, slot: int, length: int) -> None:
-        if length > self._used[slot]:
-            raise InputError(f"slot {slot} holds {self._used[slot]} tokens, not {length}")
 
 
 class _Opened:

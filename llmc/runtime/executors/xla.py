@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.xla.client import Platform, has_tpu, jax_version, open_client
 from llmc.runtime.xla.envelope import Envelope
@@ -127,9 +127,7 @@ class XlaExecutor(Executor):
         return result
 
     def _run(self, step: Step) -> None:
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
+        self._check_step(step, self._used)
         if step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
             raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
         program, weights = self._open(self._executable(step))
@@ -143,14 +141,14 @@ class XlaExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache, on the device."""
-        self._require_held(source, length)
+        require_held(self._used, source, length)
         if source != target:
             self._change("slot_copy", *self._numbers(source, target, length))
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """The slot as it lies on the device, cut to `length` tokens, in float32."""
-        self._require_held(slot, length)
+        require_held(self._used, slot, length)
         rows = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         keys, values = (np.asarray(r)[:, :, :length].astype(np.float32) for r in rows)
         return [t for pair in zip(keys, values, strict=True) for t in pair]
@@ -159,11 +157,7 @@ class XlaExecutor(Executor):
         """Write a slot, rounded to the cache's dtype."""
         program = self._slot_programs["slot_write"].header
         layers, _, heads, capacity, size = program.inputs[0].shape
-        length = prefix[0].shape[1]
-        if len(prefix) != 2 * layers or length > self.capacity:
-            raise InputError(
-                f"{len(prefix)} tensors of {length} tokens do not fit {2 * layers} of {self.capacity} tokens"
-            )
+        length = self._check_prefix(prefix, 2 * layers)
         rows = np.zeros((2, layers, heads, capacity, size), self._cache[0].dtype)
         rows[:, :, :, :length] = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
         self._change("slot_write", *self._numbers(slot, length), *self._put_as(program.inputs[4:], *rows))
@@ -223,7 +217,3 @@ class XlaExecutor(Executor):
         import jax
 
         return [jax.device_put(a, sharding_of(self._mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
-
-    def _require_held(self, slot: int, length: int) -> None:
-        if length > self._used[slot]:
-            raise InputError(f"slot {slot} holds {self._used[slot]} tokens, not {length}")
