@@ -16,7 +16,7 @@ from llmc.errors import InputError
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import Tensors
 from llmc.runtime.executors.slotted import SlotCacheExecutor
-from llmc.runtime.openvino.device import open_core, require_device, version
+from llmc.runtime.openvino.device import has_device, require_device, version
 from llmc.runtime.openvino.static_cache import ContextCache
 from llmc.runtime.openvino.static_models import StaticModels
 from llmc.runtime.sampling.top import TopLogits
@@ -49,7 +49,8 @@ class OpenVinoStaticExecutor(SlotCacheExecutor):
         sizes = 2 * int(model["layers"]), int(model["kv_heads"]), int(model["head_dim"])
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
-        self.device = _device(str(bundle.manifest.options.get(DEVICE, "CPU")))
+        wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
+        self.device = wanted if has_device(wanted) else "CPU"
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
         self._staging = Tensors(*sizes, max(staged, default=0))
@@ -116,9 +117,3 @@ class OpenVinoStaticExecutor(SlotCacheExecutor):
         """Close models and drop the logits."""
         self._models.close()
         self._logits = None
-
-
-def _device(wanted: str) -> str:
-    """`wanted` where this host has it, the CPU elsewhere."""
-    here = open_core().available_devices
-    return wanted if wanted in here or any(d.split(".")[0] == wanted for d in here) else "CPU"
