@@ -16,13 +16,16 @@ from llmc.errors import InputError
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import Tensors
 from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.openvino.device import has_device, require_device, version
 from llmc.runtime.openvino.static_cache import ContextCache
 from llmc.runtime.openvino.static_models import StaticModels
 from llmc.runtime.sampling.top import TopLogits
 
 if TYPE_CHECKING:
+    from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.openvino.static_request import StaticRequest
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
@@ -30,7 +33,7 @@ DEVICE = "openvino_device"
 """The manifest's option that names the device: CPU, GPU, GPU.1, NPU …"""
 
 
-class OpenVinoStaticExecutor(SlotCacheExecutor):
+class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "openvino-static"
@@ -57,25 +60,13 @@ class OpenVinoStaticExecutor(SlotCacheExecutor):
         self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k)
         self._logits: Array | None = None
 
-    @property
-    def exact(self) -> bool:
-        """No: every model has one shape."""
-        return False
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self.bundle.executable(step.phase, step.batch, step.query, step.context))
-
-    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named models."""
-        for shape in steps:
-            self._models.request(self.bundle.executable(*shape), serving=False)
-
     def open_all(self) -> None:
         """Open every model, and keep them open."""
         self._models.keep_all()
-        for executable in self.bundle.manifest.executables:
-            self._models.request(executable, serving=False)
+        super().open_all()
+
+    def _open(self, executable: Executable) -> StaticRequest:
+        return self._models.request(executable, serving=False)
 
     def run(self, step: Step) -> Array:
         """One step at the model's shape. Dummy rows read what is not theirs, and keep nothing."""
@@ -97,8 +88,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor):
 
     def _run(self, step: Step) -> TopLogits | None:
         self._check_step(step, self._cache.used)
-        executable = self.bundle.executable(step.phase, step.batch, step.query, step.context)
-        request = self._models.request(executable, serving=True)
+        request = self._models.request(self._executable(step), serving=True)
         self._logits, top = request.infer(step, self._past(step))
         self._cache.append(step, request.new)
         return top

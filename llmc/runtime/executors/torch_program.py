@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import Executor, require_held
+from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.sampling.top import TopLogits
@@ -34,7 +35,7 @@ INSTALL = "pip install 'llmc[compile]'"
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-class TorchExecutor(Executor):
+class TorchExecutor(StaticExecutor):
     """See the module's docstring. `threads` sets torch's thread count, which is one number per process."""
 
     name: ClassVar[str] = "torch"
@@ -73,25 +74,6 @@ class TorchExecutor(Executor):
         self._used = [0] * slots
         self._logits: Any = None
 
-    @property
-    def exact(self) -> bool:
-        """No: every program has one shape."""
-        return False
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self.bundle.executable(step.phase, step.batch, step.query, step.context))
-
-    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named programs; the others open when first needed, in 0.2 s for a model of 30 layers."""
-        for shape in steps:
-            self._open(self.bundle.executable(*shape))
-
-    def open_all(self) -> None:
-        """Open every program, one after the other."""
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
-
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
         self._run(step)
@@ -120,7 +102,7 @@ class TorchExecutor(Executor):
     def _run(self, step: Step) -> list[Any]:
         """The step's top values and ids, where programs return them."""
         self._check_step(step, self._used)
-        opened = self._open(self.bundle.executable(step.phase, step.batch, step.query, step.context))
+        opened = self._open(self._executable(step))
         torch = self._torch
         with torch.inference_mode():
             lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
@@ -195,7 +177,8 @@ class TorchExecutor(Executor):
         self._cache = self._cache.new_empty(0)
 
     def _open(self, executable: Executable) -> _Opened:
-        """The program, read and verified when it is needed first; it stays open, at well under 1 MB."""
+        """The program, read and verified when it is needed first, in 0.2 s for a model of 30 layers; it stays open, at
+        well under 1 MB."""
         opened = self._programs.get(executable.blob)
         if opened is not None:
             return opened

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import Executor, require_held
+from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.xla.client import Platform, has_tpu, jax_version, open_client
 from llmc.runtime.xla.envelope import Envelope
@@ -30,7 +31,7 @@ Array = NDArray[np.float32]
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
 
 
-class XlaExecutor(Executor):
+class XlaExecutor(StaticExecutor):
     """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
 
     name: ClassVar[str] = "xla"
@@ -78,15 +79,6 @@ class XlaExecutor(Executor):
         self._used = [0] * slots
         self._outputs: list[Any] = []
 
-    @property
-    def exact(self) -> bool:
-        """No: every executable has one shape."""
-        return False
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self._executable(step))
-
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed.
 
@@ -94,8 +86,7 @@ class XlaExecutor(Executor):
         """
         if not self._native:
             self.open_all()
-        for shape in steps:
-            self._open(self.bundle.executable(*shape))
+        super().warm(steps)
 
     def open_all(self) -> None:
         """Open every executable, one after the other."""
@@ -105,8 +96,7 @@ class XlaExecutor(Executor):
                 self.bundle.path, len(self.bundle.manifest.executables), self.bundle.manifest.toolchain.get("jax"),
                 self.bundle.manifest.device,
             )  # fmt: skip
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
+        super().open_all()
 
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; dummy rows write nothing."""
@@ -181,9 +171,6 @@ class XlaExecutor(Executor):
         self._bound.clear()
         self._weights.close()
         self._cache, self._outputs = [], []
-
-    def _executable(self, step: Step) -> Executable:
-        return self.bundle.executable(step.phase, step.batch, step.query, step.context)
 
     def _open(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
         """An executable's program, and the weights that it takes."""
