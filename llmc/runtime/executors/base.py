@@ -148,8 +148,11 @@ class Executor(ABC):
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 
-    def _check_step(self, step: Step, used: Sequence[int]) -> None:
-        """Raise InputError for a step that no cache of this size, whose slots hold `used` tokens, can serve."""
+    def _check_step(self, step: Step, used: Sequence[int], first_slots: bool = False) -> None:
+        """Raise InputError for a step that no cache of this size, whose slots hold `used` tokens, can serve.
+
+        `first_slots`: decode has to run over the first slots, in order.
+        """
         if len(step.slots) > step.batch or any(not 0 <= s < self.slots for s in step.slots):
             raise InputError(f"slots {step.slots} do not fit a batch of {step.batch} over {self.slots} slots")
         if len(set(step.slots)) < len(step.slots):
@@ -161,6 +164,8 @@ class Executor(ABC):
         longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
         if longest > self.capacity:
             raise InputError(f"the step reaches {longest} tokens; the cache holds {self.capacity}")
+        if first_slots and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
+            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
         for row, slot in enumerate(step.slots):
             require_held(used, slot, int(step.past_lengths[row]))
 

@@ -87,7 +87,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return self._logits
 
     def _run(self, step: Step) -> TopLogits | None:
-        self._check_step(step, self._cache.used)
+        self._check_step(step, self._cache.used, first_slots=True)
         request = self._models.request(self._executable(step), serving=True)
         self._logits, top = request.infer(step, self._past(step))
         self._cache.append(step, request.new)

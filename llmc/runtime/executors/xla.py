@@ -117,9 +117,7 @@ class XlaExecutor(StaticExecutor):
         return result
 
     def _run(self, step: Step) -> None:
-        self._check_step(step, self._used)
-        if step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
-            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
+        self._check_step(step, self._used, first_slots=True)
         program, weights = self._open(self._executable(step))
         slots = np.full(step.batch, -1, np.int32)
         slots[: len(step.slots)] = step.slots
