@@ -41,6 +41,8 @@ class Executor(ABC):
         self.slots = slots
         self.capacity = capacity
         self.threads = threads
+        self._logits: NDArray[np.float32] | None = None
+        self._ends: NDArray[np.int64] | None = None
 
     @classmethod
     @abstractmethod
@@ -98,13 +100,25 @@ class Executor(ABC):
     def run_each(self, step: Step) -> NDArray[np.float32]:
         """As `run`, but the logits after every live token of the live rows, row by row: [sum of new lengths, V].
 
-        The engine takes back tokens it does not want by a later step that starts below them.
+        The engine takes back tokens it does not want by a later step that starts below them. `logits` then gives the
+        rows of the last live tokens, as after `run`.
         """
         raise InputError(f"{self.bundle.path}: its graphs give logits after the last token of a row only")
 
-    @abstractmethod
     def logits(self) -> NDArray[np.float32]:
-        """What `run` would have returned for the last step; valid as long. Raises InputError before the first step."""
+        """What `run` would have returned for the last step, whichever of `run`, `run_top` and `run_each` took it: the
+        logits of each row's last live token, in the first len(step.slots) rows. Valid until the next step.
+
+        Raises InputError before the first step.
+        """
+        if self._logits is None:
+            raise InputError("no step has run yet, so there are no logits")
+        return self._logits if self._ends is None else self._logits[self._ends]
+
+    def _keep(self, logits: NDArray[np.float32], each_of: Step | None = None) -> None:
+        """Let `logits` be those of the last step; `each_of`: they are those of every live token of that step."""
+        self._logits = logits
+        self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
 
     @abstractmethod
     def executable_of(self, step: Step) -> str:

@@ -61,7 +61,6 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         self._results = self._buffers(max(slots, *(b.batch for b in buckets)))
         self._each = self._buffers(0)
         self._bound: dict[tuple[Any, ...], _Bound] = {}
-        self._stepped = False
 
     @property
     def exact(self) -> bool:
@@ -96,19 +95,13 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         """As `run`, with more rows of logits; several rows of several tokens over a past run row by row."""
         if not self.scores_each:
             return super().run_each(step)
-        live, new = step.live_tokens, step.new_lengths[: len(step.slots)]
+        live = step.live_tokens
         if len(self._each["logits"]) < live:
             self._each = self._buffers(live)
         self._run(step, self._each)
         logits = self._each["logits"][:live]
-        self._results["logits"][: len(new)] = logits[np.cumsum(new) - 1]
+        self._keep(logits, each_of=step)
         return logits
-
-    def logits(self) -> Array:
-        """The buffer that graphs write all logits to."""
-        if not self._stepped:
-            raise InputError("no step has run yet, so there are no logits")
-        return self._results["logits"]
 
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""
@@ -135,7 +128,7 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
             self._cache.end_decode(step)
         else:
             self._prompt_on_staging(step)
-        self._stepped = True
+        self._keep(self._results["logits"])
         self._executables.open_rest()
 
     def _row_by_row(self, step: Step, each: Results | None) -> None:

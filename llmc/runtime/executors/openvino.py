@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.manifest_schema import STARTER_NAME
-from llmc.errors import InputError
 from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.top import top_of
@@ -67,7 +66,6 @@ class OpenVinoExecutor(Executor):
             self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
         else:
             self._models.open_any()
-        self._logits: Array | None = None
         self._top: TopLogits | None = None
 
     @property
@@ -113,8 +111,7 @@ class OpenVinoExecutor(Executor):
 
     def run_each(self, step: Step) -> Array:
         """The same graph, asked for the logits of every token."""
-        self._run(step, each=True)
-        return self.logits()
+        return self._run(step, each=True)
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; the graph's TopK is stable: of equal values the lower id comes first."""
@@ -124,13 +121,7 @@ class OpenVinoExecutor(Executor):
             return top_of(self.logits(), self.top_k)
         return self._top
 
-    def logits(self) -> Array:
-        """The last step's, in OpenVINO's own memory."""
-        if self._logits is None:
-            raise InputError("no step has run yet, so there are no logits")
-        return self._logits
-
-    def _run(self, step: Step, each: bool) -> None:
+    def _run(self, step: Step, each: bool) -> Array:
         self._check_step(step, self._tables.used)
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
@@ -141,16 +132,18 @@ class OpenVinoExecutor(Executor):
             self._tables.prepare(slot, start, end)
         if self._starter is not None:
             self._top = None
-            self._logits = (self._starter.run_each if each else self._starter.run)(step)
+            logits = (self._starter.run_each if each else self._starter.run)(step)
             self._starter.open_other()
         else:
-            self._infer(step, past, new, each)
+            logits = self._infer(step, past, new, each)
         for slot, end in zip(step.slots, ends, strict=True):
             self._tables.written(slot, end)
+        self._keep(logits, each_of=step if each else None)
         if self._starter is None:
             self._models.open_fixed_behind()
+        return logits
 
-    def _infer(self, step: Step, past: NDArray[np.int64], new: NDArray[np.int64], each: bool) -> None:
+    def _infer(self, step: Step, past: NDArray[np.int64], new: NDArray[np.int64], each: bool) -> Array:
         live = len(step.slots)
         rows = StepRows.of(step.token_ids[:live], past, new, [self._tables.tables[slot] for slot in step.slots])
         wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
@@ -159,8 +152,8 @@ class OpenVinoExecutor(Executor):
         if fixed:
             rows, wanted = rows.filled(fixed, self._filler)
         logits, top = self._models.request(fixed).infer(rows, wanted, self.top_k)
-        self._logits = logits[:kept]
         self._top = None if top is None else TopLogits(top[0][:kept], top[1][:kept])
+        return logits[:kept]
 
     def _fitting(self, step: Step) -> int:
         """Tokens of the fixed executable that runs a step; 0 for the one for every shape."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import InputError
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import Tensors
 from llmc.runtime.executors.slotted import SlotCacheExecutor
@@ -58,7 +57,6 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
         self._staging = Tensors(*sizes, max(staged, default=0))
         self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k)
-        self._logits: Array | None = None
 
     def open_all(self) -> None:
         """Open every model, and keep them open."""
@@ -80,16 +78,11 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         assert top is not None
         return top
 
-    def logits(self) -> Array:
-        """The last step's, in the request's memory."""
-        if self._logits is None:
-            raise InputError("no step has run yet, so there are no logits")
-        return self._logits
-
     def _run(self, step: Step) -> TopLogits | None:
         self._check_step(step, self._cache.used, first_slots=True)
         request = self._models.request(self._executable(step), serving=True)
-        self._logits, top = request.infer(step, self._past(step))
+        logits, top = request.infer(step, self._past(step))
+        self._keep(logits)
         self._cache.append(step, request.new)
         return top
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.top import top_of
@@ -72,7 +72,6 @@ class TorchExecutor(StaticExecutor):
         self._weights = _Weights(bundle)
         self._programs: dict[str, _Opened] = {}
         self._used = [0] * slots
-        self._logits: Any = None
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
@@ -92,13 +91,6 @@ class TorchExecutor(StaticExecutor):
         values[tied], ids[tied] = settled.values, settled.ids
         return TopLogits(values, ids)
 
-    def logits(self) -> Array:
-        """The last step's, in float32."""
-        if self._logits is None:
-            raise InputError("no step has run yet, so there are no logits")
-        result: Array = self._logits.float().numpy()
-        return result
-
     def _run(self, step: Step) -> list[Any]:
         """The step's top values and ids, where programs return them."""
         self._check_step(step, self._used)
@@ -108,9 +100,10 @@ class TorchExecutor(StaticExecutor):
             lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
             token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
             given = (token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
-            self._logits, *rest = opened.program.run(*given)
+            logits, *rest = opened.program.run(*given)
             top, new = rest[: -len(self._cache)], rest[-len(self._cache) :]
             self._append(step, new)
+        self._keep(logits.float().numpy())
         return [top[0].float(), top[1]] if top else []
 
     def _past(self, step: Step, program: PortableProgram) -> list[Any]:

@@ -110,11 +110,10 @@ class XlaExecutor(StaticExecutor):
         return TopLogits(np.asarray(self._outputs[1]), np.asarray(self._outputs[2]).astype(np.int64))
 
     def logits(self) -> Array:
-        """The last step's."""
-        if not self._outputs:
-            raise InputError("no step has run yet, so there are no logits")
-        result: Array = np.asarray(self._outputs[0])
-        return result
+        """The last step's, which come to the host when they are asked for."""
+        if self._outputs:
+            self._keep(np.asarray(self._outputs[0]))
+        return super().logits()
 
     def _run(self, step: Step) -> None:
         self._check_step(step, self._used, first_slots=True)
@@ -168,7 +167,7 @@ class XlaExecutor(StaticExecutor):
         self._slot_programs.clear()
         self._bound.clear()
         self._weights.close()
-        self._cache, self._outputs = [], []
+        self._cache, self._outputs, self._logits = [], [], None
 
     def _open(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
         """An executable's program, and the weights that it takes."""
