@@ -55,8 +55,9 @@ def run(bundle: str, flags: Flags) -> None:
     from llmc.artifacts.opening import open_store
     from llmc.cli.output import StepProgress
     from llmc.compiler.contenders import checkpoint_of, default_folder, make_ready
+    from llmc.runtime import pictures
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.peers import compare, page
+    from llmc.runtime.peers import compare
     from llmc.runtime.peers.catalogue import parse
     from llmc.runtime.peers.environment import interpreter, require
     from llmc.runtime.peers.report_text import text
@@ -65,7 +66,7 @@ def run(bundle: str, flags: Flags) -> None:
     settings = Settings.from_environment()
     asked, scope, python = parse(flags.against), scope_of(flags), interpreter(flags.peer_python)
     if flags.plot is not None:
-        page.check(flags.plot)
+        pictures.check(flags.plot)
     opened = Bundle.open(bundle)
     require(asked, python)
     checkpoint = checkpoint_of(opened, flags.model, open_store(None, settings))

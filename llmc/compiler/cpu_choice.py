@@ -131,7 +131,7 @@ def engine_for(
     measured = measurements(Settings.from_environment().cache_dir)
     choice = choose(wanted, measured, cpu_features(), installed(), parameters)
     plain = replace(options, max_memory=None, max_start=None)
-    return open_target(CPU if choice.engine == ENGINES[0] else choice.engine), plain, choice.why
+    return open_target(choice.engine), plain, choice.why
 
 
 def installed() -> tuple[str, ...]:

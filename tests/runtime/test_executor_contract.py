@@ -35,11 +35,14 @@ KINDS = {
     "fake-static": ("fake", True), "fake-exact": ("fake", False), "onnx-static": ("onnxruntime", True),
     "onnx-exact": ("onnxruntime", False), "torch": ("hpu", True), "xla": ("xla", True), "openvino": ("openvino", False),
     "openvino-fixed": ("openvino", True), "openvino-static": ("openvino:NPU", True),
+    "fake-ragged": ("fake:ragged", False), "fake-paged": (f"fake:paged={SLOTS * LONGEST}", False),
 }  # fmt: skip
 ROUNDS = {
     "openvino-static": 50,
     "fake-static": 200,
     "fake-exact": 200,
+    "fake-ragged": 100,
+    "fake-paged": 100,
     "onnx-static": 200,
     "onnx-exact": 100,
     "torch": 25,
@@ -58,7 +61,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         device, specialise = KINDS[kind]
         path = folder / kind
         if not path.exists():
-            if device == "fake":
+            if device.startswith("fake"):
                 model = write_toy(folder / "toy")
             else:
                 from tests.compiler import tiny
@@ -78,8 +81,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def opened(kind: str, bundles: Callable[[str], Path], request: pytest.FixtureRequest) -> Open:
+    return opener(bundles(kind), request)
+
+
+def opener(bundle: Path, request: pytest.FixtureRequest) -> Open:
+    """Opens the bundle with caches full of NaN, as often as asked, until the test ends."""
+
     def open_(slots: int = SLOTS) -> Executor:
-        executor = Bundle.open(bundles(kind)).executor(slots=slots, threads=1)
+        executor = Bundle.open(bundle).executor(slots=slots, threads=1)
         request.addfinalizer(executor.close)
         for slot in range(slots):
             executor.poison(slot, 0, float("nan"))
@@ -287,6 +296,15 @@ def test_what_a_slot_does_not_hold_is_refused(opened: Open) -> None:
             call()
 
 
+def test_a_prefix_of_another_model_is_refused(opened: Open) -> None:
+    executor = opened()
+    prefill(executor, 0, [1, 2])
+    prefix = executor.export_prefix(0, 2)
+    message = f"{2 * len(prefix)} tensors of 2 tokens do not fit {len(prefix)} of {executor.capacity} tokens"
+    with pytest.raises(InputError, match=message):
+        executor.import_prefix(1, prefix * 2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -309,8 +327,8 @@ def test_decode_steps_that_would_write_elsewhere_are_refused(
         executor.run(replace(step, **change))
 
 
-@pytest.mark.parametrize("kind", ["onnx-static"])
-def test_decode_of_an_unchanged_set_copies_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["onnx-static", "openvino-static"])
+def test_decode_of_an_unchanged_set_copies_nothing(opened: Open) -> None:
     executor = opened()
     for slot in range(3):
         prefill(executor, slot, [1, 2, 3])
@@ -366,7 +384,24 @@ def test_drafted_tokens_are_scored_in_one_step_as_they_would_be_one_by_one(opene
     assert close(top.values[0], top_of(alone([*kept, 14, 15])[0][None], TOP).values[0])
 
 
-@pytest.mark.parametrize("kind", ["onnx-exact"])
+def test_logits_after_every_token_was_scored_are_those_of_the_last_live_ones(opened: Open) -> None:
+    executor, alone = opened(), Alone(opened(1))
+    if not executor.scores_each:
+        return
+    held = [[1, 2], [3, 4, 5]]
+    for slot, tokens in enumerate(held):
+        prefill(executor, slot, tokens)
+    for slots, new in (([0], [[6, 7, 8]]), ([0, 1], [[9], [10]])):
+        each(executor, "decode", slots, new, [len(held[slot]) for slot in slots])
+        for row, slot in enumerate(slots):
+            held[slot] = held[slot] + new[row]
+            assert close(executor.logits()[row], alone(held[slot])[0])
+    rows = decode(executor, [[11], [12]], held)
+    for row, logits in enumerate(rows[:2]):
+        assert close(executor.logits()[row], logits)
+
+
+@pytest.mark.parametrize("kind", ["onnx-exact", "fake-ragged", "fake-paged", "openvino", "openvino-fixed"])
 def test_every_live_token_of_several_rows_is_scored_row_by_row(opened: Open) -> None:
     executor, alone = opened(), Alone(opened(1))
     first, more = [[1, 2, 3], [4], [5, 6]], [[7], [8, 9, 10], [11, 12]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -40,6 +41,8 @@ class Executor(ABC):
         self.slots = slots
         self.capacity = capacity
         self.threads = threads
+        self._logits: NDArray[np.float32] | None = None
+        self._ends: NDArray[np.int64] | None = None
 
     @classmethod
     @abstractmethod
@@ -97,13 +100,25 @@ class Executor(ABC):
     def run_each(self, step: Step) -> NDArray[np.float32]:
         """As `run`, but the logits after every live token of the live rows, row by row: [sum of new lengths, V].
 
-        The engine takes back tokens it does not want by a later step that starts below them.
+        The engine takes back tokens it does not want by a later step that starts below them. `logits` then gives the
+        rows of the last live tokens, as after `run`.
         """
         raise InputError(f"{self.bundle.path}: its graphs give logits after the last token of a row only")
 
-    @abstractmethod
     def logits(self) -> NDArray[np.float32]:
-        """What `run` would have returned for the last step; valid as long. Raises InputError before the first step."""
+        """What `run` would have returned for the last step, whichever of `run`, `run_top` and `run_each` took it: the
+        logits of each row's last live token, in the first len(step.slots) rows. Valid until the next step.
+
+        Raises InputError before the first step.
+        """
+        if self._logits is None:
+            raise InputError("no step has run yet, so there are no logits")
+        return self._logits if self._ends is None else self._logits[self._ends]
+
+    def _keep(self, logits: NDArray[np.float32], each_of: Step | None = None) -> None:
+        """Let `logits` be those of the last step; `each_of`: they are those of every live token of that step."""
+        self._logits = logits
+        self._ends = None if each_of is None else np.cumsum(each_of.new_lengths[: len(each_of.slots)]) - 1
 
     @abstractmethod
     def executable_of(self, step: Step) -> str:
@@ -147,8 +162,11 @@ class Executor(ABC):
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 
-    def _check_step(self, step: Step) -> None:
-        """Raise InputError for a step that no cache of this size can serve."""
+    def _check_step(self, step: Step, used: Sequence[int], first_slots: bool = False) -> None:
+        """Raise InputError for a step that no cache of this size, whose slots hold `used` tokens, can serve.
+
+        `first_slots`: decode has to run over the first slots, in order.
+        """
         if len(step.slots) > step.batch or any(not 0 <= s < self.slots for s in step.slots):
             raise InputError(f"slots {step.slots} do not fit a batch of {step.batch} over {self.slots} slots")
         if len(set(step.slots)) < len(step.slots):
@@ -160,6 +178,17 @@ class Executor(ABC):
         longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
         if longest > self.capacity:
             raise InputError(f"the step reaches {longest} tokens; the cache holds {self.capacity}")
+        if first_slots and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
+            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
+        for row, slot in enumerate(step.slots):
+            require_held(used, slot, int(step.past_lengths[row]))
+
+    def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
+        """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them."""
+        length = int(prefix[0].shape[1])
+        if len(prefix) != tensors or length > self.capacity:
+            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
+        return length
 
     def _require_top(self) -> None:
         """Raise InputError when the bundle's graphs return no top logits."""
@@ -167,3 +196,9 @@ class Executor(ABC):
             raise InputError(
                 f"{self.bundle.path}: its graphs return all logits only; compile with --sample-top-k K for the largest"
             )
+
+
+def require_held(used: Sequence[int], slot: int, length: int) -> None:
+    """Raise InputError when slot `slot`, of slots that hold `used` tokens, has fewer than `length`."""
+    if length > used[slot]:
+        raise InputError(f"slot {slot} holds {used[slot]} tokens, not {length}")

@@ -23,7 +23,7 @@ import numpy as np
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.fake_program import Array, Program
 from llmc.runtime.executors.top import top_of
 
@@ -61,9 +61,8 @@ class FakeExecutor(Executor):
         self._used = [0] * slots
         self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
-        self._logits: Array = np.zeros((widest, int(model["vocab_size"])), np.float32)
+        self._buffer: Array = np.zeros((widest, int(model["vocab_size"])), np.float32)
         self._programs: dict[str, Program] = {}
-        self._last: Program | None = None
 
     @property
     def exact(self) -> bool:
@@ -103,10 +102,11 @@ class FakeExecutor(Executor):
         """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
         program, past = self._begin(step)
         logits, new = program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)
-        self._end(step, program, new)
-        self._logits.fill(np.nan)
-        self._logits[: len(step.slots)] = logits[: len(step.slots)]
-        return self._logits[: step.batch]
+        self._end(step, new)
+        self._buffer.fill(np.nan)
+        self._buffer[: len(step.slots)] = logits[: len(step.slots)]
+        self._keep(self._buffer[: step.batch])
+        return self.logits()
 
     def run_each(self, step: Step) -> Array:
         """As `run`, over each beginning of each row in turn: slow, and independent of how `run` sums."""
@@ -121,8 +121,10 @@ class FakeExecutor(Executor):
             for count in range(1, int(step.new_lengths[row]) + 1):
                 given = step.token_ids[one, :count], step.past_lengths[one], np.array([count])
                 scores.append(program.replay(*given, past[one])[0])
-        self._end(step, program, program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)[1])
-        return np.concatenate(scores)
+        self._end(step, program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)[1])
+        logits = np.concatenate(scores)
+        self._keep(logits, each_of=step)
+        return logits
 
     def _begin(self, step: Step) -> tuple[Program, Array]:
         """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size]."""
@@ -133,45 +135,36 @@ class FakeExecutor(Executor):
             past[row] = self._cache[slot, : step.context]
         return program, past
 
-    def _end(self, step: Step, program: Program, new: Array) -> None:
+    def _end(self, step: Step, new: Array) -> None:
         """Put the new vectors into the cache."""
         for row, slot in enumerate(step.slots):
             start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
             self._cache[slot, start : start + count] = new[row, :count]
             self._used[slot] = start + count
-        self._last = program
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; what the executable was compiled to return."""
         self._require_top()
-        logits = self.run(step)
-        assert self._last is not None
-        return top_of(logits, self._last.top_k)
-
-    def logits(self) -> Array:
-        """What the last step left in the buffer."""
-        if self._last is None:
-            raise InputError("no step has run yet, so there are no logits")
-        return self._logits
+        return top_of(self.run(step), self.top_k)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache array."""
-        self._require_held(source, length)
+        require_held(self._used, source, length)
         self._require_room({target: length})
         self._cache[target, :length] = self._cache[source, :length]
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers."""
-        self._require_held(slot, length)
+        require_held(self._used, slot, length)
         return [self._cache[slot, :length].copy()[None]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy token vectors into the cache array."""
-        vectors = prefix[0][0]
-        self._require_room({slot: len(vectors)})
-        self._cache[slot, : len(vectors)] = vectors
-        self._used[slot] = len(vectors)
+        length = self._check_prefix(prefix, 1)
+        self._require_room({slot: length})
+        self._cache[slot, :length] = prefix[0][0]
+        self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
@@ -184,14 +177,14 @@ class FakeExecutor(Executor):
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
         return {
             "cache": self._cache.nbytes,
-            "logits": self._logits.nbytes,
+            "logits": self._buffer.nbytes,
             "open_executables": len(self._programs),
         }
 
     def close(self) -> None:
         """Drop executables and with them the mapped weights."""
         self._programs.clear()
-        self._last = None
+        self._logits = None
 
     def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
         """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
@@ -221,11 +214,7 @@ class FakeExecutor(Executor):
         """Raise InputError for a step that no cache of this size and content can serve."""
         if not self.ragged:
             self._check_rectangle(step)
-        self._check_step(step)
-        if not self.ragged and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
-            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
+        self._check_step(step, self._used, first_slots=not self.ragged)
         ends = (step.past_lengths + step.new_lengths).tolist()
         self._require_room(dict(zip(step.slots, ends, strict=False)))
 
@@ -244,10 +233,6 @@ class FakeExecutor(Executor):
         taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
         if taken > self.cache_tokens:
             raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")
-
-    def _require_held(self, slot: int, length: int) -> None:
-        if length > self._used[slot]:
-            raise InputError(f"slot {slot} holds {self._used[slot]} tokens, not {length}")
 
 
 @dataclass(frozen=True)

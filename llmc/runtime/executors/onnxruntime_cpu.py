@@ -18,11 +18,12 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.base import Executor
+from llmc.errors import InputError
+from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache, Tensors
 from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables
-from llmc.runtime.host import PROMPT_CHUNK, cpu_features
+from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.host import PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Results = dict[str, NDArray[Any]]
 _MAX_BINDINGS = 64
 
 
-class OnnxRuntimeExecutor(Executor):
+class OnnxRuntimeExecutor(SlotCacheExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
@@ -44,19 +45,8 @@ class OnnxRuntimeExecutor(Executor):
     @classmethod
     def check(cls, bundle: Bundle) -> None:
         """Refuse a bundle made with another ONNX Runtime or for another instruction set."""
-        made_with, here = bundle.manifest.toolchain.get("onnxruntime"), ort.__version__
-        if made_with != here:
-            raise ArtifactError(
-                f"{bundle.path}: compiled with onnxruntime {made_with}, this host has {here}; "
-                f"install onnxruntime=={made_with}, or compile again: {bundle.recompile_hint}"
-            )
-        wanted, host = set(bundle.manifest.isa), set(cpu_features())
-        if wanted != host:
-            differs = [f"without {f}" for f in sorted(wanted - host)] + [f"with {f}" for f in sorted(host - wanted)]
-            raise ArtifactError(
-                f"{bundle.path}: compiled for another instruction set; this host is {', '.join(differs)}. "
-                f"Compile again here: {bundle.recompile_hint}"
-            )
+        require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
+        require_features(bundle, "instruction set")
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
@@ -71,7 +61,6 @@ class OnnxRuntimeExecutor(Executor):
         self._results = self._buffers(max(slots, *(b.batch for b in buckets)))
         self._each = self._buffers(0)
         self._bound: dict[tuple[Any, ...], _Bound] = {}
-        self._stepped = False
 
     @property
     def exact(self) -> bool:
@@ -106,19 +95,13 @@ class OnnxRuntimeExecutor(Executor):
         """As `run`, with more rows of logits; several rows of several tokens over a past run row by row."""
         if not self.scores_each:
             return super().run_each(step)
-        live, new = step.live_tokens, step.new_lengths[: len(step.slots)]
+        live = step.live_tokens
         if len(self._each["logits"]) < live:
             self._each = self._buffers(live)
         self._run(step, self._each)
         logits = self._each["logits"][:live]
-        self._results["logits"][: len(new)] = logits[np.cumsum(new) - 1]
+        self._keep(logits, each_of=step)
         return logits
-
-    def logits(self) -> Array:
-        """The buffer that graphs write all logits to."""
-        if not self._stepped:
-            raise InputError("no step has run yet, so there are no logits")
-        return self._results["logits"]
 
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""
@@ -130,9 +113,7 @@ class OnnxRuntimeExecutor(Executor):
 
     def _run(self, step: Step, each: Results | None = None) -> None:
         """One step; `each`, where given, takes what graphs return for every live token, row by row."""
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._cache.require_held(slot, int(step.past_lengths[row]))
+        self._check_step(step, self._cache.used, first_slots=not self.exact)
         past = step.past_lengths.any() if self.exact else step.context
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
             self._row_by_row(step, each)
@@ -147,7 +128,7 @@ class OnnxRuntimeExecutor(Executor):
             self._cache.end_decode(step)
         else:
             self._prompt_on_staging(step)
-        self._stepped = True
+        self._keep(self._results["logits"])
         self._executables.open_rest()
 
     def _row_by_row(self, step: Step, each: Results | None) -> None:
@@ -168,12 +149,7 @@ class OnnxRuntimeExecutor(Executor):
                 self._results[name][row] = array
 
     def _prompt_on_staging(self, step: Step) -> None:
-        self._staging.reserve(step.batch, step.context + step.query)
-        staged = self._staging.array
-        for row, slot in enumerate(step.slots):
-            past = int(step.past_lengths[row])
-            if past:
-                staged[:, row, :, :past] = self._cache.read(slot, past)
+        staged = self._stage(step, step.context + step.query)
         self._replay(step, self._staging, 0)
         for row, slot in enumerate(step.slots):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
@@ -198,26 +174,6 @@ class OnnxRuntimeExecutor(Executor):
         live = len(step.slots)
         rows = np.concatenate([np.arange(n) + start for start, n in zip(starts[:live], step.new_lengths, strict=False)])
         bound.run(rows, each)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache; decode lays the target out when it takes part."""
-        self._cache.copy(source, target, length)
-
-    def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the cache."""
-        return list(self._cache.read(slot, length).copy())
-
-    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copies into the cache."""
-        length, tensors = prefix[0].shape[1], len(self._cache.home.array)
-        if len(prefix) != tensors or length > self.capacity:
-            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
-        self._cache.write(slot, 0, np.stack(prefix))
-
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns, there and wherever live tokens are copied to."""
-        self._cache.poison(slot, start, value)
-        self._staging.poison(value)
 
     def open_all(self) -> None:
         """Open every executable before returning."""

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.manifest_schema import STARTER_NAME
-from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import Executor, require_held
+from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.top import top_of
-from llmc.runtime.host import cpu_features
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
 from llmc.runtime.openvino.device import require_device, version
 from llmc.runtime.openvino.paged_models import PagedModels
@@ -46,19 +45,8 @@ class OpenVinoExecutor(Executor):
     @classmethod
     def check(cls, bundle: Bundle) -> None:
         """Refuse a bundle of another OpenVINO or instruction set, and a device that is not here."""
-        made_with, here = bundle.manifest.toolchain.get("openvino"), version()
-        if made_with != here:
-            raise ArtifactError(
-                f"{bundle.path}: compiled with OpenVINO {made_with}, this host has {here}; install "
-                f"openvino=={made_with}, or compile again: {bundle.recompile_hint}"
-            )
-        wanted, host = set(bundle.manifest.isa), set(cpu_features())
-        if wanted != host:
-            differs = [f"without {f}" for f in sorted(wanted - host)] + [f"with {f}" for f in sorted(host - wanted)]
-            raise ArtifactError(
-                f"{bundle.path}: compiled for another CPU; this host is {', '.join(differs)}. "
-                f"Compile again here: {bundle.recompile_hint}"
-            )
+        require_version(bundle, "openvino", version(), "OpenVINO")
+        require_features(bundle, "CPU")
         require_device("CPU")
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
@@ -78,7 +66,6 @@ class OpenVinoExecutor(Executor):
             self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
         else:
             self._models.open_any()
-        self._logits: Array | None = None
         self._top: TopLogits | None = None
 
     @property
@@ -124,8 +111,7 @@ class OpenVinoExecutor(Executor):
 
     def run_each(self, step: Step) -> Array:
         """The same graph, asked for the logits of every token."""
-        self._run(step, each=True)
-        return self.logits()
+        return self._run(step, each=True)
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; the graph's TopK is stable: of equal values the lower id comes first."""
@@ -135,18 +121,10 @@ class OpenVinoExecutor(Executor):
             return top_of(self.logits(), self.top_k)
         return self._top
 
-    def logits(self) -> Array:
-        """The last step's, in OpenVINO's own memory."""
-        if self._logits is None:
-            raise InputError("no step has run yet, so there are no logits")
-        return self._logits
-
-    def _run(self, step: Step, each: bool) -> None:
-        self._check_step(step)
+    def _run(self, step: Step, each: bool) -> Array:
+        self._check_step(step, self._tables.used)
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
-        for slot, length in zip(step.slots, past.tolist(), strict=True):
-            self._tables.require_held(slot, length)
         if self._starter is not None and self._starter.other_is_open:
             self._leave_starter()
         ends = (past + new).tolist()
@@ -154,16 +132,18 @@ class OpenVinoExecutor(Executor):
             self._tables.prepare(slot, start, end)
         if self._starter is not None:
             self._top = None
-            self._logits = (self._starter.run_each if each else self._starter.run)(step)
+            logits = (self._starter.run_each if each else self._starter.run)(step)
             self._starter.open_other()
         else:
-            self._infer(step, past, new, each)
+            logits = self._infer(step, past, new, each)
         for slot, end in zip(step.slots, ends, strict=True):
             self._tables.written(slot, end)
+        self._keep(logits, each_of=step if each else None)
         if self._starter is None:
             self._models.open_fixed_behind()
+        return logits
 
-    def _infer(self, step: Step, past: NDArray[np.int64], new: NDArray[np.int64], each: bool) -> None:
+    def _infer(self, step: Step, past: NDArray[np.int64], new: NDArray[np.int64], each: bool) -> Array:
         live = len(step.slots)
         rows = StepRows.of(step.token_ids[:live], past, new, [self._tables.tables[slot] for slot in step.slots])
         wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
@@ -172,8 +152,8 @@ class OpenVinoExecutor(Executor):
         if fixed:
             rows, wanted = rows.filled(fixed, self._filler)
         logits, top = self._models.request(fixed).infer(rows, wanted, self.top_k)
-        self._logits = logits[:kept]
         self._top = None if top is None else TopLogits(top[0][:kept], top[1][:kept])
+        return logits[:kept]
 
     def _fitting(self, step: Step) -> int:
         """Tokens of the fixed executable that runs a step; 0 for the one for every shape."""
@@ -192,14 +172,12 @@ class OpenVinoExecutor(Executor):
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the blocks, in float32."""
         self._leave_starter()
-        self._tables.require_held(slot, length)
+        require_held(self._tables.used, slot, length)
         return self._cache.read(self._tables.tables[slot], length)
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Into blocks of the slot's own, rounded to the cache's precision."""
-        length, tensors = prefix[0].shape[1], 2 * self._sizes[0]
-        if len(prefix) != tensors or length > self.capacity:
-            raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")
+        self._check_prefix(prefix, 2 * self._sizes[0])
         self._leave_starter()
         self._take(slot, prefix)
 

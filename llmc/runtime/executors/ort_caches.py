@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import InputError
+from llmc.runtime.executors.base import require_held
 from llmc.runtime.sparse import sparse_bytes
 
 if TYPE_CHECKING:
@@ -98,20 +98,15 @@ class SlotCache:
         """Bytes of memory: the decode cache, and what was ever written of the home (each slot's longest)."""
         return self.decode.nbytes + sum(self._touched) * self._token_bytes
 
-    def require_held(self, slot: int, length: int) -> None:
-        """Raise InputError when slot `slot` has fewer than `length` tokens."""
-        if length > self.used[slot]:
-            raise InputError(f"slot {slot} holds {self.used[slot]} tokens, not {length}")
-
     def read(self, slot: int, length: int) -> Array:
         """The first `length` tokens of a slot, [tensors, heads, length, head_dim]: a view of the home."""
-        self.require_held(slot, length)
+        require_held(self.used, slot, length)
         self._bring_home(slot, length)
         return self.home.array[:, slot, :, :length]
 
     def write(self, slot: int, start: int, new: Array) -> None:
         """Put `new` [tensors, heads, n, head_dim] behind the first `start` tokens of a slot, which ends there."""
-        self.require_held(slot, start)
+        require_held(self.used, slot, start)
         self._bring_home(slot, start)
         end = start + new.shape[2]
         self.home.array[:, slot, :, start:end] = new
@@ -125,9 +120,8 @@ class SlotCache:
         self._wrote_home(target, 0 if source != target else length, length)
 
     def begin_decode(self, step: Step) -> Tensors:
-        """The decode cache laid out for a decode step, its live rows loaded; dummy rows cover nothing of value."""
-        if step.slots != tuple(range(len(step.slots))):
-            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
+        """The decode cache laid out for a decode step over the first slots, its live rows loaded; dummy rows cover
+        nothing of value."""
         length = step.context + 1
         if not self.decode.keeps(self._rows, length):
             self._empty(range(self._rows))

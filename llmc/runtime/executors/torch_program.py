@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import Executor
+from llmc.errors import ArtifactError, DeviceError
+from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.sampling.top import TopLogits
@@ -34,7 +35,7 @@ INSTALL = "pip install 'llmc[compile]'"
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-class TorchExecutor(Executor):
+class TorchExecutor(StaticExecutor):
     """See the module's docstring. `threads` sets torch's thread count, which is one number per process."""
 
     name: ClassVar[str] = "torch"
@@ -71,26 +72,6 @@ class TorchExecutor(Executor):
         self._weights = _Weights(bundle)
         self._programs: dict[str, _Opened] = {}
         self._used = [0] * slots
-        self._logits: Any = None
-
-    @property
-    def exact(self) -> bool:
-        """No: every program has one shape."""
-        return False
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self.bundle.executable(step.phase, step.batch, step.query, step.context))
-
-    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the named programs; the others open when first needed, in 0.2 s for a model of 30 layers."""
-        for shape in steps:
-            self._open(self.bundle.executable(*shape))
-
-    def open_all(self) -> None:
-        """Open every program, one after the other."""
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
@@ -110,27 +91,19 @@ class TorchExecutor(Executor):
         values[tied], ids[tied] = settled.values, settled.ids
         return TopLogits(values, ids)
 
-    def logits(self) -> Array:
-        """The last step's, in float32."""
-        if self._logits is None:
-            raise InputError("no step has run yet, so there are no logits")
-        result: Array = self._logits.float().numpy()
-        return result
-
     def _run(self, step: Step) -> list[Any]:
         """The step's top values and ids, where programs return them."""
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
-        opened = self._open(self.bundle.executable(step.phase, step.batch, step.query, step.context))
+        self._check_step(step, self._used)
+        opened = self._open(self._executable(step))
         torch = self._torch
         with torch.inference_mode():
             lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
             token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
             given = (token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
-            self._logits, *rest = opened.program.run(*given)
+            logits, *rest = opened.program.run(*given)
             top, new = rest[: -len(self._cache)], rest[-len(self._cache) :]
             self._append(step, new)
+        self._keep(logits.float().numpy())
         return [top[0].float(), top[1]] if top else []
 
     def _past(self, step: Step, program: PortableProgram) -> list[Any]:
@@ -161,23 +134,19 @@ class TorchExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache tensor."""
-        self._require_held(source, length)
+        require_held(self._used, source, length)
         if source != target:
             self._cache[:, target, :, :length] = self._cache[:, source, :, :length]
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies of the cache tensor's slices in float32."""
-        self._require_held(slot, length)
+        require_held(self._used, slot, length)
         return [np.array(t.float().numpy()) for t in self._cache[:, slot, :, :length]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy into the cache tensor, rounded to its dtype."""
-        length = prefix[0].shape[1]
-        if len(prefix) != len(self._cache) or length > self.capacity:
-            raise InputError(
-                f"{len(prefix)} tensors of {length} tokens do not fit {len(self._cache)} of {self.capacity} tokens"
-            )
+        length = self._check_prefix(prefix, len(self._cache))
         for kept, tensor in zip(self._cache, prefix, strict=True):
             kept[slot, :, :length] = self._torch.from_numpy(np.array(tensor, np.float32))
         self._used[slot] = length
@@ -201,7 +170,8 @@ class TorchExecutor(Executor):
         self._cache = self._cache.new_empty(0)
 
     def _open(self, executable: Executable) -> _Opened:
-        """The program, read and verified when it is needed first; it stays open, at well under 1 MB."""
+        """The program, read and verified when it is needed first, in 0.2 s for a model of 30 layers; it stays open, at
+        well under 1 MB."""
         opened = self._programs.get(executable.blob)
         if opened is not None:
             return opened
@@ -222,10 +192,6 @@ class TorchExecutor(Executor):
             ) from e
         self._programs[executable.blob] = opened
         return opened
-
-    def _require_held(self, slot: int, length: int) -> None:
-        if length > self._used[slot]:
-            raise InputError(f"slot {slot} holds {self._used[slot]} tokens, not {length}")
 
 
 class _Opened:

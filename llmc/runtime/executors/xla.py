@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.xla.client import Platform, has_tpu, jax_version, open_client
 from llmc.runtime.xla.envelope import Envelope
@@ -30,7 +31,7 @@ Array = NDArray[np.float32]
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
 
 
-class XlaExecutor(Executor):
+class XlaExecutor(StaticExecutor):
     """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
 
     name: ClassVar[str] = "xla"
@@ -78,15 +79,6 @@ class XlaExecutor(Executor):
         self._used = [0] * slots
         self._outputs: list[Any] = []
 
-    @property
-    def exact(self) -> bool:
-        """No: every executable has one shape."""
-        return False
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self._executable(step))
-
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed.
 
@@ -94,8 +86,7 @@ class XlaExecutor(Executor):
         """
         if not self._native:
             self.open_all()
-        for shape in steps:
-            self._open(self.bundle.executable(*shape))
+        super().warm(steps)
 
     def open_all(self) -> None:
         """Open every executable, one after the other."""
@@ -105,8 +96,7 @@ class XlaExecutor(Executor):
                 self.bundle.path, len(self.bundle.manifest.executables), self.bundle.manifest.toolchain.get("jax"),
                 self.bundle.manifest.device,
             )  # fmt: skip
-        for executable in self.bundle.manifest.executables:
-            self._open(executable)
+        super().open_all()
 
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; dummy rows write nothing."""
@@ -120,18 +110,13 @@ class XlaExecutor(Executor):
         return TopLogits(np.asarray(self._outputs[1]), np.asarray(self._outputs[2]).astype(np.int64))
 
     def logits(self) -> Array:
-        """The last step's."""
-        if not self._outputs:
-            raise InputError("no step has run yet, so there are no logits")
-        result: Array = np.asarray(self._outputs[0])
-        return result
+        """The last step's, which come to the host when they are asked for."""
+        if self._outputs:
+            self._keep(np.asarray(self._outputs[0]))
+        return super().logits()
 
     def _run(self, step: Step) -> None:
-        self._check_step(step)
-        for row, slot in enumerate(step.slots):
-            self._require_held(slot, int(step.past_lengths[row]))
-        if step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
-            raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
+        self._check_step(step, self._used, first_slots=True)
         program, weights = self._open(self._executable(step))
         slots = np.full(step.batch, -1, np.int32)
         slots[: len(step.slots)] = step.slots
@@ -143,14 +128,14 @@ class XlaExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache, on the device."""
-        self._require_held(source, length)
+        require_held(self._used, source, length)
         if source != target:
             self._change("slot_copy", *self._numbers(source, target, length))
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """The slot as it lies on the device, cut to `length` tokens, in float32."""
-        self._require_held(slot, length)
+        require_held(self._used, slot, length)
         rows = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         keys, values = (np.asarray(r)[:, :, :length].astype(np.float32) for r in rows)
         return [t for pair in zip(keys, values, strict=True) for t in pair]
@@ -159,11 +144,7 @@ class XlaExecutor(Executor):
         """Write a slot, rounded to the cache's dtype."""
         program = self._slot_programs["slot_write"].header
         layers, _, heads, capacity, size = program.inputs[0].shape
-        length = prefix[0].shape[1]
-        if len(prefix) != 2 * layers or length > self.capacity:
-            raise InputError(
-                f"{len(prefix)} tensors of {length} tokens do not fit {2 * layers} of {self.capacity} tokens"
-            )
+        length = self._check_prefix(prefix, 2 * layers)
         rows = np.zeros((2, layers, heads, capacity, size), self._cache[0].dtype)
         rows[:, :, :, :length] = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
         self._change("slot_write", *self._numbers(slot, length), *self._put_as(program.inputs[4:], *rows))
@@ -186,10 +167,7 @@ class XlaExecutor(Executor):
         self._slot_programs.clear()
         self._bound.clear()
         self._weights.close()
-        self._cache, self._outputs = [], []
-
-    def _executable(self, step: Step) -> Executable:
-        return self.bundle.executable(step.phase, step.batch, step.query, step.context)
+        self._cache, self._outputs, self._logits = [], [], None
 
     def _open(self, executable: Executable) -> tuple[LoadedProgram, list[Any]]:
         """An executable's program, and the weights that it takes."""
@@ -223,7 +201,3 @@ class XlaExecutor(Executor):
         import jax
 
         return [jax.device_put(a, sharding_of(self._mesh, t)) for a, t in zip(arrays, tensors, strict=True)]
-
-    def _require_held(self, slot: int, length: int) -> None:
-        if length > self._used[slot]:
-            raise InputError(f"slot {slot} holds {self._used[slot]} tokens, not {length}")

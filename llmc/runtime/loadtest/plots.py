@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.buckets.files import write_bytes
-from llmc.errors import DeviceError, InputError
+from llmc.runtime import pictures
 from llmc.runtime.loadtest.report import Report
 from llmc.runtime.loadtest.report_text import text
 
@@ -19,34 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
-SUFFIXES = (".png", ".html")
 HEIGHT = 3.2
 """Inches of each of the two rows."""
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:14px system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#24292f}}
-pre{{overflow-x:auto;background:#f6f8fa;padding:1rem}}svg{{max-width:100%;height:auto}}h2{{font-size:1rem}}</style>
-</head><body><h1>{title}</h1><pre>{text}</pre>{plots}</body></html>
-"""
-
-
-def check(path: Path) -> None:
-    """Raise InputError for a file name that `draw` cannot draw to, DeviceError without matplotlib."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
 
 
 def draw(path: Path, report: Report) -> None:
     """Write plots of `report` to `path`: a .png picture, or a self-contained .html page with the report's text.
 
-    Raises as `check` does, and InputError when the file cannot be written.
+    Raises as `pictures.check` and `pictures.write` do.
     """
-    check(path)
+    pictures.check(path)
     from llmc.buckets.plots import page
 
     title = f"{report.model}: {report.sent}"
@@ -54,12 +35,12 @@ def draw(path: Path, report: Report) -> None:
         page.Plot("Latencies: the share of requests at or below", HEIGHT, partial(_latencies, report=report)),
         page.Plot("Over time", HEIGHT, partial(_timeline, report=report)),
     ]
-    if path.suffix.lower() == ".png":
-        write_bytes(path, page.png(title, plots), "plots")
-        return
-    drawings = [f"<h2>{html.escape(p.heading)}</h2>{page.svg(p, f'p{i}-')}" for i, p in enumerate(plots)]
-    content = PAGE.format(title=html.escape(title), text=html.escape(text(report)), plots="".join(drawings))
-    write_bytes(path, content.encode(), "plots")
+
+    def body() -> str:
+        drawings = [f"<h2>{html.escape(p.heading)}</h2>{page.svg(p, f'p{i}-')}" for i, p in enumerate(plots)]
+        return pictures.pre(text(report)) + "".join(drawings)
+
+    pictures.write(path, title, plots, body)
 
 
 def _latencies(figure: FigureBase, report: Report) -> None:

@@ -28,10 +28,15 @@ def version() -> str:
     return str(ov.__version__).split("-", maxsplit=1)[0]
 
 
+def has_device(name: str) -> bool:
+    """Whether `name` ("CPU", "GPU", "GPU.1", "NPU") is here."""
+    return any(name in (device, device.split(".")[0]) for device in open_core().available_devices)
+
+
 def require_device(name: str) -> None:
-    """Raise DeviceError, saying which devices there are, when `name` ("CPU", "GPU", "GPU.1", "NPU") is not here."""
-    here = open_core().available_devices
-    if name not in here and not any(d.split(".")[0] == name for d in here):
+    """Raise DeviceError, saying which devices there are, when `name` is not here."""
+    if not has_device(name):
+        here = open_core().available_devices
         raise DeviceError(
             f"OpenVINO finds no {name} on this host; it finds {', '.join(here)}: install the driver of the device, or "
             f"compile with --device openvino:{here[0]}"

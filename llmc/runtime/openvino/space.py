@@ -48,7 +48,7 @@ def pool_blocks(
             f"{each * size / GIB:.3g} GiB hold one of {capacity} tokens, {wanted * size / GIB:.3g} GiB all {slots}"
         )
     blocks = min(blocks, wanted)
-    available = _available()
+    available = available_memory()
     if available is not None and blocks * size > available:
         raise DeviceError(
             f"VLLM_OPENVINO_KVCACHE_SPACE={space:g} GiB does not fit: {blocks * size / GIB:.3g} GiB would be used and "
@@ -57,7 +57,7 @@ def pool_blocks(
     return Pool(blocks, shared=blocks < wanted)
 
 
-def _available() -> int | None:
+def available_memory() -> int | None:
     """Bytes of memory that can still be taken; None where the system does not say."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

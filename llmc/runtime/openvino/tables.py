@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmc.errors import InputError
+from llmc.runtime.executors.base import require_held
 from llmc.runtime.openvino.blocks import BLOCK
 
 
@@ -28,11 +29,6 @@ class BlockTables:
     def free_blocks(self) -> int:
         """Blocks that no slot holds."""
         return len(self._free)
-
-    def require_held(self, slot: int, length: int) -> None:
-        """Raise InputError when slot `slot` has fewer than `length` tokens."""
-        if length > self.used[slot]:
-            raise InputError(f"slot {slot} holds {self.used[slot]} tokens, not {length}")
 
     def prepare(self, slot: int, start: int, end: int) -> None:
         """Let slot `slot` keep its first `start` tokens and write up to `end`; `written` says that it did.
@@ -61,7 +57,7 @@ class BlockTables:
 
     def share(self, source: int, target: int, length: int) -> None:
         """Make the first `length` tokens of `source` all that `target` holds, in the same blocks."""
-        self.require_held(source, length)
+        require_held(self.used, source, length)
         kept = self.tables[source][: -(-length // BLOCK)]
         for block in kept:
             self._holders[block] += 1

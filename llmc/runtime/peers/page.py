@@ -8,61 +8,45 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.buckets.files import write_bytes
-from llmc.errors import DeviceError, InputError
+from llmc.runtime import pictures
 from llmc.runtime.peers.report_text import contenders, measurement, number, ratios
 from llmc.runtime.peers.results import Comparison, Series
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-SUFFIXES = (".png", ".html")
+    from llmc.buckets.plots.page import Plot
+
 BAR = 0.24
 """Inches of a bar."""
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:14px system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#24292f}}
-pre{{overflow-x:auto;background:#f6f8fa;padding:1rem}}svg{{max-width:100%;height:auto}}h2{{font-size:1.2rem}}
-h3{{font-size:1rem}}</style>
-</head><body><h1>{title}</h1>{body}</body></html>
-"""
 HOW = """All engines have the same weights and as many threads, stay open in processes of their own and take turns in
 every round; prompts are random and new in each round, so that no cache of prefixes helps. Bars are medians over rounds,
 lines their extremes. A ratio is llmc's figure over the best peer's of its quality class in the same round, the median
 over rounds: below 1 llmc is the better in times and memory, above 1 in rates. What is lost is listed with the rest."""
 
 
-def check(path: Path) -> None:
-    """Raise InputError for a file name that `draw` cannot draw to, DeviceError without matplotlib."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
-
-
 def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against other engines", more: str = "") -> None:
     """Write the comparisons to `path`; `more` is HTML that follows them on a page.
 
-    Raises as `check` does, and InputError when the file cannot be written.
+    Raises as `pictures.check` and `pictures.write` do.
     """
-    check(path)
+    pictures.check(path)
+    plots = [_plots(one) for one in found]
+    pictures.write(path, title, [plot for some in plots for plot in some], lambda: _body(found, plots) + more)
+
+
+def _body(found: Sequence[Comparison], every: Sequence[Sequence[Plot]]) -> str:
     from llmc.buckets.plots import page
 
-    if path.suffix.lower() == ".png":
-        write_bytes(path, page.png(title, [plot for one in found for plot in _plots(one)]), "plots")
-        return
     body = [f"<p>{html.escape(HOW)}</p>"]
-    for place, one in enumerate(found):
+    for place, (one, plots) in enumerate(zip(found, every, strict=True)):
         body.append(f"<h2>{html.escape(heading(one))}</h2>{_pre([*contenders(one), '', *ratios(one), *_notes(one)])}")
-        plots = _plots(one)
         body += [page.svg(plots[0], f"c{place}-ratios-")] if one.series else []
         for at, (series, plot) in enumerate(zip(one.series, plots[1:], strict=True)):
             body.append(f"<h3>{html.escape(series.name)}</h3>{page.svg(plot, f'c{place}-{at}-')}")
             body.append(_pre(measurement(one, series)))
-    write_bytes(path, PAGE.format(title=html.escape(title), body="".join(body) + more).encode(), "plots")
+    return "".join(body)
 
 
 def heading(found: Comparison) -> str:
@@ -78,10 +62,10 @@ def _notes(found: Comparison) -> list[str]:
 
 
 def _pre(lines: Sequence[str]) -> str:
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
+    return pictures.pre("\n".join(lines))
 
 
-def _plots(found: Comparison) -> list[Any]:
+def _plots(found: Comparison) -> list[Plot]:
     """The ratios first, then each measurement."""
     from llmc.buckets.plots.page import Plot
 

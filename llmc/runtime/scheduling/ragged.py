@@ -13,18 +13,16 @@ their beginning once. With a shared pool of tokens the first of the queue also w
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmc.errors import InputError
-from llmc.runtime.scheduling.base import Drafter, Occupancy, Row, SchedulerConfig, StepScheduler, Work
-from llmc.runtime.scheduling.checks import check_config, check_prompt
+from llmc.runtime.scheduling.base import Drafter, Row, SchedulerConfig, Work
+from llmc.runtime.scheduling.live import LiveSequences
 from llmc.runtime.scheduling.pool import SlotPool
 from llmc.runtime.scheduling.prefixes import common_prefix, longest_match
-from llmc.runtime.scheduling.queue import WaitingQueue
 from llmc.runtime.scheduling.sequence import ScheduledSequence
 
 if TYPE_CHECKING:
@@ -34,78 +32,47 @@ _Part = tuple[ScheduledSequence, int]
 """A prompt, and how many of its tokens are in the cache once the step ran."""
 
 
-class RaggedScheduler(StepScheduler):
+class RaggedScheduler(LiveSequences[SlotPool]):
     """See the module's docstring. `drafter` guesses for steps in which every row decodes.
 
     Raises InputError, naming the field, for a config that is out of range or does not fit the plan.
     """
 
     def __init__(self, plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> None:
-        check_config(plan, config)
-        self._limits = plan.limits
-        self._config = config
+        super().__init__(plan, config)
         self._drafter = drafter
         self._most = min(plan.limits.max_num_batched_tokens, max(bucket.tokens for bucket in plan.prompt))
         """Prompt tokens of a step in which nothing decodes."""
         if config.prompt_chunk is not None:
             self._most = min(self._most, config.prompt_chunk)
-        self._queue = WaitingQueue()
-        self._pool = SlotPool(config)
-        self._known: dict[int, ScheduledSequence] = {}
-        self._prefilling: list[ScheduledSequence] = []
-        self._decoding: list[ScheduledSequence] = []
-        self._arrivals = 0
-        self._running: tuple[Work, list[ScheduledSequence], list[_Part]] | None = None
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._rows: tuple[list[ScheduledSequence], list[_Part]] = ([], [])
+        """Of the step that runs, what decodes, and the prompts."""
+
+    def _new_slots(self) -> SlotPool:
+        return SlotPool(self._config)
 
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
         budget: int | None = None,
     ) -> None:  # fmt: skip
         """Queue a sequence; see StepScheduler."""
-        if sequence in self._known:
-            raise InputError(f"sequence {sequence} is queued or running already; give each sequence an id of its own")
-        check_prompt(self._limits, prompt)
-        self._arrivals += 1
-        rank = self._arrivals + self._config.overtake * priority
-        added = ScheduledSequence(sequence, array("q", prompt), len(prompt), self._arrivals, rank, group)
+        self._check_new(sequence, prompt)
         room = self._limits.max_model_len - len(prompt)
         # the last token is never put into the cache
         places = len(prompt) + (room if budget is None else min(room, budget)) - 1
-        if self._pool.room is not None and places > self._pool.room:
+        if self._slots.room is not None and places > self._slots.room:
             raise InputError(
                 f"a prompt of {len(prompt)} tokens and its answer take {places} tokens; the KV cache holds "
-                f"{self._pool.room}: give it more space, or ask for less"
+                f"{self._slots.room}: give it more space, or ask for less"
             )
-        added.reserved = self._pool.blocks(places)
-        self._known[sequence] = added
-        self._queue.push(added)
-
-    def cancel(self, sequence: int) -> None:
-        """Forget a sequence; see StepScheduler."""
-        known = self._known.get(sequence)
-        if known is None:
-            return
-        if known.slot < 0:
-            self._end(known)
-            self._queue.discard(known)
-            return
-        (self._prefilling if known in self._prefilling else self._decoding).remove(known)
-        self._end(known)
-
-    def reset(self) -> None:
-        """Forget all sequences and all that slots hold; see StepScheduler."""
-        for sequence in self._known.values():
-            sequence.gone = True
-        self._known.clear()
-        self._queue = WaitingQueue()
-        self._pool = SlotPool(self._config)
-        self._prefilling, self._decoding = [], []
-        self._running = None
+        self._add(sequence, prompt, priority, group, self._slots.blocks(places))
 
     def next(self) -> Work | None:
         """The next step; see StepScheduler."""
-        if self._running is not None:
-            raise RuntimeError("next() before complete() of the step before")
+        self._require_complete()
         decoding = self._decoding.copy()
         room = self._most
         if decoding:
@@ -118,47 +85,21 @@ class RaggedScheduler(StepScheduler):
             return None
         rows = self._decode_rows(decoding, drafts=not parts)
         rows += [Row(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length) for s, stop in parts]
-        work = Work("prompt" if parts else "decode", None, tuple(rows), self._pool.take_copies(), admitted)
-        self._running = (work, decoding, parts)
-        return work
+        self._running = Work("prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted)
+        self._rows = decoding, parts
+        return self._running
 
     def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """Say what `work` gave; see StepScheduler."""
-        if self._running is None or self._running[0] is not work:
-            raise RuntimeError("complete() of a step that next() did not give last")
-        _, decoding, parts = self._running
-        self._running = None
-        for sequence in decoding:
-            if sequence.gone:
-                continue
-            made = tokens[sequence.id]
-            sequence.tokens.extend(made)
-            sequence.cached += len(made)
-            if sequence.id in finished:
-                self._decoding.remove(sequence)
-                self._end(sequence)
+        self._completed(work)
+        decoding, parts = self._rows
+        self._decoded(decoding, tokens, finished)
         for sequence, stop in parts:
             if sequence.gone:
                 continue
             sequence.cached = stop
-            if stop < sequence.prompt_length:
-                continue
-            self._prefilling.remove(sequence)
-            if sequence.id in finished:
-                self._end(sequence)
-            else:
-                sequence.tokens.extend(tokens[sequence.id])
-                self._decoding.append(sequence)
-
-    @property
-    def occupancy(self) -> Occupancy:
-        """Counts of now."""
-        live = self._prefilling + self._decoding
-        kept = [held.length for held in self._pool.retained if held is not None]
-        return Occupancy(
-            len(self._queue), len(self._prefilling), len(self._decoding), len(kept),
-            self._config.slots - len(kept) - len(live), sum(sequence.cached for sequence in live), sum(kept),
-        )  # fmt: skip
+            if stop == sequence.prompt_length:
+                self._prefilled(sequence, tokens, finished)
 
     def _take(self, parts: list[_Part], sequence: ScheduledSequence, room: int) -> int:
         """Add as much of a prompt to the step as there is room for; returns how many tokens."""
@@ -172,13 +113,13 @@ class RaggedScheduler(StepScheduler):
         admitted = []
         while room and len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
             sequence = self._queue.first()
-            if sequence is None or not self._pool.fits(sequence):
+            if sequence is None or not self._slots.fits(sequence):
                 break
             prefix = self._prefix(sequence)
             if self._comes(sequence, 0 if prefix is None else prefix[1], parts):
                 break
             self._queue.pop(frozenset())
-            self._pool.admit(sequence, prefix)
+            self._slots.admit(sequence, prefix)
             self._prefilling.append(sequence)
             room -= self._take(parts, sequence, room)
             admitted.append((sequence.id, sequence.cached))
@@ -193,7 +134,7 @@ class RaggedScheduler(StepScheduler):
         least = self._least(sequence)
         if not least or sequence.prompt_length <= least:
             return None
-        match = longest_match(self._pool, sequence, within_group=not self._config.min_prefix)
+        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
         return match if match is not None and match[1] >= least else None
 
     def _comes(self, sequence: ScheduledSequence, found: int, parts: Sequence[_Part]) -> bool:
@@ -221,9 +162,3 @@ class RaggedScheduler(StepScheduler):
                 room -= len(guessed)
             rows.append(Row(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed)))
         return rows
-
-    def _end(self, sequence: ScheduledSequence) -> None:
-        sequence.gone = True
-        del self._known[sequence.id]
-        if sequence.slot >= 0:
-            self._pool.retire(sequence)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from llmc.errors import InputError
-from llmc.runtime.scheduling.base import Drafter, Occupancy, Row, SchedulerConfig, StepScheduler, Work
-from llmc.runtime.scheduling.checks import check_config, check_prompt
+from llmc.runtime.scheduling.base import Drafter, Row, SchedulerConfig, Work
+from llmc.runtime.scheduling.live import LiveSequences
 from llmc.runtime.scheduling.prefill import Prefill, PromptStep
 from llmc.runtime.scheduling.prefixes import longest_match
-from llmc.runtime.scheduling.queue import WaitingQueue
 from llmc.runtime.scheduling.sequence import ScheduledSequence
 from llmc.runtime.scheduling.slots import Prefix, SlotTable
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 
-class Scheduler(StepScheduler):
+class Scheduler(LiveSequences[SlotTable]):
     """Prompt steps and decode steps take turns. `drafter` guesses where any shape runs and a single sequence decodes:
     rows of several tokens over a past run one at a time there, which costs more than a step of one token each.
 
@@ -28,25 +25,24 @@ class Scheduler(StepScheduler):
     """
 
     def __init__(self, plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> None:
-        check_config(plan, config)
+        super().__init__(plan, config)
         self._plan = plan
-        self._config = config
         self._drafter = drafter if config.exact else None
-        self._queue = WaitingQueue()
-        self._slots = SlotTable(config.slots, config.min_prefix)
         self._prefill = Prefill(plan, config)
-        self._known: dict[int, ScheduledSequence] = {}
-        self._prefilling: list[ScheduledSequence] = []
-        """Whose turn it is comes first."""
-        self._decoding: list[ScheduledSequence] = []
-        """In slots 0, 1, …, as long as `_arranged`."""
+
+    def _empty(self) -> None:
+        super()._empty()
         self._arranged = True
+        """Whether the decoding sequences are in slots 0, 1, …, in order."""
         self._leading: set[int] = set()
         """Groups of which a sequence is in prefill."""
-        self._arrivals = 0
         self._spent = 0
         """Prompt tokens since the last decode step, while some sequence could decode."""
-        self._running: tuple[Work, Sequence[ScheduledSequence], PromptStep | None] | None = None
+        self._rows: tuple[Sequence[ScheduledSequence], PromptStep | None] = ((), None)
+        """Of the step that runs."""
+
+    def _new_slots(self) -> SlotTable:
+        return SlotTable(self._config.slots, self._config.min_prefix)
 
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
@@ -57,49 +53,15 @@ class Scheduler(StepScheduler):
         Sequences of a group behind the first wait until its prompt is in the cache, and copy it.
         """
         del budget
-        if sequence in self._known:
-            raise InputError(f"sequence {sequence} is queued or running already; give each sequence an id of its own")
-        check_prompt(self._plan.limits, prompt)
+        self._check_new(sequence, prompt)
         length = len(prompt)
         if group is not None and (length < 2 or not self._prefill.start(length, length - 1, False)):
             group = None  # no prefix of it can be shared: better prefilled together
-        self._arrivals += 1
-        rank = self._arrivals + self._config.overtake * priority
-        added = ScheduledSequence(sequence, array("q", prompt), length, self._arrivals, rank, group)
-        self._known[sequence] = added
-        self._queue.push(added)
-
-    def cancel(self, sequence: int) -> None:
-        """Forget a sequence; see StepScheduler."""
-        known = self._known.get(sequence)
-        if known is None:
-            return
-        if known.slot < 0:
-            self._end(known)
-            self._queue.discard(known)
-        elif known in self._prefilling:
-            self._prefilling.remove(known)
-            self._lead_ended(known)
-            self._end(known)
-        else:
-            self._leave(known)
-
-    def reset(self) -> None:
-        """Forget all sequences and all that slots hold; see StepScheduler."""
-        for sequence in self._known.values():
-            sequence.gone = True
-        self._known.clear()
-        self._queue = WaitingQueue()
-        self._slots = SlotTable(self._config.slots, self._config.min_prefix)
-        self._prefilling, self._decoding, self._arranged = [], [], True
-        self._leading.clear()
-        self._spent = 0
-        self._running = None
+        self._add(sequence, prompt, priority, group)
 
     def next(self) -> Work | None:
         """The next step; see StepScheduler."""
-        if self._running is not None:
-            raise RuntimeError("next() before complete() of the step before")
+        self._require_complete()
         admitted = self._admit() if len(self._queue) else ()
         step = self._prompt_step() if self._prefilling else None
         if step is not None:
@@ -108,10 +70,8 @@ class Scheduler(StepScheduler):
 
     def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """Say what `work` gave; see StepScheduler."""
-        if self._running is None or self._running[0] is not work:
-            raise RuntimeError("complete() of a step that next() did not give last")
-        _, sequences, step = self._running
-        self._running = None
+        self._completed(work)
+        sequences, step = self._rows
         if step is None:
             self._decoded(sequences, tokens, finished)
             return
@@ -119,27 +79,13 @@ class Scheduler(StepScheduler):
             if sequence.gone:
                 continue
             self._prefill.ran(sequence, span)
-            self._prefilling.remove(sequence)
             if sequence.cached < sequence.prompt_length:
+                self._prefilling.remove(sequence)
                 self._prefilling.append(sequence)
                 continue
-            self._lead_ended(sequence)
-            if sequence.id in finished:
-                self._end(sequence)
-            else:
-                sequence.tokens.extend(tokens[sequence.id])
-                self._decoding.append(sequence)
+            self._prefilled(sequence, tokens, finished)
+            if not sequence.gone:
                 self._arranged = False
-
-    @property
-    def occupancy(self) -> Occupancy:
-        """Counts of now."""
-        live = self._prefilling + self._decoding
-        kept = [held.length for held in self._slots.retained if held is not None]
-        return Occupancy(
-            len(self._queue), len(self._prefilling), len(self._decoding), len(kept),
-            self._config.slots - len(kept) - len(live), sum(sequence.cached for sequence in live), sum(kept),
-        )  # fmt: skip
 
     def _admit(self) -> tuple[tuple[int, int], ...]:
         """Move sequences from the queue to slots; returns their ids and the prompt tokens that a prefix saves each."""
@@ -198,9 +144,9 @@ class Scheduler(StepScheduler):
             Row(s.id, s.slot, start, s.tokens[start:stop], stop == s.prompt_length)
             for s, (start, stop) in zip(step.sequences, step.spans, strict=True)
         )
-        work = Work("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
-        self._running = (work, step.sequences, step)
-        return work
+        self._running = Work("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
+        self._rows = step.sequences, step
+        return self._running
 
     def _decode(self, admitted: tuple[tuple[int, int], ...]) -> Work:
         sequences = self._decoding if self._arranged else self._arrange()
@@ -210,10 +156,10 @@ class Scheduler(StepScheduler):
         drafts = self._drafts(sequences)
         rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, len(drafts)) for s in sequences])
         bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
-        work = Work("decode", bucket, rows, self._slots.take_copies(), admitted)
+        self._running = Work("decode", bucket, rows, self._slots.take_copies(), admitted)
         self._spent = 0
-        self._running = (work, tuple(sequences), None)
-        return work
+        self._rows = tuple(sequences), None
+        return self._running
 
     def _drafts(self, sequences: Sequence[ScheduledSequence]) -> Sequence[int]:
         if self._drafter is None or len(sequences) > 1:
@@ -230,20 +176,9 @@ class Scheduler(StepScheduler):
             self._arranged = True
         return ready
 
-    def _decoded(
-        self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, Sequence[int]], finished: Set[int]
-    ) -> None:
-        for sequence in sequences:
-            if sequence.gone:
-                continue
-            made = tokens[sequence.id]
-            sequence.tokens.extend(made)
-            sequence.cached += len(made)
-            if sequence.id in finished:
-                self._leave(sequence)
-
-    def _lead_ended(self, sequence: ScheduledSequence) -> None:
+    def _leave_prefill(self, sequence: ScheduledSequence) -> None:
         """`sequence` is no longer in prefill, so that others of its group need not wait."""
+        super()._leave_prefill(sequence)
         if sequence.group is not None:
             self._leading.discard(sequence.group)
             self._queue.release(sequence.group)
@@ -251,12 +186,5 @@ class Scheduler(StepScheduler):
     def _leave(self, sequence: ScheduledSequence) -> None:
         """A decoding sequence ended. In the last slot it leaves no hole."""
         last = self._arranged and self._decoding[-1] is sequence
-        self._decoding.remove(sequence)
+        super()._leave(sequence)
         self._arranged = last or not self._decoding
-        self._end(sequence)
-
-    def _end(self, sequence: ScheduledSequence) -> None:
-        sequence.gone = True
-        del self._known[sequence.id]
-        if sequence.slot >= 0:
-            self._slots.retire(sequence)

@@ -63,6 +63,6 @@ def test_a_pool_has_room_for_all_slots_or_for_the_space_it_is_given() -> None:
 def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.runtime.openvino import space
 
-    monkeypatch.setattr(space, "_available", lambda: 1 << 20)
+    monkeypatch.setattr(space, "available_memory", lambda: 1 << 20)
     with pytest.raises(DeviceError, match=r"does not fit: .* GiB of memory are free here; ask for at most"):
         pool_blocks("f32", (30, 8, 128), 8, 4096, 4)

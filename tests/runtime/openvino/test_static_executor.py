@@ -19,13 +19,12 @@ from llmc.compiler.pipeline import CompileResult, compile_bundle
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.openvino_static import OpenVinoStaticExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.runtime.test_executor_contract import PLAN, SLOTS, TOP, Alone, Life, decode, prefill
+from tests.runtime.test_executor_contract import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
 
 DEVICES = ("CPU", "NPU")
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -61,17 +60,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def opened(device: str, compiled: Compile, request: pytest.FixtureRequest) -> Callable[..., Executor]:
-    bundle = compiled(device).bundle
-
-    def open_(slots: int = SLOTS) -> Executor:
-        executor = Bundle.open(bundle).executor(slots=slots, threads=1)
-        request.addfinalizer(executor.close)
-        for slot in range(slots):
-            executor.poison(slot, 0, float("nan"))
-        return executor
-
-    return open_
+def opened(device: str, compiled: Compile, request: pytest.FixtureRequest) -> Open:
+    return opener(compiled(device).bundle, request)
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral"])
@@ -90,7 +80,7 @@ def test_eight_bit_weights_are_close(compiled: Compile) -> None:
 
 
 @pytest.mark.parametrize("slots", [SLOTS, PLAN.limits.max_num_seqs])
-def test_every_slot_keeps_its_tokens_through_any_work(opened: Callable[..., Executor], slots: int) -> None:
+def test_every_slot_keeps_its_tokens_through_any_work(opened: Open, slots: int) -> None:
     alone = Alone(opened(1))
     life = Life(opened(slots), alone, 1)
     for _ in range(ROUNDS):
@@ -101,7 +91,7 @@ def test_every_slot_keeps_its_tokens_through_any_work(opened: Callable[..., Exec
     assert all(life.done.values()), "each kind of work was done"
 
 
-def test_a_slot_as_long_as_the_context_takes_one_more_token(opened: Callable[..., Executor]) -> None:
+def test_a_slot_as_long_as_the_context_takes_one_more_token(opened: Open) -> None:
     """The layout that decode reads ends at the context; the token behind it goes to the slot's home."""
     executor, alone = opened(), Alone(opened(1))
     context = min(b.context for b in PLAN.decode)
@@ -111,31 +101,6 @@ def test_a_slot_as_long_as_the_context_takes_one_more_token(opened: Callable[...
     np.testing.assert_allclose(rows[0], alone([*tokens, 7])[0], rtol=1e-4, atol=1e-4)
     for one, other in zip(executor.export_prefix(0, context + 1), alone([*tokens, 7])[1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-def test_decode_of_an_unchanged_set_copies_nothing(opened: Callable[..., Executor]) -> None:
-    executor = opened()
-    for slot in range(3):
-        prefill(executor, slot, [1, 2, 3])
-    decode(executor, [[4]] * 3, [[1, 2, 3]] * 3)
-    cache = executor._cache  # type: ignore[attr-defined]
-    before, home = cache.decode.array.copy(), cache.home.array.copy()
-    decode(executor, [[5]] * 3, [[1, 2, 3, 4]] * 3)
-    np.testing.assert_array_equal(home, cache.home.array)
-    np.testing.assert_array_equal(before[:, :3, :, :4], cache.decode.array[:, :3, :, :4])
-
-
-def test_what_a_slot_does_not_hold_is_refused(opened: Callable[..., Executor]) -> None:
-    executor = opened()
-    prefill(executor, 0, [1, 2])
-    for call in (
-        lambda: executor.copy_prefix(0, 1, 3), lambda: executor.export_prefix(0, 3),
-        lambda: decode(executor, [[1]], [[1, 2, 3]]),
-    ):  # fmt: skip
-        with pytest.raises(InputError, match="slot 0 holds 2 tokens, not 3"):
-            call()
-    with pytest.raises(InputError, match="3 tensors of 2 tokens do not fit 4 of"):
-        executor.import_prefix(0, executor.export_prefix(0, 2)[:3])
 
 
 def test_an_engine_serves_from_it_what_another_executor_does(compiled: Compile, device: str) -> None:

@@ -1,0 +1,53 @@
+"""Files of plots: a .png picture, or a self-contained .html page with text beside the plots."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from llmc.buckets.files import write_bytes
+from llmc.buckets.plots import SUFFIXES
+from llmc.errors import DeviceError, InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmc.buckets.plots.page import Plot
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:14px system-ui,sans-serif;max-width:80rem;margin:2rem auto;padding:0 1rem;color:#24292f}}
+pre{{overflow-x:auto;background:#f6f8fa;padding:1rem}}svg{{max-width:100%;height:auto}}h2{{font-size:1.2rem}}
+h3{{font-size:1rem}}</style>
+</head><body><h1>{title}</h1>{body}</body></html>
+"""
+
+
+def check(path: Path) -> None:
+    """Raise InputError for a file name that `write` cannot write to, DeviceError without matplotlib."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
+
+
+def write(path: Path, title: str, plots: Sequence[Plot], body: Callable[[], str]) -> None:
+    """Write `plots` as a picture, or a page of `body`'s HTML, to `path`, which `check` has passed.
+
+    Raises InputError when the file cannot be written.
+    """
+    from llmc.buckets.plots import page
+
+    if path.suffix.lower() == ".png":
+        content = page.png(title, plots)
+    else:
+        content = PAGE.format(title=html.escape(title), body=body()).encode()
+    write_bytes(path, content, "plots")
+
+
+def pre(text: str) -> str:
+    """Text as it stands, in HTML."""
+    return f"<pre>{html.escape(text)}</pre>"
