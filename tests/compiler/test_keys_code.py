@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import llmc
-from llmc.compiler import stages, text_files, weightless
+from llmc.compiler import stages, text_files, weight_stage, weightless
 from llmc.compiler.targets import cpu, fake
 from llmc.compiler.verification import stage as verification
 from tests.compiler.keyed import DEVICES, Compiled, changed
@@ -27,10 +27,11 @@ def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[st
 
 CODE = {
     "compiler/targets/fake.py": {"fake": {"weights", "executable"}},
-    "compiler/targets/cpu.py": {"cpu": {"lower", "weights", "pack", "executable"}},
+    "compiler/targets/cpu.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu.py": {"hpu": {"executable"}},
     "compiler/text_files.py": made_by("tokenizer"),
-    "compiler/weightless.py": {"hpu": {"lower", "weights"}},
+    "compiler/weight_stage.py": made_by("weights", devices=("cpu", "hpu")),
+    "compiler/weightless.py": {"hpu": {"lower"}},
     "compiler/frontend/attention.py": made_by("lower", "reference", devices=("cpu", "hpu")),
     "compiler/lowering/import_fx.py": {"cpu": {"lower"}},
     "compiler/lowering/to_onnx.py": {"cpu": {"lower", "pack", "executable"}},
@@ -108,7 +109,7 @@ SHAPES_NOTHING = (
 def test_the_code_of_a_key_leaves_out_no_module_that_its_code_imports(
     device: str, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (stages, cpu, weightless, text_files, fake, verification):
+    for module in (stages, cpu, weight_stage, weightless, text_files, fake, verification):
         monkeypatch.setattr(module, "code_digest", lambda *packages: " ".join(packages))
     keyed, _ = compiled(device)
     seen = set()
@@ -130,7 +131,13 @@ def test_the_code_of_a_key_leaves_out_no_module_that_its_code_imports(
 def _other_stages(module: str) -> tuple[str, ...]:
     """What a module that serves several stages imports for the others; each names it where it is used."""
     if module.startswith("llmc.compiler.targets.") or module == "llmc.compiler.weightless":
-        return ("llmc.compiler.frontend", "llmc.compiler.lowering", "llmc.compiler.weightless", "llmc.runtime")
+        return (
+            "llmc.compiler.frontend",
+            "llmc.compiler.lowering",
+            "llmc.compiler.weight_stage",
+            "llmc.compiler.weightless",
+            "llmc.runtime",
+        )
     if module.startswith("llmc.compiler.verification."):
         return ("llmc.compiler.verification", "llmc.compiler.checkpoint", "llmc.runtime")
     return ()

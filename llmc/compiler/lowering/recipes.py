@@ -85,8 +85,8 @@ class Recipe:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
-        """The inverse of `to_json`."""
-        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields["block"])
+        """The inverse of `to_json`; other members do not count, and without a block there is none."""
+        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields.get("block", 0))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from llmc.compiler.checkpoint.base import EMBEDDING, HEAD
 from llmc.compiler.lowering.recipes import Recipe
 from llmc.compiler.openvino.constants import Constants
 from llmc.errors import DeviceError, InputError
@@ -47,8 +48,6 @@ INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
 bf16 becomes f32, and f16 becomes bf16 or f32."""
 
 _LEAST_GROUP = 16
-_OUTER = ("model.embed_tokens.weight", "lm_head.weight")
-"""The embedding and the head, which is often the same matrix."""
 
 _KEPT_CONVERSION = (
     '<net name="kept" version="11"><layers>'
@@ -176,7 +175,7 @@ class Int4(Compressed):
         group = _fitting(self.group, width)
         if group and all(self.stored.get(s, "").startswith("Q4") for s in sources):
             return Held("u4", group)
-        outer = any(s in _OUTER for s in sources)
+        outer = any(s in (EMBEDDING, HEAD) for s in sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
 
 

@@ -35,12 +35,7 @@ _LOWERING_CODE = (
     "llmc.compiler.lowering.ir", "llmc.compiler.lowering.to_export", "llmc.compiler.xla.program",
     "llmc.compiler.checkpoint.base", *_OPENVINO_CODE, __name__,
 )  # fmt: skip
-_WEIGHTS_CODE = (
-    "llmc.compiler.lowering.recipes",
-    "llmc.compiler.openvino.compression",
-    "llmc.compiler.checkpoint",
-    __name__,
-)
+_FAMILIES = ("llmc.compiler.openvino.compression", "llmc.compiler.lowering.nbits")
 _FINISH_CODE = (
     "llmc.compiler.openvino.blobs", "llmc.compiler.openvino.finish", "llmc.compiler.openvino.constants",
     "llmc.runtime.openvino.static_blob", __name__,
@@ -223,7 +218,7 @@ class OpenVinoStaticTarget(StaticTarget):
 def _weights(stages: Stages, lowered: Entry) -> Entry:
     from llmc.compiler.weight_stage import weights_stage
 
-    return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _WEIGHTS_CODE)
+    return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], *_FAMILIES)
 
 
 def _fused(

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
-from llmc.compiler.targets.cpu import stored_types
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -40,13 +40,7 @@ _LOWERING_CODE = (
     "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse",
     "llmc.compiler.lowering.ir", "llmc.compiler.checkpoint.base", *_OPENVINO_CODE, __name__,
 )  # fmt: skip
-_WEIGHTS_CODE = (
-    "llmc.compiler.lowering.recipes",
-    "llmc.compiler.lowering.nbits",
-    "llmc.compiler.openvino.compression",
-    "llmc.compiler.checkpoint",
-    __name__,
-)
+_FAMILIES = ("llmc.compiler.openvino.compression", "llmc.compiler.lowering.nbits")
 _FINISH_CODE = ("llmc.compiler.openvino.finish", "llmc.compiler.openvino.constants", __name__)
 
 
@@ -197,7 +191,7 @@ class OpenVinoTarget(Target):
     def _weights(self, stages: Stages, lowered: Entry) -> Entry:
         from llmc.compiler.weight_stage import weights_stage
 
-        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _WEIGHTS_CODE)
+        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], *_FAMILIES)
 
     def _finish(
         self, stages: Stages, lowered: Entry, weights: Entry, options: CompileOptions, fixed: tuple[int, ...]
