@@ -22,6 +22,8 @@ source, so that memory for the largest source is enough; it is not compared with
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -95,6 +97,19 @@ class Placement:
 
     offset: int
     length: int
+
+
+def written(recipes: Sequence[Recipe], tables: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
+    """Files of a lowering that its weights are made from: "recipes" as JSON, and "tables" (computed ones) as npz."""
+    npz = io.BytesIO()
+    np.savez(npz, **tables)  # type: ignore[arg-type]
+    described = json.dumps([r.to_json() for r in recipes], sort_keys=True)
+    return {"recipes": described.encode(), "tables": npz.getvalue()}
+
+
+def read_placements(data: bytes) -> dict[str, Placement]:
+    """Places by name, from JSON as weight_stage.py writes it."""
+    return {name: Placement(at["offset"], at["length"]) for name, at in json.loads(data).items()}
 
 
 def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

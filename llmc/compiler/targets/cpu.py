@@ -165,27 +165,21 @@ class CpuTarget(Target):
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            import io
-
-            import numpy as np
-
             from llmc.compiler.frontend.trace import trace
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
+            from llmc.compiler.lowering.recipes import written
             from llmc.compiler.lowering.to_onnx import lower
 
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
             lowered = lower(graph, options)
-            tables = io.BytesIO()
-            np.savez(tables, **lowered.tables)  # type: ignore[arg-type]
-            recipes = json.dumps([r.to_json() for r in lowered.recipes], sort_keys=True)
-            return {
-                "model": workspace.put_bytes(lowered.model.SerializeToString(deterministic=True)),
-                "program": workspace.put_bytes(graph.text().encode()),
-                "recipes": workspace.put_bytes(recipes.encode()),
-                "tables": workspace.put_bytes(tables.getvalue()),
-                "folded": workspace.put_bytes(json.dumps(lowered.folded, sort_keys=True).encode()),
+            files = {
+                "model": lowered.model.SerializeToString(deterministic=True),
+                "program": graph.text().encode(),
+                "folded": json.dumps(lowered.folded, sort_keys=True).encode(),
+                **written(lowered.recipes, lowered.tables),
             }
+            return {name: workspace.put_bytes(data) for name, data in files.items()}
 
         return stages.run("lower", components, build)
 
