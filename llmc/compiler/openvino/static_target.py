@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmc.runtime.openvino.device import MappedWeights
 
 LOWERING_CODE = (
-    *(f"llmc.compiler.openvino.{m}" for m in ("angles", "aten", "operations", "paged", "portable", "static")),
+    *(f"llmc.compiler.openvino.{m}" for m in ("angles", "aten", "graph_model", "operations", "portable", "static")),
     "llmc.compiler.lowering.to_export", "llmc.compiler.xla.program", "llmc.runtime.portable_program", __name__,
 )  # fmt: skip
 FINISH_CODE = ("llmc.compiler.openvino.blobs", "llmc.runtime.openvino.static_blob", __name__)

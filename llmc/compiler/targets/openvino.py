@@ -38,7 +38,7 @@ DEFAULT_BUDGET = 512 << 20
 STARTER_DEVICE = "onnxruntime"
 CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
-LOWERING_CODE = ("llmc.compiler.openvino.paged", __name__)
+LOWERING_CODE = ("llmc.compiler.openvino.graph_model", "llmc.compiler.openvino.paged", __name__)
 
 
 class OpenVinoTarget(OpenVinoBase):
