@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.openvino.precision import group_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Prepared, Target
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 LOWERING_CODE = (
     "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse",
     "llmc.compiler.lowering.ir", "llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint.base",
-    "llmc.compiler.openvino.constants", "llmc.compiler.openvino.formats", __name__,
+    "llmc.compiler.openvino.constants", "llmc.compiler.openvino.formats", "llmc.compiler.openvino.precision", __name__,
 )  # fmt: skip
 FINISH_CODE = (
     "llmc.compiler.openvino.finish", "llmc.compiler.openvino.constants", "llmc.compiler.lowering.recipes",
@@ -49,6 +51,13 @@ class OpenVinoBase(Target):
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
     install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
     takes_openvino_options: ClassVar[bool] = True
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """The group that weights share scales in is named only where it is another than the default."""
+        options = super().configure(options)
+        quantize = str(options.quantize)
+        group = group_of(quantize, options.group_size)
+        return replace(options, group_size=None if group == group_of(quantize, None) else group)
 
     @abstractmethod
     def properties(self, options: CompileOptions) -> dict[str, str]:
@@ -77,6 +86,7 @@ class OpenVinoBase(Target):
             "dtype": options.dtype,
             "max_positions": stages.max_positions,
             "sample_top_k": options.sample_top_k,
+            **({} if options.group_size is None else {"group_size": options.group_size}),
             **form,
             **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
             "code": code_digest(*LOWERING_CODE, *code),

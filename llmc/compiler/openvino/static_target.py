@@ -62,6 +62,11 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
                 f"--kv-cache-dtype {options.kv_cache_dtype} is for paged attention on openvino:CPU; models of one "
                 f"shape (openvino:{self.device}) take f32"
             )
+        if options.activation_group_size is not None:
+            raise InputError(
+                f"--activation-group-size {options.activation_group_size} is for paged models on openvino:CPU; models "
+                f"of one shape (openvino:{self.device}) leave to the plugin how activations are multiplied"
+            )
         return super().configure(options)
 
     @property
@@ -177,7 +182,7 @@ def _weights(options: CompileOptions) -> WeightFormat:
     from llmc.compiler.openvino.constants import Constants
     from llmc.compiler.openvino.formats import format_for
 
-    return format_for(str(options.quantize), options.dtype)(Constants())
+    return format_for(str(options.quantize), options.dtype, options.group_size)(Constants())
 
 
 def _sizes(shape: Shape) -> Sizes:

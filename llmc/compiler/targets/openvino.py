@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.openvino.base_target import Lowered, OpenVinoBase
+from llmc.compiler.openvino.precision import ACTIVATIONS, activations_of, group_of, properties, require_precision
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
@@ -70,10 +71,16 @@ class OpenVinoTarget(OpenVinoBase):
         if options.quantize is None and settings.openvino_quantized is not None:
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
         options = super().configure(options)
-        _formats().require_precision(options.dtype, cpu_features())
+        require_precision(options.dtype, cpu_features())
+        quantize = str(options.quantize)
         asked = options.kv_cache_dtype or settings.openvino_kv_precision
-        chosen = _formats().properties(str(options.quantize), options.dtype, asked)
-        return replace(options, kv_cache_dtype=chosen["KV_CACHE_PRECISION"])
+        chosen = properties(quantize, options.dtype, asked)
+        activations = activations_of(quantize, group_of(quantize, options.group_size), options.activation_group_size)
+        return replace(
+            options,
+            kv_cache_dtype=chosen["KV_CACHE_PRECISION"],
+            activation_group_size=None if activations == ACTIVATIONS[quantize] else activations,
+        )
 
     @property
     def specialises_by_default(self) -> bool:
@@ -131,11 +138,13 @@ class OpenVinoTarget(OpenVinoBase):
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
             from llmc.compiler.openvino.constants import Constants, to_xml
+            from llmc.compiler.openvino.formats import format_for
             from llmc.compiler.openvino.paged import PagedModel
 
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
             constants = Constants()
-            weights = _formats().format_for(str(options.quantize), options.dtype, stored=stored)(constants)
+            held = format_for(str(options.quantize), options.dtype, options.group_size, stored)
+            weights = held(constants)
             made = {}
             for name, rows in zip(_model_names(fixed), (None, *fixed), strict=True):
                 model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
@@ -157,8 +166,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def properties(self, options: CompileOptions) -> dict[str, str]:
         """OpenVINO's settings that belong to the precision that was asked for."""
-        found: dict[str, str] = _formats().properties(str(options.quantize), options.dtype, options.kv_cache_dtype)
-        return found
+        return properties(str(options.quantize), options.dtype, options.kv_cache_dtype, options.activation_group_size)
 
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
         """The same model for ONNX Runtime, which opens in a tenth of a second, where --starter asks for it."""
@@ -191,13 +199,6 @@ class OpenVinoTarget(OpenVinoBase):
 
 def _model_names(fixed: Sequence[int]) -> list[str]:
     return ["model", *(f"model_{rows}" for rows in fixed)]
-
-
-def _formats() -> Any:
-    """formats.py, which imports openvino."""
-    from importlib import import_module
-
-    return import_module("llmc.compiler.openvino.formats")
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
