@@ -26,13 +26,13 @@ import numpy as np
 import openvino as ov
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.checkpoint.base import Checkpoint, stored_types
 from llmc.compiler.lowering.ir import Graph
 from llmc.compiler.lowering.recipes import write_weights
 from llmc.compiler.openvino.constants import Constants, place, to_xml
-from llmc.compiler.openvino.formats import format_for, properties
+from llmc.compiler.openvino.formats import format_for
 from llmc.compiler.openvino.paged import PagedModel
-from llmc.compiler.targets.cpu import stored_types
+from llmc.compiler.openvino.precision import properties
 from llmc.compiler.verification.divergence import log_softmax
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
 from llmc.runtime.openvino.device import MappedWeights, open_core, read_paged

@@ -145,11 +145,11 @@ def variants(stored: Mapping[str, str], fold: bool) -> dict[str, OnnxOptions]:
 
 
 def main() -> None:
+    from llmc.compiler.checkpoint.base import stored_types
     from llmc.compiler.frontend.trace import trace
     from llmc.compiler.lowering.fuse import fuse
     from llmc.compiler.lowering.import_fx import import_program
     from llmc.compiler.lowering.packing import folds_offsets
-    from llmc.compiler.targets.cpu import stored_types
     from llmc.compiler.verification.texts import TEXTS
     from llmc.runtime.tokenizer import Tokenizer
 

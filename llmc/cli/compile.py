@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmc.cli.compiled import print_estimate, print_result
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
 from llmc.errors import InputError, LlmcError
@@ -16,7 +16,6 @@ from llmc.errors import InputError, LlmcError
 if TYPE_CHECKING:
     from llmc.artifacts.store import Store
     from llmc.buckets.plan import Plan
-    from llmc.compiler.pipeline import CompileResult
 
 
 def register(app: typer.Typer) -> None:
@@ -99,6 +98,24 @@ def compile_command(
             help="Precision of the KV cache (openvino). Default: u8, and f32 where nothing is quantised.",
         ),
     ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--group-size",
+            metavar="N",
+            help="Inputs of a row of quantised weights that share a scale (openvino): int8 0 (the whole row), 32, 64, "
+            "128; int4 32, 64, 128; keep 32. Default: the first.",
+        ),
+    ] = None,
+    activation_group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--activation-group-size",
+            metavar="N",
+            help="Inputs that share a scale where activations are quantised to 8 bits as they are multiplied "
+            "(openvino on CPU): 0 (not at all), 16, 32, 64, 128. Default: 32, and 0 where nothing is quantised.",
+        ),
+    ] = None,
     specialise_memory: Annotated[
         str | None,
         typer.Option(
@@ -178,7 +195,7 @@ def compile_command(
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k,
-        tensor_parallel, lowering, roll_layers, cache_slots, kv_cache_dtype,
+        tensor_parallel, lowering, roll_layers, cache_slots, kv_cache_dtype, group_size, activation_group_size,
         size("--specialise-memory", specialise_memory), starter, size("--max-memory", max_memory), max_start,
     )  # fmt: skip
     place = None
@@ -196,7 +213,7 @@ def compile_command(
         journal = Journal(model, made, options, output)
     store = open_store(cache_dir, settings, options.device)
     if dry_run:
-        _print_estimate(estimate_compile(model, made, options, store), as_json)
+        print_estimate(estimate_compile(model, made, options, store), as_json)
         return
     from llmc.cli.output import CompileProgress
 
@@ -206,7 +223,7 @@ def compile_command(
     shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
     with replacing(place), shown as progress, journal.running():
         result = compile_bundle(model, output, made, options, store, progress)
-    _print_result(result, as_json)
+    print_result(result, as_json)
     if max_size is not None:
         _trim(store, max_size)
 
@@ -264,54 +281,3 @@ def _config_file(config: str) -> str:
 def _stem(model: str) -> str:
     path = Path(model)
     return path.resolve().parent.name if path.name == "config.json" else path.stem
-
-
-def _print_estimate(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    reasons = {e["why"] for e in found["executables"] if not e["cached"]}
-    shared = reasons.pop() if len(reasons) == 1 else None
-    for e in found["executables"]:
-        sizes = " ".join(f"{k}={e[k]}" for k in ("batch", "query", "context") if e[k] is not None)
-        state = "cached" if e["cached"] else "to build" if shared else f"to build: {e['why']}"
-        typer.echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
-    if shared:
-        typer.echo(f"why: {shared}")
-    typer.echo(found["choice"])
-    typer.echo(
-        f"{found['to_build']} executables to build, {found['cached']} cached; about {found['estimated_seconds']:.0f} s "
-        f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
-    )
-
-
-def _print_result(result: CompileResult, as_json: bool) -> None:
-    from llmc.cli.accuracy import accuracy_line
-
-    if as_json:
-        typer.echo(json.dumps(result.to_json()))
-        return
-    typer.echo(f"{result.bundle}: {result.built + result.reused} executables ({result.choice})")
-    typer.echo(
-        f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
-        f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
-    )
-    if result.sample_top_k:
-        typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
-    if result.analysis:
-        from llmc.compiler.xla.report import lines
-
-        for line in lines(result.analysis):
-            typer.echo(line)
-    v = result.verification
-    if v.get("mode") == "none":
-        typer.echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
-    else:
-        typer.echo(
-            f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, "
-            f"equal tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, "
-            f"padding leak {v['leak']:.2g}"
-        )
-        typer.echo(accuracy_line(v))
-    if result.remaining:
-        typer.echo(f"portable: left for the device's own host: {result.remaining}")

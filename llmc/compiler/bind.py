@@ -31,11 +31,11 @@ from llmc.artifacts.key import canonical_json
 from llmc.artifacts.manifest import Manifest
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.checkpoint.base import HEAD, stored_name
 from llmc.compiler.provenance import model_facts, model_name, remember_model
 from llmc.compiler.stages import Report, Stages, code_digest
 from llmc.compiler.text_files import text_files
-from llmc.compiler.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, weights_stage
+from llmc.compiler.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, bound_weights
 from llmc.errors import ArtifactError, CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ _SHAPING = (
 """Members of a configuration that programs have built in. One that a configuration leaves out is its architecture's
 default, and not compared."""
 
-_HEAD = "lm_head.weight"
 _CODE = (
-    "llmc.compiler.bind", "llmc.compiler.text_files", "llmc.compiler.weightless", "llmc.compiler.lowering.recipes",
-    "llmc.compiler.checkpoint",
+    "llmc.compiler.bind", "llmc.compiler.text_files", "llmc.compiler.weightless", "llmc.compiler.weight_stage",
+    "llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint",
 )  # fmt: skip
 
 
@@ -126,7 +125,7 @@ def bind(
         described = _described(files)
         require_match(files, described, checkpoint)
         stages = Stages(store, checkpoint, _plan(bundle, manifest), report or (lambda _: None))
-        made = weights_stage(stages, store.put_bytes(files.read(TENSORS)), store.put_bytes(files.read(TABLES))).outputs
+        made = bound_weights(stages, store.put_bytes(files.read(TENSORS)), store.put_bytes(files.read(TABLES)))
         added = {**text_files(stages), WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
         added = {file: digest for file, digest in added.items() if file not in manifest.files}
         sources = {digest: files.path(digest) for digest in manifest.blobs}
@@ -177,8 +176,8 @@ def _agree(mine: Any, theirs: Any) -> bool:
 
 def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known: set[str]) -> Iterator[str]:
     needed = {source for tensor in described for source in tensor["sources"]}
-    if _HEAD in known and _HEAD not in needed and not checkpoint.config.get("tie_word_embeddings", False):
-        yield f"{_HEAD} is a tensor of its own, the bundle needs one that is tied to the embedding"
+    if HEAD in known and HEAD not in needed and not checkpoint.config.get("tie_word_embeddings", False):
+        yield f"{HEAD} is a tensor of its own, the bundle needs one that is tied to the embedding"
     for tensor in described:
         for source in tensor["sources"]:
             try:

@@ -12,14 +12,15 @@ VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
 EXTENSIONS: dict[str, int | str | None] = {
     "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
-    "kv_cache_dtype": None, "specialise_memory": None, "starter": False, "max_memory": None, "max_start": None,
+    "kv_cache_dtype": None, "group_size": None, "activation_group_size": None, "specialise_memory": None,
+    "starter": False, "max_memory": None, "max_start": None,
 }  # fmt: skip
 """Options that are named where they are used, and not otherwise: each with its default."""
 
 XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
 """Those that only targets that compile with XLA take."""
 
-OPENVINO_OPTIONS = ("kv_cache_dtype", "specialise_memory", "starter")
+OPENVINO_OPTIONS = ("kv_cache_dtype", "group_size", "activation_group_size", "specialise_memory", "starter")
 """Those that only the OpenVINO target takes."""
 
 CPU_OPTIONS = ("max_memory", "max_start")
@@ -37,9 +38,11 @@ class CompileOptions:
     `tensor_parallel`: devices that one graph is sharded over. `lowering`: who turns the traced program into StableHLO.
     `roll_layers`: whether repeated layers become one scanned body. `cache_slots`: sequences that a cache of fixed size
     holds, those kept for their prefixes included. These four are for targets that compile with XLA.
-    `kv_cache_dtype`: precision of the KV cache. `specialise_memory`: bytes that executables of fixed sizes may hold in
+    `kv_cache_dtype`: precision of the KV cache. `group_size`: inputs of a row of quantised weights that share a scale,
+    0 for the whole row. `activation_group_size`: inputs of a matrix product that share a scale when activations are
+    quantised as it runs, 0 for none quantised. `specialise_memory`: bytes that executables of fixed sizes may hold in
     memory beside the one for every shape. `starter`: graphs of another runtime in the same bundle, which open at once
-    and serve until the others are open. These three are for OpenVINO. `max_memory` (bytes) and `max_start` (seconds
+    and serve until the others are open. These five are for OpenVINO. `max_memory` (bytes) and `max_start` (seconds
     from exec to the first token) limit what engine the device cpu stands for.
     Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype, lowering or verification mode,
     and InputError for a number out of range.
@@ -58,6 +61,8 @@ class CompileOptions:
     roll_layers: bool | None = None
     cache_slots: int | None = None
     kv_cache_dtype: str | None = None
+    group_size: int | None = None
+    activation_group_size: int | None = None
     specialise_memory: int | None = None
     starter: bool = False
     max_memory: int | None = None
@@ -74,8 +79,12 @@ class CompileOptions:
             raise InputError(f"jobs {self.jobs} must be at least 1")
         if self.kv_cache_dtype is not None and self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise UnknownNameError("KV cache dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.specialise_memory is not None and self.specialise_memory < 0:
-            raise InputError(f"--specialise-memory {self.specialise_memory} must not be negative")
+        for name, value in (
+            ("--specialise-memory", self.specialise_memory), ("--group-size", self.group_size),
+            ("--activation-group-size", self.activation_group_size),
+        ):  # fmt: skip
+            if value is not None and value < 0:
+                raise InputError(f"{name} {value} must not be negative")
         if self.lowering not in LOWERINGS:
             raise UnknownNameError("lowering", self.lowering, LOWERINGS)
         for name, value in (("--tensor-parallel", self.tensor_parallel), ("--cache-slots", self.cache_slots)):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llmc.artifacts.key import canonical_json
 from llmc.compiler.stages import Stages, code_digest
 
 if TYPE_CHECKING:
@@ -13,28 +14,40 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
 
+_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
+_DESCRIBED = ("dtype", "shape")
 
-def weights_stage(stages: Stages, recipes: Blob, tables: Blob, code: tuple[str, ...]) -> Entry:
+
+def weights_stage(stages: Stages, recipes: Blob, tables: Blob, *families: str, described_as: str = "recipes") -> Entry:
     """An entry with `weights`, the file, and `placements`, JSON {name: {"offset", "length"}} in bytes.
 
-    `recipes` is the JSON of lowering/recipes.py's, `tables` an npz of the computed ones, `code` the modules whose
-    source the file depends on. Raises CheckpointError.
+    `recipes` is JSON of lowering/recipes.py's, in the key under the name `described_as`; those that have a "dtype" and
+    a "shape" beside keep them in `placements`. `tables` is an npz of the computed ones, `families` the modules of the
+    families of transforms that the recipes may name. Raises CheckpointError.
     """
-    components = {"recipes": recipes.digest, "tables": tables.digest, **stages.reading(), "code": code_digest(*code)}
+    components = {
+        described_as: recipes.digest,
+        "tables": tables.digest,
+        **stages.reading(),
+        "code": code_digest(*_CODE, *families),
+    }
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
         import numpy as np
 
         from llmc.compiler.lowering.recipes import Recipe, write_weights
 
-        made = [Recipe.from_json(r) for r in json.loads(stages.store.get_bytes(recipes.digest))]
+        described = json.loads(stages.store.get_bytes(recipes.digest))
         with np.load(stages.path(tables)) as arrays, workspace.writer() as out:
-            placed = write_weights(made, stages.checkpoint, arrays, out)
-        assert out.blob is not None
-        placements = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
-        return {
-            "weights": out.blob,
-            "placements": workspace.put_bytes(json.dumps(placements, sort_keys=True).encode()),
-        }
+            placed = write_weights([Recipe.from_json(r) for r in described], stages.checkpoint, arrays, out)
+        assert out.blob is not None  # it is set once the block has ended well
+        placements = {
+            r["name"]: {
+                "offset": placed[r["name"]].offset, "length": placed[r["name"]].length,
+                **{member: r[member] for member in _DESCRIBED if member in r},
+            }
+            for r in described
+        }  # fmt: skip
+        return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
 
     return stages.run("weights", components, build)

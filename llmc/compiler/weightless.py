@@ -1,7 +1,7 @@
 """Stages of the targets whose programs take their weights as inputs: trace without weights, then the weights file.
 
 A program of dialect two_part holds no tensor; what it needs is described, so that the weights may come at compile time
-(`weights_stage`) or when the bundle is bound to a checkpoint (bind.py), from the same description by the same code:
+(`bound_weights`) or when the bundle is bound to a checkpoint (bind.py), from the same description by the same code:
 
     tensors.json   [{"name", "transform": "dense" | "bf16" | "table", "shape": [..], "dtype": "float32" | "bfloat16",
                      "sources": the checkpoint's tensors, concatenated along the first axis; none of a table}]
@@ -26,6 +26,7 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.base import without_place
 from llmc.compiler.stages import Stages, code_digest, toolchain
+from llmc.compiler.weight_stage import weights_stage
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -44,7 +45,6 @@ _TRACING_CODE = (
     "llmc.compiler.frontend", "llmc.compiler.lowering.to_export", "llmc.compiler.checkpoint.base",
     "llmc.runtime.portable_program", __name__,
 )  # fmt: skip
-_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
 
 Described = dict[str, Any]
 """One tensor of tensors.json."""
@@ -128,38 +128,12 @@ def described_stage(stages: Stages, traced: Entry, stack: Stack | None = None) -
     ]
 
 
-def weights_stage(stages: Stages, tensors: Blob, tables: Blob) -> Entry:
+def bound_weights(stages: Stages, tensors: Blob, tables: Blob) -> Mapping[str, Blob]:
     """The weights of `stages.checkpoint` as tensors.json and tables.npz, which the store holds, describe them.
 
     Outputs: "weights" and "placements" (weights.json). Raises CheckpointError.
     """
-    components = {
-        "tensors": tensors.digest,
-        "tables": tables.digest,
-        **stages.reading(),
-        "code": code_digest(*_WEIGHTS_CODE),
-    }
-
-    def build(workspace: Workspace) -> Mapping[str, Blob]:
-        import numpy as np
-
-        from llmc.compiler.lowering.recipes import Recipe, write_weights
-
-        described: list[Described] = json.loads(stages.store.get_bytes(tensors.digest))
-        recipes = [Recipe(t["name"], t["transform"], tuple(t["sources"])) for t in described]
-        with np.load(stages.path(tables)) as arrays, workspace.writer() as out:
-            placed = write_weights(recipes, stages.checkpoint, arrays, out)
-        assert out.blob is not None  # it is set once the block has ended well
-        placements = {
-            t["name"]: {
-                "offset": placed[t["name"]].offset, "length": placed[t["name"]].length, "dtype": t["dtype"],
-                "shape": t["shape"],
-            }
-            for t in described
-        }  # fmt: skip
-        return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
-
-    return stages.run("weights", components, build)
+    return weights_stage(stages, tensors, tables, described_as="tensors").outputs
 
 
 def shared_files(stages: Stages, traced: Entry, stack: Stack | None = None) -> Shared:
@@ -169,7 +143,7 @@ def shared_files(stages: Stages, traced: Entry, stack: Stack | None = None) -> S
     """
     tensors, tables = described_stage(stages, traced, stack), traced.outputs["tables"]
     if stages.checkpoint.tensor_names():
-        made = weights_stage(stages, tensors, tables).outputs
+        made = bound_weights(stages, tensors, tables)
         files = {WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
         return Shared(files, tensors.digest, made["weights"].size)
     described: list[Described] = json.loads(stages.store.get_bytes(tensors.digest))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmc.artifacts.log import logger
 from llmc.errors import InputError
 from llmc.settings import Settings
 
@@ -53,6 +54,11 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
     """
     extra = options.prefix_slots if options.enable_prefix_caching else 0
     executor = bundle.executor(bundle.plan.limits.max_num_seqs + extra, options.threads)
+    if executor.in_place_of:
+        logger().warning(
+            "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "
+            "for a CPU compile with --device cpu", bundle.path, bundle.manifest.device, executor.in_place_of,
+        )  # fmt: skip
     if options.speculation is not None:
         from llmc.runtime.speculation.verifying import require_verifiable
 

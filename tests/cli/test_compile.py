@@ -165,6 +165,8 @@ def test_planning_flags_shape_the_plan(compile_: Llmc) -> None:
         (["--max-model-len", 32, "--decode-batch", "1,2"], "--decode-batch '1,2' is not MIN,STEP,MAX"),
         (["--jobs", 0], "--jobs 0 must be at least 1"),
         (["--sample-top-k", 257], "--sample-top-k 257 must be in 1 … 256, or 0 for all logits only"),
+        (["--group-size", -1], "--group-size -1 must not be negative"),
+        (["--activation-group-size", -1], "--activation-group-size -1 must not be negative"),
         (["--sample-top-k", -1], "--sample-top-k -1 must be in 1 … 256"),
     ],
 )
@@ -200,6 +202,8 @@ def test_unknown_names_list_the_known_ones(compile_: Llmc, flag: str, value: str
     [
         ("--quantize", "int8", "--quantize int8 is not offered for device fake; offered: none"),
         ("--dtype", "bf16", "--dtype bf16 is not offered for device fake; offered: f32"),
+        ("--group-size", "32", "--group-size is for openvino; leave it out for fake"),
+        ("--activation-group-size", "0", "--activation-group-size is for openvino; leave it out for fake"),
     ],
 )
 def test_what_a_device_does_not_offer_says_what_it_does(compile_: Llmc, flag: str, value: str, message: str) -> None:

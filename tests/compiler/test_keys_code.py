@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import llmc
-from llmc.compiler import stages, text_files, weightless
-from llmc.compiler.targets import cpu, fake
+from llmc.compiler import stages, text_files, weight_stage, weightless
+from llmc.compiler.openvino import base_target, static_target
+from llmc.compiler.targets import cpu, fake, openvino
 from llmc.compiler.verification import stage as verification
 from tests.compiler.keyed import DEVICES, Compiled, changed
 
@@ -27,10 +28,11 @@ def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[st
 
 CODE = {
     "compiler/targets/fake.py": {"fake": {"weights", "executable"}},
-    "compiler/targets/cpu.py": {"cpu": {"lower", "weights", "pack", "executable"}},
+    "compiler/targets/cpu.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu.py": {"hpu": {"executable"}},
     "compiler/text_files.py": made_by("tokenizer"),
-    "compiler/weightless.py": {"hpu": {"lower", "weights"}},
+    "compiler/weight_stage.py": made_by("weights", devices=("cpu", "hpu")),
+    "compiler/weightless.py": {"hpu": {"lower"}},
     "compiler/frontend/attention.py": made_by("lower", "reference", devices=("cpu", "hpu")),
     "compiler/lowering/import_fx.py": {"cpu": {"lower"}},
     "compiler/lowering/to_onnx.py": {"cpu": {"lower", "pack", "executable"}},
@@ -104,11 +106,17 @@ SHAPES_NOTHING = (
 """Modules that no result depends on, or whose part in it (limits, features, plans, options) is named otherwise."""
 
 
+SEVERAL_STAGES = (
+    "llmc.compiler.weightless", "llmc.compiler.targets", "llmc.compiler.openvino.base_target",
+    "llmc.compiler.openvino.static_target",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_code_of_a_key_leaves_out_no_module_that_its_code_imports(
     device: str, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (stages, cpu, weightless, text_files, fake, verification):
+    for module in (stages, cpu, weight_stage, weightless, text_files, fake, verification):
         monkeypatch.setattr(module, "code_digest", lambda *packages: " ".join(packages))
     keyed, _ = compiled(device)
     seen = set()
@@ -117,20 +125,39 @@ def test_the_code_of_a_key_leaves_out_no_module_that_its_code_imports(
         if (key.kind, named) in seen:
             continue
         seen.add((key.kind, named))
-        missing = {
-            f"{module} imports {imported}"
-            for module in modules(named)
-            for imported in imports(module)
-            if not below(imported, (*named, *SHAPES_NOTHING, *_other_stages(module)))
-        }
-        assert missing == set(), key.kind
+        assert left_out(named) == set(), key.kind
     assert {kind for kind, _ in seen} == {key.kind for key in compiled(device)[1]}
+
+
+@pytest.mark.parametrize("stage", ["paged", "static", "paged finished", "static finished"])
+def test_the_code_of_models_of_openvino_leaves_out_no_module_that_it_imports(stage: str) -> None:
+    named = {
+        "paged": (*base_target.LOWERING_CODE, *openvino.LOWERING_CODE),
+        "static": (*base_target.LOWERING_CODE, *static_target.LOWERING_CODE),
+        "paged finished": (*base_target.FINISH_CODE, openvino.__name__),
+        "static finished": (*base_target.FINISH_CODE, *static_target.FINISH_CODE),
+    }
+    assert left_out(named[stage]) == set()
+
+
+def left_out(named: tuple[str, ...]) -> set[str]:
+    """What modules import that are not named, though they shape the result, too."""
+    return {
+        f"{module} imports {imported}"
+        for module in modules(named)
+        for imported in imports(module)
+        if not below(imported, (*named, *SHAPES_NOTHING, *_other_stages(module)))
+    }
 
 
 def _other_stages(module: str) -> tuple[str, ...]:
     """What a module that serves several stages imports for the others; each names it where it is used."""
-    if module.startswith("llmc.compiler.targets.") or module == "llmc.compiler.weightless":
-        return ("llmc.compiler.frontend", "llmc.compiler.lowering", "llmc.compiler.weightless", "llmc.runtime")
+    if below(module, SEVERAL_STAGES):
+        return (
+            "llmc.compiler.checkpoint.base", "llmc.compiler.frontend", "llmc.compiler.lowering",
+            "llmc.compiler.openvino", "llmc.compiler.weight_stage", "llmc.compiler.xla.program", "llmc.runtime",
+            *SEVERAL_STAGES,
+        )  # fmt: skip
     if module.startswith("llmc.compiler.verification."):
         return ("llmc.compiler.verification", "llmc.compiler.checkpoint", "llmc.runtime")
     return ()

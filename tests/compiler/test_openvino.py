@@ -110,6 +110,44 @@ def test_a_smaller_kv_cache_is_close(compiled: Compile) -> None:
     assert found["leak"] == 0.0
 
 
+def test_weights_may_share_scales_in_smaller_groups_which_is_closer(compiled: Compile) -> None:
+    rows, groups = compiled(quantize="int8"), compiled(quantize="int8", group_size=32)
+    assert groups.verification["accuracy"]["mean_kl"] < rows.verification["accuracy"]["mean_kl"]
+    assert Bundle.open(groups.bundle).manifest.options["group_size"] == 32
+
+
+def test_activations_may_stay_as_they_are(compiled: Compile) -> None:
+    options = Bundle.open(compiled(quantize="int8", activation_group_size=0).bundle).manifest.options
+    assert options["activation_group_size"] == 0
+    assert options["properties"]["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "0"
+
+
+def test_groups_that_are_the_default_are_those_of_a_compile_that_names_none(compiled: Compile) -> None:
+    named = compiled(quantize="int8", group_size=0, activation_group_size=32, verify="none")
+    manifests = [Bundle.open(r.bundle).manifest for r in (named, compiled(quantize="int8", verify="none"))]
+    assert manifests[0].options == manifests[1].options
+    assert [e.key for e in manifests[0].executables] == [e.key for e in manifests[1].executables]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"group_size": 48}, r"does not offer int8 in groups of 48; it offers int8 in groups of 0, 32, 64, 128; int4"),
+        ({"quantize": "none", "group_size": 32}, r"does not offer none in groups of 32"),
+        (
+            {"group_size": 32, "activation_group_size": 64},
+            r"activations in groups of 64 over weights in int8 in groups of 32; it offers 0, 16, 32 \(0: not at all\)",
+        ),
+        ({"quantize": "none", "activation_group_size": 32}, r"groups of 32 over weights in none; it offers 0 \(0: not"),
+    ],
+)
+def test_groups_that_are_not_offered_list_those_that_are(
+    compiled: Compile, asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        compiled(**{"quantize": "int8", **asked})
+
+
 def test_executables_of_fixed_decode_batches_give_the_same_tokens(compiled: Compile) -> None:
     plain, fixed = compiled(verify="none"), compiled(verify="all", specialise=True)
     batches = {b.batch for b in PLAN.decode}

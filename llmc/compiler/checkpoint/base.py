@@ -27,6 +27,8 @@ DIGEST_VERSION = 2
 _PLACES = ("_name_or_path",)
 """Members of a config that say where it was saved, and shape nothing."""
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 FloatArray = npt.NDArray[np.float32]
 HashFile = Callable[[Path], str]
 
@@ -164,11 +166,19 @@ def stored_name(name: str, names: Container[str]) -> str:
 
     A tied head is stored once, as the embedding. Raises CheckpointError when the checkpoint lacks the tensor.
     """
-    if name not in names and name == "lm_head.weight":
-        name = "model.embed_tokens.weight"
+    if name not in names and name == HEAD:
+        name = EMBEDDING
     if name not in names:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
     return name
+
+
+def stored_types(checkpoint: Checkpoint) -> dict[str, str]:
+    """Matrices that the checkpoint stores in blocks → their type; a tied head by its own name too."""
+    found = {name: kind for name in checkpoint.tensor_names() if (kind := checkpoint.stored_type(name))}
+    if HEAD not in checkpoint.tensor_names() and EMBEDDING in found:
+        found[HEAD] = found[EMBEDDING]
+    return found
 
 
 def without_place(config: Mapping[str, Any]) -> dict[str, Any]:

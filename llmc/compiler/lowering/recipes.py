@@ -22,6 +22,8 @@ source, so that memory for the largest source is enough; it is not compared with
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -85,8 +87,8 @@ class Recipe:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
-        """The inverse of `to_json`."""
-        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields["block"])
+        """The inverse of `to_json`; other members do not count, and without a block there is none."""
+        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields.get("block", 0))
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,19 @@ class Placement:
 
     offset: int
     length: int
+
+
+def written(recipes: Sequence[Recipe], tables: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
+    """Files of a lowering that its weights are made from: "recipes" as JSON, and "tables" (computed ones) as npz."""
+    npz = io.BytesIO()
+    np.savez(npz, **tables)  # type: ignore[arg-type]
+    described = json.dumps([r.to_json() for r in recipes], sort_keys=True)
+    return {"recipes": described.encode(), "tables": npz.getvalue()}
+
+
+def read_placements(data: bytes) -> dict[str, Placement]:
+    """Places by name, from JSON as weight_stage.py writes it."""
+    return {name: Placement(at["offset"], at["length"]) for name, at in json.loads(data).items()}
 
 
 def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,35 +20,14 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from llmc.compiler.checkpoint.base import EMBEDDING, HEAD
 from llmc.compiler.lowering.recipes import Recipe
 from llmc.compiler.openvino.constants import Constants
-from llmc.errors import DeviceError, InputError
+from llmc.compiler.openvino.precision import DTYPES, GROUPS, group_of
+from llmc.errors import InputError
 
 Shape = tuple[int, ...]
-GROUPS: Mapping[str, tuple[int, ...]] = {"none": (0,), "int8": (0, 32, 64, 128), "int4": (32, 64, 128), "keep": (32,)}
-"""Inputs that may share a scale, by quantisation; 0 is the whole row. The first is the default."""
-
-DTYPES: Mapping[str, tuple[str, ...]] = {
-    "none": ("f32", "bf16", "f16"), "int8": ("f32", "bf16"), "int4": ("f32", "bf16"), "keep": ("f32", "bf16"),
-}  # fmt: skip
-"""Precisions of everything else, by quantisation."""
-
-CACHES: Mapping[str, tuple[str, ...]] = {"f32": ("u8", "f32"), "bf16": ("u8", "bf16"), "f16": ("u8",)}
-"""Precisions of the KV cache that the CPU plugin's attention reads, by the precision it computes in."""
-
-ACTIVATIONS: Mapping[str, int] = {"none": 0, "int8": 32, "int4": 32, "keep": 32}
-"""Inputs of a matrix product that share a scale when they are quantised as it runs; 0: they are not."""
-
-INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
-    "f32": (), "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),
-    "f16": ("avx512_fp16", "avx_ne_convert", "asimdhp"),
-}  # fmt: skip
-"""Instruction sets of which the CPU plugin needs one to compute in a precision. Without one it silently takes another:
-bf16 becomes f32, and f16 becomes bf16 or f32."""
-
 _LEAST_GROUP = 16
-_OUTER = ("model.embed_tokens.weight", "lm_head.weight")
-"""The embedding and the head, which is often the same matrix."""
 
 _KEPT_CONVERSION = (
     '<net name="kept" version="11"><layers>'
@@ -176,7 +155,7 @@ class Int4(Compressed):
         group = _fitting(self.group, width)
         if group and all(self.stored.get(s, "").startswith("Q4") for s in sources):
             return Held("u4", group)
-        outer = any(s in _OUTER for s in sources)
+        outer = any(s in (EMBEDDING, HEAD) for s in sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
 
 
@@ -216,12 +195,7 @@ def format_for(
     if quantize not in GROUPS or dtype not in DTYPES[quantize]:
         offered = "; ".join(f"{q} with {', '.join(d)}" for q, d in DTYPES.items())
         raise InputError(f"openvino does not offer --quantize {quantize} with --dtype {dtype}; it offers {offered}")
-    group = GROUPS[quantize][0] if group is None else group
-    if group not in GROUPS[quantize]:
-        offered = "; ".join(f"{q} in groups of {', '.join(map(str, g))}" for q, g in GROUPS.items() if g != (0,))
-        raise InputError(
-            f"openvino does not offer {quantize} in groups of {group}; it offers {offered} (0: whole rows)"
-        )
+    group = group_of(quantize, group)
     if quantize == "int8":
         return lambda constants: Int8(constants, group)
     if quantize == "int4":
@@ -234,41 +208,6 @@ def format_for(
             )
         return lambda constants: Kept(constants, stored)
     return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)
-
-
-def properties(
-    quantize: str, dtype: str = "f32", cache: str | None = None, activations: int | None = None
-) -> dict[str, str]:
-    """OpenVINO's settings that a format's numbers were measured with, and belong to.
-
-    `cache`: precision of the KV cache; None is float32 where everything else is, else u8. `activations`: as in
-    ACTIVATIONS, whose value is the default; it has to divide the group of the weights, or OpenVINO quantises none.
-    Float32 throughout gives the reference's logits. Raises InputError for a cache that attention cannot read.
-    """
-    if cache is None:
-        cache = "f32" if quantize == "none" and dtype == "f32" else "u8"
-    if cache not in CACHES[dtype]:
-        raise InputError(
-            f"openvino's attention in {dtype} reads no KV cache in {cache}; with --dtype {dtype} it reads "
-            f"{', '.join(CACHES[dtype])}"
-        )
-    activations = ACTIVATIONS[quantize] if activations is None else activations
-    return {
-        "INFERENCE_PRECISION_HINT": dtype,
-        "KV_CACHE_PRECISION": cache,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(activations),
-    }
-
-
-def require_precision(dtype: str, isa: Collection[str]) -> None:
-    """Raise DeviceError when a CPU of the instruction sets `isa` (runtime/host.py) does not compute in `dtype`."""
-    needed = INSTRUCTIONS[dtype]
-    if needed and not set(needed) & set(isa):
-        works = ", ".join(d for d, sets in INSTRUCTIONS.items() if not sets or set(sets) & set(isa))
-        raise DeviceError(
-            f"--dtype {dtype}: this CPU has none of {', '.join(needed)}, and OpenVINO would take another precision "
-            f"without a word; here work {works}, and --quantize int8, int4 or keep where memory counts"
-        )
 
 
 def kept_conversion(constant: ov.Node) -> ov.Node:

@@ -15,8 +15,9 @@ from openvino import opset13 as ops
 
 from llmc.compiler.openvino.angles import angle_tables
 from llmc.compiler.openvino.formats import WeightFormat
+from llmc.compiler.openvino.graph_model import model_of, parameter
 from llmc.compiler.openvino.operations import Operations, Tables
-from llmc.compiler.openvino.static import model_of, parameter, step_parameters
+from llmc.compiler.openvino.static import step_parameters
 from llmc.compiler.xla.program import TracedProgram
 from llmc.errors import CompileError
 

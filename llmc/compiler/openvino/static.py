@@ -2,7 +2,7 @@
 
 All sizes are numbers: B rows, Q new tokens of each, a cache of S tokens (0: none, the first step of a sequence). The
 cache is read only; what is new comes out, and whoever holds the cache writes it there. Operators are plain ones, which
-every plugin has; between the attentions tokens are laid end to end, as in the paged model.
+every plugin has; between the attentions tokens are laid end to end (graph_model.py).
 
     inputs   token_ids [B, Q], past_lengths [B], new_lengths [B] int32 (1 … Q live tokens, right padded); where S > 0
              past_k0, past_v0, past_k1 … [B, kv_heads, S, head_dim] float32, of which row b's first past_lengths[b]
@@ -15,7 +15,6 @@ Row b's new token i sits at position past_lengths[b] + i, and sees what is befor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,10 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from llmc.compiler.lowering.ir import Graph, Node, Value
+from llmc.compiler.lowering.ir import Graph, Node
 from llmc.compiler.openvino.constants import Constants
 from llmc.compiler.openvino.formats import WeightFormat
-from llmc.compiler.openvino.paged import PagedModel
-from llmc.errors import CompileError
+from llmc.compiler.openvino.graph_model import GraphModel, heads_of, model_of, parameter
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
 UNSEEN = -65504.0
@@ -44,56 +42,28 @@ def static_model(
     return StaticModel(graph, weights, batch, query, context, top_k).model
 
 
-def parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:
-    """An input of the model."""
-    made = ops.parameter(list(shape), dtype, name=name)
-    made.output(0).set_names({name})
-    return made
-
-
 def step_parameters(batch: int, query: int) -> dict[str, Any]:
     """STEP_INPUTS by name."""
     shapes = ((batch, query), (batch,), (batch,))
     return {name: parameter(name, shape, ov.Type.i32) for name, shape in zip(STEP_INPUTS, shapes, strict=True)}
 
 
-def model_of(inputs: Iterable[Any], outputs: Iterable[tuple[str, Any]]) -> ov.Model:
-    """The model with `outputs` by name.
-
-    Values that are one and the same, or an input, get an operator of their own: a tensor keeps one name.
-    """
-    results = []
-    for name, value in outputs:
-        result = ops.result(value)
-        result.set_friendly_name(name)
-        result.output(0).set_names({name})
-        results.append(result)
-    return ov.Model(results, list(inputs), "llmc")
-
-
-class StaticModel(PagedModel):
-    """Builds the model; what is not attention is as the paged model has it."""
+class StaticModel(GraphModel):
+    """Builds the model."""
 
     def __init__(
         self, graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0
     ) -> None:  # fmt: skip
-        self.graph, self.weights, self.constants = graph, weights, weights.constants
+        super().__init__(graph, weights)
         self.sizes = batch, query, context
-        self._made: dict[Value, Any] = {}
-        self._rotary: dict[Value, Any] = {}
-        self._caches: list[Any] = []
         self._new: list[tuple[str, Any]] = []
         step = step_parameters(batch, query)
         self._positions = Positions(self.constants, step["past_lengths"], self.sizes)
-        self._inputs = self._laid_out(step)
-        self._lower()
-        outputs = {"logits": self._get(graph.outputs[0][1])}
-        if top_k:
-            outputs |= self._top(outputs["logits"], top_k)
-        self.model = model_of([*step.values(), *self._caches], [*outputs.items(), *self._new])
+        outputs = self.lower(self._laid_out(step), top_k)
+        self.model = model_of([*step.values(), *self.caches], [*outputs.items(), *self._new])
 
     def _laid_out(self, step: dict[str, Any]) -> dict[str, Any]:
-        """The paged model's inputs, of which the operators here know no others: B · Q tokens end to end."""
+        """The inputs that the operators know: B · Q tokens end to end."""
         (batch, query, _), small = self.sizes, self.constants.small
         positions = ops.reshape(self._positions.of_tokens, small([batch * query]), False)
         if self.graph.tables:  # padding may lie behind the last position
@@ -106,31 +76,16 @@ class StaticModel(PagedModel):
             "rows": ops.add(step["new_lengths"], begins),
         }
 
-    def _lower(self) -> None:
-        for node in self.graph.nodes:
-            emit = getattr(self, f"_op_{node.op}", None)
-            if emit is None:
-                raise CompileError(f"operator {node.op!r} has no OpenVINO lowering (at {node.out})")
-            made = emit(node)
-            for value, output in zip(node.outputs, made if isinstance(made, list) else [made], strict=False):
-                self._made[value] = output
-
-    def _op_last_rows(self, node: Node) -> Any:
-        return self._get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
-
     def _op_gqa(self, node: Node) -> list[Any]:
-        q, k, v, _, _, _, cos, sin = node.inputs
-        heads, kv_heads, size = (int(node.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
-        if k is None:
-            query, key, value = self._split(self._get(q), [heads * size, kv_heads * size, kv_heads * size])
-        else:
-            query, key, value = (self._get(x) for x in (q, k, v))
-        if cos is not None:
-            query, key = (self._turned(x, n, size, cos, sin) for x, n in ((query, heads), (key, kv_heads)))
+        heads, kv_heads, size = heads_of(node)
+        query, key, value = self.qkv(node)
         key, value = self._headed(key, kv_heads, size), self._headed(value, kv_heads, size)
         layer = len(self._new) // 2
         self._new += [(f"new_k{layer}", key), (f"new_v{layer}", value)]
         return [self._attention_over(self._headed(query, heads, size), key, value, node, layer)]
+
+    def _op_last_rows(self, node: Node) -> Any:
+        return self._get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
 
     def _headed(self, x: Any, heads: int, size: int) -> Any:
         """[B · Q, H · D] → [B, H, Q, D]."""
@@ -142,7 +97,7 @@ class StaticModel(PagedModel):
     def _attention_over(self, query: Any, key: Any, value: Any, node: Node, layer: int) -> Any:
         """[B · Q, Hq · D]: the query heads of a group are rows of one product with their key head."""
         (batch, length, context), small = self.sizes, self.constants.small
-        heads, kv_heads, size = (int(node.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+        heads, kv_heads, size = heads_of(node)
         groups, window, softcap = heads // kv_heads, int(node.attrs["window"]), float(node.attrs["softcap"])
         grouped = ops.reshape(query, small([batch, kv_heads, groups * length, size]), False)
         grouped = ops.multiply(grouped, small(node.attrs["scale"], np.float32))
@@ -151,7 +106,7 @@ class StaticModel(PagedModel):
         if context:
             shape = (batch, kv_heads, context, size)
             past = [parameter(f"past_{what}{layer}", shape, ov.Type.f32) for what in "kv"]
-            self._caches += past
+            self.caches += past
             past_value = ops.select(self._positions.live, past[1], small(0, np.float32))  # 0 · NaN is NaN
             scores = ops.concat([ops.matmul(grouped, past[0], False, True), scores], -1)
         if softcap:

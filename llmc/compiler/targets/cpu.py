@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.weight_stage import weights_stage
 from llmc.errors import CompileError, InputError
 from llmc.runtime.host import PROMPT_CHUNK, cpu_features
 
@@ -28,17 +30,16 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.lowering.formats import OnnxOptions
     from llmc.compiler.model_size import ModelSize
 
 INT8_BLOCK = 64
 BLOCK = 32
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SESSION_BYTES = 2_400_000
 WEIGHT_BITS = {"int8": 9 + 9.7, "keep": 9 + 10, "int4": 6 + 7}
 """As they are and packed for the kernels (benchmarks/RESULTS.md); `keep` where the checkpoint has 8 bits."""
 
+_NBITS = "llmc.compiler.lowering.nbits"
 _BINDING_CODE = tuple(
     f"llmc.compiler.lowering.{module}" for module in ("to_onnx", "onnx_model", "formats", "ir", "recipes", "nbits")
 )
@@ -46,7 +47,6 @@ _LOWERING_CODE = (
     "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse", *_BINDING_CODE,
     "llmc.compiler.checkpoint.base", __name__,
 )  # fmt: skip
-_WEIGHTS_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.lowering.nbits", "llmc.compiler.checkpoint", __name__)
 _PACKING_CODE = (
     "llmc.compiler.lowering.packing", *_BINDING_CODE, "llmc.compiler.checkpoint.base",
     "llmc.runtime.executors.ort_session", __name__,
@@ -105,7 +105,7 @@ class CpuTarget(Target):
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace and lower once, make the weights file, and pack it where that pays."""
         lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize)))
-        weights = self._weights(stages, lowered)
+        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _NBITS)
         if options.specialise or options.quantize != "none":
             weights = self._pack(stages, lowered, weights)
         file = weights.outputs["weights"]
@@ -165,55 +165,23 @@ class CpuTarget(Target):
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            import io
-
-            import numpy as np
-
             from llmc.compiler.frontend.trace import trace
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
+            from llmc.compiler.lowering.recipes import written
             from llmc.compiler.lowering.to_onnx import lower
 
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
             lowered = lower(graph, options)
-            tables = io.BytesIO()
-            np.savez(tables, **lowered.tables)  # type: ignore[arg-type]
-            recipes = json.dumps([r.to_json() for r in lowered.recipes], sort_keys=True)
-            return {
-                "model": workspace.put_bytes(lowered.model.SerializeToString(deterministic=True)),
-                "program": workspace.put_bytes(graph.text().encode()),
-                "recipes": workspace.put_bytes(recipes.encode()),
-                "tables": workspace.put_bytes(tables.getvalue()),
-                "folded": workspace.put_bytes(json.dumps(lowered.folded, sort_keys=True).encode()),
+            files = {
+                "model": lowered.model.SerializeToString(deterministic=True),
+                "program": graph.text().encode(),
+                "folded": json.dumps(lowered.folded, sort_keys=True).encode(),
+                **written(lowered.recipes, lowered.tables),
             }
+            return {name: workspace.put_bytes(data) for name, data in files.items()}
 
         return stages.run("lower", components, build)
-
-    def _weights(self, stages: Stages, lowered: Entry) -> Entry:
-        recipes_blob, tables_blob = lowered.outputs["recipes"], lowered.outputs["tables"]
-        components = {
-            "recipes": recipes_blob.digest,
-            "tables": tables_blob.digest,
-            **stages.reading(),
-            "code": code_digest(*_WEIGHTS_CODE),
-        }
-
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            import numpy as np
-
-            from llmc.compiler.lowering.recipes import Recipe, write_weights
-
-            recipes = [Recipe.from_json(r) for r in json.loads(stages.store.get_bytes(recipes_blob.digest))]
-            with np.load(stages.path(tables_blob)) as tables, workspace.writer() as out:
-                placed = write_weights(recipes, stages.checkpoint, tables, out)
-            assert out.blob is not None
-            placements = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
-            return {
-                "weights": out.blob,
-                "placements": workspace.put_bytes(json.dumps(placements, sort_keys=True).encode()),
-            }
-
-        return stages.run("weights", components, build)
 
     def _pack(self, stages: Stages, lowered: Entry, weights: Entry) -> Entry:
         components = {
@@ -265,14 +233,6 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
     if options.stored:
         found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
     return found | ({"fold": True} if options.fold else {})
-
-
-def stored_types(checkpoint: Checkpoint) -> dict[str, str]:
-    """Matrices that the checkpoint stores in blocks → their type; a tied head by its own name too."""
-    found = {name: kind for name in checkpoint.tensor_names() if (kind := checkpoint.stored_type(name))}
-    if HEAD not in checkpoint.tensor_names() and EMBEDDING in found:
-        found[HEAD] = found[EMBEDDING]
-    return found
 
 
 def try_opening(data: bytes, folder: Path, what: str) -> None:

@@ -13,20 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.checkpoint.base import stored_types
+from llmc.compiler.openvino.base_target import Lowered, OpenVinoBase
+from llmc.compiler.openvino.precision import ACTIVATIONS, activations_of, group_of, properties, require_precision
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
+from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
-from llmc.compiler.targets.cpu import stored_types
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
+    from pathlib import Path
+
     from llmc.artifacts.entries import Entry
-    from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.openvino.finish import FinishedWeights
+    from llmc.runtime.openvino.device import MappedWeights
 
 KINDS = ("CPU", "GPU", "NPU")
 DEFAULT_BUDGET = 512 << 20
@@ -35,33 +39,15 @@ DEFAULT_BUDGET = 512 << 20
 STARTER_DEVICE = "onnxruntime"
 CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
-_OPENVINO_CODE = tuple(f"llmc.compiler.openvino.{m}" for m in ("constants", "formats", "paged"))
-_LOWERING_CODE = (
-    "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse",
-    "llmc.compiler.lowering.ir", "llmc.compiler.checkpoint.base", *_OPENVINO_CODE, __name__,
-)  # fmt: skip
-_WEIGHTS_CODE = (
-    "llmc.compiler.lowering.recipes",
-    "llmc.compiler.lowering.nbits",
-    "llmc.compiler.openvino.compression",
-    "llmc.compiler.checkpoint",
-    __name__,
-)
-_FINISH_CODE = ("llmc.compiler.openvino.finish", "llmc.compiler.openvino.constants", __name__)
+LOWERING_CODE = ("llmc.compiler.openvino.graph_model", "llmc.compiler.openvino.paged", __name__)
 
 
-class OpenVinoTarget(Target):
+class OpenVinoTarget(OpenVinoBase):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "openvino"
     executor: ClassVar[str] = "openvino"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
-    default_quantize: ClassVar[str] = "int8"
-    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
-    run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
-    install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
-    takes_openvino_options: ClassVar[bool] = True
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     @classmethod
@@ -85,10 +71,16 @@ class OpenVinoTarget(Target):
         if options.quantize is None and settings.openvino_quantized is not None:
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
         options = super().configure(options)
-        _formats().require_precision(options.dtype, cpu_features())
+        require_precision(options.dtype, cpu_features())
+        quantize = str(options.quantize)
         asked = options.kv_cache_dtype or settings.openvino_kv_precision
-        chosen = _formats().properties(str(options.quantize), options.dtype, asked)
-        return replace(options, kv_cache_dtype=chosen["KV_CACHE_PRECISION"])
+        chosen = properties(quantize, options.dtype, asked)
+        activations = activations_of(quantize, group_of(quantize, options.group_size), options.activation_group_size)
+        return replace(
+            options,
+            kv_cache_dtype=chosen["KV_CACHE_PRECISION"],
+            activation_group_size=None if activations == ACTIVATIONS[quantize] else activations,
+        )
 
     @property
     def specialises_by_default(self) -> bool:
@@ -104,14 +96,6 @@ class OpenVinoTarget(Target):
         if options.specialise:
             return "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
         return "one executable for all buckets, its rows laid end to end: nothing is padded"
-
-    def toolchain(self) -> dict[str, str]:
-        """OpenVINO decides operators, layouts and kernels."""
-        return {"openvino": version_of("openvino", "openvino")}
-
-    def isa(self) -> tuple[str, ...]:
-        """Finished models and verified numbers hold for this instruction set."""
-        return cpu_features()
 
     def cache_bytes(self, options: CompileOptions) -> int:
         """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
@@ -136,111 +120,53 @@ class OpenVinoTarget(Target):
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace and lower once, make the weights, and finish every model over one weights file."""
         fixed = tuple(self._fixed(stages.plan.buckets, options))
+        names = _model_names(fixed)
         lowered = self._lower(stages, options, fixed)
-        weights = self._weights(stages, lowered)
-        finished = self._finish(stages, lowered, weights, options, fixed)
-        file = finished.outputs["weights"]
-        models = {name: finished.outputs[name] for name in _model_names(fixed)}
-        return Prepared(
-            files={"weights": file.digest},
-            components={"weights": file.digest, **{name: blob.digest for name, blob in models.items()}},
-            inputs={name: stages.path(blob) for name, blob in models.items()},
-            facts={"weights_bytes": file.size},
-        )
+        finished = self._finish(stages, options, names, lowered)
+        models = {name: finished.outputs[name] for name in names}
+        return self.prepared(stages, finished.outputs["weights"], models)
 
     def _lower(self, stages: Stages, options: CompileOptions, fixed: tuple[int, ...]) -> Entry:
         stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
-        components = {
-            "config": stages.config_digest,
-            "dialect": "fused",
-            "form": "paged",
-            "quantize": options.quantize,
-            "dtype": options.dtype,
-            "stored": json.dumps(stored, sort_keys=True),
+        form = {
+            "dialect": "fused", "form": "paged", "stored": json.dumps(stored, sort_keys=True),
             "fixed": " ".join(map(str, fixed)),
-            "max_positions": stages.max_positions,
-            "sample_top_k": options.sample_top_k,
-            **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
-            "code": code_digest(*_LOWERING_CODE),
-        }
+        }  # fmt: skip
 
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            import io
-
-            import numpy as np
-
+        def lower(folder: Path) -> Lowered:
             from llmc.compiler.frontend.trace import trace
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
             from llmc.compiler.openvino.constants import Constants, to_xml
+            from llmc.compiler.openvino.formats import format_for
             from llmc.compiler.openvino.paged import PagedModel
 
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
             constants = Constants()
-            weights = _formats().format_for(str(options.quantize), options.dtype, stored=stored)(constants)
+            held = format_for(str(options.quantize), options.dtype, options.group_size, stored)
+            weights = held(constants)
             made = {}
             for name, rows in zip(_model_names(fixed), (None, *fixed), strict=True):
                 model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
-                made[name] = workspace.put_bytes(to_xml(model, workspace.folder).encode())
-            tables = io.BytesIO()
-            np.savez(tables, **constants.tables)  # type: ignore[arg-type]
-            recipes = json.dumps([r.to_json() for r in constants.recipes], sort_keys=True)
-            return {
-                **made,
-                "program": workspace.put_bytes(graph.text().encode()),
-                "recipes": workspace.put_bytes(recipes.encode()),
-                "tables": workspace.put_bytes(tables.getvalue()),
-            }
+                made[name] = to_xml(model, folder)
+            return made, graph.text(), constants
 
-        return stages.run("lower", components, build)
+        return self.lower_stage(stages, options, form, LOWERING_CODE, lower)
 
-    def _weights(self, stages: Stages, lowered: Entry) -> Entry:
-        from llmc.compiler.weight_stage import weights_stage
+    def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
+        properties, heads = self.properties(options), _heads(stages.checkpoint.config)
 
-        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _WEIGHTS_CODE)
+        def finish_one(name: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
+            from llmc.compiler.openvino.finish import finish
+            from llmc.runtime.openvino.device import read_paged
 
-    def _finish(
-        self, stages: Stages, lowered: Entry, weights: Entry, options: CompileOptions, fixed: tuple[int, ...]
-    ) -> Entry:  # fmt: skip
-        properties = self.properties(options)
-        components = {
-            **{name: lowered.outputs[name].digest for name in _model_names(fixed)},
-            "weights": weights.outputs["weights"].digest,
-            "placements": weights.outputs["placements"].digest,
-            "properties": json.dumps(properties, sort_keys=True),
-            **toolchain(*self.toolchain()),
-            "isa": " ".join(self.isa()),
-            "code": code_digest(*_FINISH_CODE),
-        }
+            return finish(read_paged(xml, given, *heads, name), properties, weights).encode()
 
-        def build(workspace: Workspace) -> Mapping[str, Blob]:
-            from llmc.compiler.lowering.recipes import Placement
-            from llmc.compiler.openvino.constants import place
-            from llmc.compiler.openvino.finish import FinishedWeights, finish
-            from llmc.runtime.openvino.device import MappedWeights, read_paged
-
-            placements = {
-                name: Placement(p["offset"], p["length"])
-                for name, p in json.loads(stages.store.get_bytes(weights.outputs["placements"].digest)).items()
-            }
-            mapped = MappedWeights(stages.path(weights.outputs["weights"]))
-            heads = _heads(stages.checkpoint.config)
-            made = {}
-            with workspace.writer() as out:
-                file = FinishedWeights(out)
-                for name in _model_names(fixed):
-                    xml = place(stages.store.get_bytes(lowered.outputs[name].digest).decode(), placements)
-                    model = read_paged(xml.encode(), mapped, *heads, name)
-                    made[name] = finish(model, properties, file)
-            assert out.blob is not None
-            return {"weights": out.blob, **{name: workspace.put_bytes(xml.encode()) for name, xml in made.items()}}
-
-        return stages.run("finish", components, build)
+        return self.finish_stage(stages, options, names, lowered, (__name__,), finish_one)
 
     def properties(self, options: CompileOptions) -> dict[str, str]:
         """OpenVINO's settings that belong to the precision that was asked for."""
-        found: dict[str, str] = _formats().properties(str(options.quantize), options.dtype, options.kv_cache_dtype)
-        return found
+        return properties(str(options.quantize), options.dtype, options.kv_cache_dtype, options.activation_group_size)
 
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
         """The same model for ONNX Runtime, which opens in a tenth of a second, where --starter asks for it."""
@@ -273,13 +199,6 @@ class OpenVinoTarget(Target):
 
 def _model_names(fixed: Sequence[int]) -> list[str]:
     return ["model", *(f"model_{rows}" for rows in fixed)]
-
-
-def _formats() -> Any:
-    """formats.py, which imports openvino."""
-    from importlib import import_module
-
-    return import_module("llmc.compiler.openvino.formats")
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:

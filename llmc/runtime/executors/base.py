@@ -77,6 +77,11 @@ class Executor(ABC):
         return False
 
     @property
+    def in_place_of(self) -> str:
+        """The device that the bundle was compiled for, where that is not here and the CPU runs it; else ""."""
+        return ""
+
+    @property
     def top_k(self) -> int:
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
         return int(self.bundle.manifest.options.get("sample_top_k", 0))

@@ -96,6 +96,12 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         """Bytes of homes and layouts, and the number of models open."""
         return {"cache": self._cache.nbytes + self._staging.nbytes, "open_executables": len(self._models)}
 
+    @property
+    def in_place_of(self) -> str:
+        """The GPU or NPU, which may have been asked for and not found."""
+        wanted = str(self.bundle.manifest.options.get(DEVICE, "CPU"))
+        return "" if wanted == self.device else wanted
+
     def close(self) -> None:
         """Close models and drop the logits."""
         self._models.close()

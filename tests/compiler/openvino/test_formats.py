@@ -14,16 +14,8 @@ from openvino import opset13 as ops
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.lowering.recipes import write_weights
 from llmc.compiler.openvino.constants import Constants, place, to_xml
-from llmc.compiler.openvino.formats import (
-    GROUPS,
-    Factory,
-    Half,
-    Held,
-    WeightFormat,
-    format_for,
-    properties,
-    require_precision,
-)
+from llmc.compiler.openvino.formats import Factory, Half, Held, WeightFormat, format_for
+from llmc.compiler.openvino.precision import GROUPS, properties, require_precision
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.openvino.device import MappedWeights, open_core
 from tests.compiler.openvino.test_compression import Source, blocks

@@ -190,6 +190,28 @@ def test_precisions_of_a_paged_cache_are_refused(compiled: Compile) -> None:
         compiled("NPU", kv_cache_dtype="u8")
 
 
+def test_weights_may_share_scales_in_groups_and_activations_are_the_plugins_business(compiled: Compile) -> None:
+    rows, groups = (compiled("NPU", quantize="int8", group_size=n, verify="all") for n in (0, 32))
+    assert groups.verification["accuracy"]["mean_kl"] < rows.verification["accuracy"]["mean_kl"]
+    with pytest.raises(InputError, match=r"--activation-group-size 0 is for paged models on openvino:CPU"):
+        compiled("NPU", quantize="int8", activation_group_size=0)
+
+
+def test_a_bundle_for_a_device_that_is_not_here_says_so_where_a_user_opens_it(
+    compiled: Compile, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = compiled("NPU", verify="sample").bundle
+    assert not caplog.records, "that verification runs on the CPU is known"
+    with BundleLLM(bundle, threads=1) as llm:
+        assert llm.generate([[3, 4]], GREEDY)
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "compiled for openvino-static:NPU, and this host has no NPU: it is opened on the CPU" in record.message
+    caplog.clear()
+    with BundleLLM(compiled("CPU").bundle, threads=1):
+        assert not caplog.records
+
+
 def test_it_opens_and_runs_without_torch(compiled: Compile) -> None:
     code = (
         "import sys; from llmc.runtime.bundle import Bundle\n"

@@ -1,0 +1,64 @@
+"""What `llmc compile` made, or would make, in words or as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmc.cli.accuracy import accuracy_line
+
+if TYPE_CHECKING:
+    from llmc.compiler.pipeline import CompileResult
+
+
+def print_estimate(found: dict[str, Any], as_json: bool) -> None:
+    """What a dry run found."""
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    reasons = {e["why"] for e in found["executables"] if not e["cached"]}
+    shared = reasons.pop() if len(reasons) == 1 else None
+    for e in found["executables"]:
+        sizes = " ".join(f"{k}={e[k]}" for k in ("batch", "query", "context") if e[k] is not None)
+        state = "cached" if e["cached"] else "to build" if shared else f"to build: {e['why']}"
+        typer.echo(f"{e['phase']} {sizes or 'every shape'} ({e['buckets']} buckets): {state}")
+    if shared:
+        typer.echo(f"why: {shared}")
+    typer.echo(found["choice"])
+    typer.echo(
+        f"{found['to_build']} executables to build, {found['cached']} cached; about {found['estimated_seconds']:.0f} s "
+        f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
+    )
+
+
+def print_result(result: CompileResult, as_json: bool) -> None:
+    """What was compiled and verified."""
+    if as_json:
+        typer.echo(json.dumps(result.to_json()))
+        return
+    typer.echo(f"{result.bundle}: {result.built + result.reused} executables ({result.choice})")
+    typer.echo(
+        f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
+        f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
+    )
+    if result.sample_top_k:
+        typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
+    if result.analysis:
+        from llmc.compiler.xla.report import lines
+
+        for line in lines(result.analysis):
+            typer.echo(line)
+    v = result.verification
+    if v.get("mode") == "none":
+        typer.echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
+    else:
+        typer.echo(
+            f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, "
+            f"equal tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, "
+            f"padding leak {v['leak']:.2g}"
+        )
+        typer.echo(accuracy_line(v))
+    if result.remaining:
+        typer.echo(f"portable: left for the device's own host: {result.remaining}")

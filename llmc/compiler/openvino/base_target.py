@@ -1,0 +1,156 @@
+"""What OpenVINO's targets share: lowered models without weights, their weights file, and models finished over it."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.openvino.precision import group_of
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
+from llmc.compiler.targets.base import Prepared, Target
+from llmc.compiler.weight_stage import weights_stage
+from llmc.runtime.host import cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.blobs import Blob
+    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.workspace import Workspace
+    from llmc.compiler.openvino.constants import Constants
+    from llmc.compiler.openvino.finish import FinishedWeights
+    from llmc.runtime.openvino.device import MappedWeights
+
+LOWERING_CODE = (
+    "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse",
+    "llmc.compiler.lowering.ir", "llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint.base",
+    "llmc.compiler.openvino.constants", "llmc.compiler.openvino.formats", "llmc.compiler.openvino.precision", __name__,
+)  # fmt: skip
+FINISH_CODE = (
+    "llmc.compiler.openvino.finish", "llmc.compiler.openvino.constants", "llmc.compiler.lowering.recipes",
+    "llmc.compiler.checkpoint.base", "llmc.runtime.openvino.device", __name__,
+)  # fmt: skip
+_FAMILIES = ("llmc.compiler.openvino.compression", "llmc.compiler.lowering.nbits")
+
+Lowered = tuple[Mapping[str, str], str, "Constants"]
+"""XML of every model by name, the program that it was made of as text, and the constants that they share."""
+
+Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
+"""Compiles the model of a name, XML over a weights file, and puts its constants into another."""
+
+
+class OpenVinoBase(Target):
+    """Base of the targets that OpenVINO compiles for."""
+
+    name: ClassVar[str] = "openvino"
+    default_quantize: ClassVar[str] = "int8"
+    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
+    run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
+    install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
+    takes_openvino_options: ClassVar[bool] = True
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """The group that weights share scales in is named only where it is another than the default."""
+        options = super().configure(options)
+        quantize = str(options.quantize)
+        group = group_of(quantize, options.group_size)
+        return replace(options, group_size=None if group == group_of(quantize, None) else group)
+
+    @abstractmethod
+    def properties(self, options: CompileOptions) -> dict[str, str]:
+        """OpenVINO's settings that executables are compiled and opened with."""
+
+    def toolchain(self) -> dict[str, str]:
+        """OpenVINO decides operators, layouts and kernels."""
+        return {"openvino": version_of("openvino", "openvino")}
+
+    def isa(self) -> tuple[str, ...]:
+        """Compiled models and verified numbers hold for one instruction set, portable models for any."""
+        return cpu_features() if self.state == "native" else ()
+
+    def lower_stage(
+        self, stages: Stages, options: CompileOptions, form: Mapping[str, Any], code: tuple[str, ...],
+        lower: Callable[[Path], Lowered],
+    ) -> Entry:  # fmt: skip
+        """Models by name, "program", and "recipes" and "tables" of their constants.
+
+        `form` are the key's components that say what kind of model, `code` the modules beside LOWERING_CODE that shape
+        it; `lower` makes the models, and may write in the folder that it is given.
+        """
+        components = {
+            "config": stages.config_digest,
+            "quantize": options.quantize,
+            "dtype": options.dtype,
+            "max_positions": stages.max_positions,
+            "sample_top_k": options.sample_top_k,
+            **({} if options.group_size is None else {"group_size": options.group_size}),
+            **form,
+            **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
+            "code": code_digest(*LOWERING_CODE, *code),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.lowering.recipes import written
+
+            models, program, constants = lower(workspace.folder)
+            texts = {**models, "program": program}
+            made = {name: text.encode() for name, text in texts.items()}
+            made |= written(constants.recipes, constants.tables)
+            return {name: workspace.put_bytes(data) for name, data in made.items()}
+
+        return stages.run("lower", components, build)
+
+    def weights_stage(self, stages: Stages, lowered: Entry) -> Entry:
+        """The weights file of lowered models, and its placements."""
+        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], *_FAMILIES)
+
+    def finish_stage(
+        self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: tuple[str, ...],
+        finish: Finish,
+    ) -> Entry:  # fmt: skip
+        """The models `names`, each as `finish` compiles it, and "weights", the file of what became of their weights.
+
+        `code` are the modules beside FINISH_CODE that shape them.
+        """
+        models = {name: lowered.outputs[name].digest for name in names}
+        weights = self.weights_stage(stages, lowered)
+        components = {
+            **models,
+            "weights": weights.outputs["weights"].digest,
+            "placements": weights.outputs["placements"].digest,
+            "properties": json.dumps(self.properties(options), sort_keys=True),
+            **toolchain(*self.toolchain()),
+            "isa": " ".join(self.isa()),
+            "code": code_digest(*FINISH_CODE, *code),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.lowering.recipes import read_placements
+            from llmc.compiler.openvino.constants import place
+            from llmc.compiler.openvino.finish import FinishedWeights
+            from llmc.runtime.openvino.device import MappedWeights
+
+            placements = read_placements(stages.store.get_bytes(weights.outputs["placements"].digest))
+            given = MappedWeights(stages.path(weights.outputs["weights"]))
+            made = {}
+            with workspace.writer() as out:
+                file = FinishedWeights(out)
+                for name, digest in models.items():
+                    xml = place(stages.store.get_bytes(digest).decode(), placements)
+                    made[name] = workspace.put_bytes(finish(name, xml.encode(), given, file))
+            assert out.blob is not None
+            return {"weights": out.blob, **made}
+
+        return stages.run("finish", components, build)
+
+    def prepared(self, stages: Stages, weights: Blob, models: Mapping[str, Blob], **inputs: Blob) -> Prepared:
+        """Models by name, over the weights file of the bundle; `inputs` are what else compiling reads."""
+        return Prepared(
+            files={"weights": weights.digest},
+            components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},
+            inputs={name: stages.path(blob) for name, blob in {**inputs, **models}.items()},
+            facts={"weights_bytes": weights.size},
+        )

@@ -1,0 +1,95 @@
+"""What OpenVINO's CPU plugin holds and computes in, and the settings that say so; imports nothing of OpenVINO."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from llmc.errors import DeviceError, InputError
+
+GROUPS: Mapping[str, tuple[int, ...]] = {"none": (0,), "int8": (0, 32, 64, 128), "int4": (32, 64, 128), "keep": (32,)}
+"""Inputs that may share a scale, by quantisation; 0 is the whole row. The first is the default."""
+
+DTYPES: Mapping[str, tuple[str, ...]] = {
+    "none": ("f32", "bf16", "f16"), "int8": ("f32", "bf16"), "int4": ("f32", "bf16"), "keep": ("f32", "bf16"),
+}  # fmt: skip
+"""Precisions of everything else, by quantisation."""
+
+CACHES: Mapping[str, tuple[str, ...]] = {"f32": ("u8", "f32"), "bf16": ("u8", "bf16"), "f16": ("u8",)}
+"""Precisions of the KV cache that the CPU plugin's attention reads, by the precision it computes in."""
+
+ACTIVATIONS: Mapping[str, int] = {"none": 0, "int8": 32, "int4": 32, "keep": 32}
+"""Inputs of a matrix product that share a scale when they are quantised as it runs; 0: they are not."""
+
+ACTIVATION_GROUPS = (16, 32, 64, 128)
+"""What may be asked for in their place; where it does not divide the group of the weights, OpenVINO quantises none."""
+
+INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
+    "f32": (), "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),
+    "f16": ("avx512_fp16", "avx_ne_convert", "asimdhp"),
+}  # fmt: skip
+"""Instruction sets of which the CPU plugin needs one to compute in a precision. Without one it silently takes another:
+bf16 becomes f32, and f16 becomes bf16 or f32."""
+
+
+def group_of(quantize: str, group: int | None) -> int:
+    """`group`, or the default of GROUPS for None. Raises InputError, listing what is offered, for another."""
+    if group is None:
+        return GROUPS[quantize][0]
+    if group not in GROUPS[quantize]:
+        offered = "; ".join(f"{q} in groups of {', '.join(map(str, g))}" for q, g in GROUPS.items() if g != (0,))
+        raise InputError(
+            f"openvino does not offer {quantize} in groups of {group}; it offers {offered} (0: whole rows)"
+        )
+    return group
+
+
+def activations_of(quantize: str, group: int, activations: int | None) -> int:
+    """`activations`, or the default of ACTIVATIONS for None, over weights in groups of `group`.
+
+    Raises InputError, listing what is offered, for another, and for one that does not divide the group.
+    """
+    if activations is None:
+        return ACTIVATIONS[quantize]
+    offered = [n for n in ACTIVATION_GROUPS if quantize != "none" and not (group and group % n)]
+    if activations not in (0, *offered):
+        held = f"{quantize} in groups of {group}" if group else quantize
+        raise InputError(
+            f"openvino does not quantise activations in groups of {activations} over weights in {held}; it offers "
+            f"{', '.join(map(str, (0, *offered)))} (0: not at all)"
+        )
+    return activations
+
+
+def properties(
+    quantize: str, dtype: str = "f32", cache: str | None = None, activations: int | None = None
+) -> dict[str, str]:
+    """OpenVINO's settings that a format's numbers were measured with, and belong to.
+
+    `cache`: precision of the KV cache; None is float32 where everything else is, else u8. `activations`: as in
+    ACTIVATIONS, whose value is the default; it has to divide the group of the weights, or OpenVINO quantises none.
+    Float32 throughout gives the reference's logits. Raises InputError for a cache that attention cannot read.
+    """
+    if cache is None:
+        cache = "f32" if quantize == "none" and dtype == "f32" else "u8"
+    if cache not in CACHES[dtype]:
+        raise InputError(
+            f"openvino's attention in {dtype} reads no KV cache in {cache}; with --dtype {dtype} it reads "
+            f"{', '.join(CACHES[dtype])}"
+        )
+    activations = ACTIVATIONS[quantize] if activations is None else activations
+    return {
+        "INFERENCE_PRECISION_HINT": dtype,
+        "KV_CACHE_PRECISION": cache,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(activations),
+    }
+
+
+def require_precision(dtype: str, isa: Collection[str]) -> None:
+    """Raise DeviceError when a CPU of the instruction sets `isa` (runtime/host.py) does not compute in `dtype`."""
+    needed = INSTRUCTIONS[dtype]
+    if needed and not set(needed) & set(isa):
+        works = ", ".join(d for d, sets in INSTRUCTIONS.items() if not sets or set(sets) & set(isa))
+        raise DeviceError(
+            f"--dtype {dtype}: this CPU has none of {', '.join(needed)}, and OpenVINO would take another precision "
+            f"without a word; here work {works}, and --quantize int8, int4 or keep where memory counts"
+        )
