@@ -37,7 +37,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     device: str = DEVICE,
     plan: Plan | None = None,
     quantize: str | None = None,
-    dtype: str = "f32",
+    dtype: str = "auto",
     specialise: bool | None = None,
     verify: str = "sample",
     require_native: bool = False,

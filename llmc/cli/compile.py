@@ -46,7 +46,15 @@ def compile_command(
         str | None,
         typer.Option("--quantize", metavar="none|int8|int4|keep", help="Weights. Default: the device's."),
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", metavar="f32|bf16|f16", help="Unquantised numbers.")] = "f32",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="auto|f32|bf16|f16",
+            help="Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
+            show_default=False,
+        ),
+    ] = "auto",
     specialise: Annotated[
         bool | None,
         typer.Option(

@@ -122,7 +122,7 @@ def serve_command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", metavar="f32|bf16|f16", help="Unquantised numbers.", rich_help_panel=_COMPILE),
+        typer.Option("--dtype", metavar="auto|f32|bf16|f16", help="Unquantised numbers.", rich_help_panel=_COMPILE),
     ] = None,
     plan: Annotated[
         Path | None,

@@ -53,7 +53,7 @@ class Wanted:
 
     max_num_seqs: int
     quantize: str | None = None
-    dtype: str = "f32"
+    dtype: str = "auto"
     max_memory: int | None = None
     max_start: float | None = None
     prompt_tokens: float = 0.0
@@ -148,7 +148,7 @@ def choose(wanted: Wanted, measured: Measured, isa: Sequence[str], here: Sequenc
     if len(here) == 1:
         other = next(e for e in ENGINES if e != first)
         return Choice(first, f"{other} is not installed")
-    if wanted.dtype != "f32":
+    if wanted.dtype not in ("auto", "f32"):
         return Choice("openvino", f"only openvino offers dtype {wanted.dtype}")
     missing = sorted(measured.isa - set(isa))
     if missing:

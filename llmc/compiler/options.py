@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llmc.errors import InputError, UnknownNameError
 
 QUANTISATIONS = ("none", "int8", "int4", "keep")
-DTYPES = ("f32", "bf16", "f16")
+DTYPES = ("auto", "f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
 EXTENSIONS: dict[str, int | str | None] = {
@@ -32,7 +32,7 @@ LOWERINGS = ("jax", "torch-xla")
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of one compile; `None` leaves the choice to the target, which says what it chose and why.
+    """Options of one compile; `None`, and dtype "auto", leave the choice to the target, which says what and why.
 
     `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return beside all of them.
     `tensor_parallel`: devices that one graph is sharded over. `lowering`: who turns the traced program into StableHLO.
@@ -50,7 +50,7 @@ class CompileOptions:
 
     device: str = "cpu"
     quantize: str | None = None
-    dtype: str = "f32"
+    dtype: str = "auto"
     specialise: bool | None = None
     verify: str = "sample"
     require_native: bool = False

@@ -16,10 +16,14 @@ from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.artifacts.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.targets import openvino as openvino_target
+from llmc.compiler.targets.openvino import OpenVinoTarget
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.openvino.blocks import BLOCK
+from llmc.runtime.openvino.device import properties_for
+from llmc.runtime.openvino.paged_models import held_bytes
 from llmc.runtime.sampling import SamplingParams
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
@@ -111,7 +115,7 @@ def test_a_smaller_kv_cache_is_close(compiled: Compile) -> None:
 
 
 def test_weights_may_share_scales_in_smaller_groups_which_is_closer(compiled: Compile) -> None:
-    rows, groups = compiled(quantize="int8"), compiled(quantize="int8", group_size=32)
+    rows, groups = compiled(quantize="int8", group_size=0), compiled(quantize="int8", group_size=32)
     assert groups.verification["accuracy"]["mean_kl"] < rows.verification["accuracy"]["mean_kl"]
     assert Bundle.open(groups.bundle).manifest.options["group_size"] == 32
 
@@ -123,10 +127,39 @@ def test_activations_may_stay_as_they_are(compiled: Compile) -> None:
 
 
 def test_groups_that_are_the_default_are_those_of_a_compile_that_names_none(compiled: Compile) -> None:
-    named = compiled(quantize="int8", group_size=0, activation_group_size=32, verify="none")
-    manifests = [Bundle.open(r.bundle).manifest for r in (named, compiled(quantize="int8", verify="none"))]
+    named = compiled(quantize="int4", group_size=32, activation_group_size=32, verify="none")
+    manifests = [Bundle.open(r.bundle).manifest for r in (named, compiled(quantize="int4", verify="none"))]
     assert manifests[0].options == manifests[1].options
     assert [e.key for e in manifests[0].executables] == [e.key for e in manifests[1].executables]
+
+
+def quantised_in(properties: dict[str, str]) -> int:
+    return int(properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"])
+
+
+def test_int8_has_groups_for_the_shape_unless_one_is_named(compiled: Compile) -> None:
+    asked = {"quantize": "int8", "specialise": True, "specialise_memory": 1 << 30, "verify": "none"}
+    mixed, named = (Bundle.open(compiled(**asked, **more).bundle) for more in ({}, {"group_size": 0}))
+    assert quantised_in(mixed.manifest.options["properties"]) == 64
+    assert [quantised_in(properties_for(mixed.manifest.options, rows)) for rows in (1, 2, 3, 64)] == [0, 0, 32, 32]
+    assert {quantised_in(properties_for(named.manifest.options, rows)) for rows in (None, 1, 2, 3, 64)} == {32}
+    sizes = [[held_bytes(b.files.read(e.blob)) for e in b.manifest.executables] for b in (mixed, named)]
+    assert sizes[0][0] != sizes[0][1] == sizes[0][2], "scales of groups of 64, and of rows"
+    assert max(sizes[1]) - min(sizes[1]) < 64, "the same weights; a constant of the form more or less"
+    with BundleLLM(mixed, threads=1, keep_steps=True) as llm:
+        llm.executor.open_all()
+        assert llm.executor.memory()["open_executables"] == len(mixed.manifest.executables)
+        llm.generate(PROMPTS, GREEDY)
+        assert {r.executable.split()[0] for r in llm.records} == {"any", "decode"}
+
+
+def test_auto_computes_int8_in_bf16_where_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = OpenVinoTarget()
+    for features, expected in ((("avx512_bf16",), "bf16"), (("avx2",), "f32")):
+        monkeypatch.setattr(openvino_target, "cpu_features", lambda f=features: f)
+        chosen = {q: target.configure(CompileOptions("openvino", q)).dtype for q in target.quantisations}
+        assert chosen == {"none": "f32", "int8": expected, "int4": "f32", "keep": "f32"}
+        assert target.configure(CompileOptions("openvino", "int8", "f32")).dtype == "f32"
 
 
 @pytest.mark.parametrize(

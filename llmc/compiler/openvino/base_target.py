@@ -55,13 +55,17 @@ class OpenVinoBase(Target):
     def configure(self, options: CompileOptions) -> CompileOptions:
         """The group that weights share scales in is named only where it is another than the default."""
         options = super().configure(options)
-        quantize = str(options.quantize)
-        group = group_of(quantize, options.group_size)
-        return replace(options, group_size=None if group == group_of(quantize, None) else group)
+        group = group_of(str(options.quantize), options.group_size)
+        named = options.group_size is not None and group != self.default_group(str(options.quantize))
+        return replace(options, group_size=group if named else None)
+
+    def default_group(self, quantize: str) -> int | None:
+        """The group that stands for none named; None: none does."""
+        return group_of(quantize, None)
 
     @abstractmethod
-    def properties(self, options: CompileOptions) -> dict[str, str]:
-        """OpenVINO's settings that executables are compiled and opened with."""
+    def settings(self, options: CompileOptions) -> dict[str, Any]:
+        """OpenVINO's settings that executables are compiled and opened with, as the manifest names them."""
 
     def toolchain(self) -> dict[str, str]:
         """OpenVINO decides operators, layouts and kernels."""
@@ -121,7 +125,7 @@ class OpenVinoBase(Target):
             **models,
             "weights": weights.outputs["weights"].digest,
             "placements": weights.outputs["placements"].digest,
-            "properties": json.dumps(self.properties(options), sort_keys=True),
+            "settings": json.dumps(self.settings(options), sort_keys=True),
             **toolchain(*self.toolchain()),
             "isa": " ".join(self.isa()),
             "code": code_digest(*FINISH_CODE, *code),

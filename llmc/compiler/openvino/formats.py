@@ -114,7 +114,7 @@ class Compressed(WeightFormat):
         rows, width = stacked(shapes)
         held = self.held(sources, width)
         groups: Shape = (width // held.group,) if held.group else ()
-        stem, names = f"{'+'.join(sources)}.{held.family}", tuple(sources)
+        stem, names = f"{'+'.join(sources)}.{held.family}{f'_{held.group}' if held.group else ''}", tuple(sources)
 
         def part(name: str, what: str, dtype: ov.Type, last: int) -> Any:
             recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group)

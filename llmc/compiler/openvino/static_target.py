@@ -82,14 +82,14 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         """What turns a portable model into what the device runs."""
         return _REMAINING.get(self.device.split(".", maxsplit=1)[0], "")
 
-    def properties(self, options: CompileOptions) -> dict[str, str]:
-        """OpenVINO's settings on the CPU; float32 throughout is exact, other weights take activations in 8 bits."""
+    def settings(self, options: CompileOptions) -> dict[str, Any]:
+        """On the CPU: float32 throughout is exact, other weights take activations in 8 bits."""
         exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if options.quantize == "none" else {}
-        return {"INFERENCE_PRECISION_HINT": "f32", **exact}
+        return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What the executor opens executables with."""
-        return {"properties": self.properties(options), "openvino_device": self.device}
+        return {**self.settings(options), "openvino_device": self.device}
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
@@ -128,7 +128,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         return self.lower_stage(stages, options, form, LOWERING_CODE, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
-        properties = self.properties(options)
+        properties = self.settings(options)["properties"]
 
         def finish(_: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
             from llmc.compiler.openvino.blobs import weightless

@@ -133,7 +133,8 @@ class Target(ABC):
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Fill in defaults; raises InputError for what this target does not offer."""
         quantize = options.quantize or self.default_quantize
-        for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", options.dtype, self.dtypes)):
+        dtype = self.default_dtype(quantize) if options.dtype == "auto" else options.dtype
+        for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", dtype, self.dtypes)):
             if value not in known:
                 raise InputError(f"--{what} {value} is not offered for device {self.name}; offered: {', '.join(known)}")
         for names, taken, where in (
@@ -144,7 +145,11 @@ class Target(ABC):
                 flag = foreign[0].replace("_", "-")
                 raise InputError(f"--{flag} is for {where}; leave it out for {self.name}")
         specialise = self.specialises_by_default if options.specialise is None else options.specialise
-        return replace(options, quantize=quantize, specialise=specialise)
+        return replace(options, quantize=quantize, dtype=dtype, specialise=specialise)
+
+    def default_dtype(self, quantize: str) -> str:
+        """What `--dtype auto` stands for: what everything that is not quantised is held and computed in."""
+        return "f32"
 
     @property
     @abstractmethod

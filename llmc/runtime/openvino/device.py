@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def require_device(name: str) -> None:
             f"OpenVINO finds no {name} on this host; it finds {', '.join(here)}: install the driver of the device, or "
             f"compile with --device openvino:{here[0]}"
         )
+
+
+def properties_for(settings: Mapping[str, Any], rows: int | None) -> dict[str, str]:
+    """Those that the paged model of `rows` decode rows is compiled with, or the one for every shape (None)."""
+    if rows is None:
+        return dict(settings["properties"])
+    return dict(next(found for most, found in settings["fixed_properties"] if most is None or rows <= most))
 
 
 class MappedWeights:

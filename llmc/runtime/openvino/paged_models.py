@@ -6,13 +6,14 @@ OpenVINO makes its primitives and packs weights when a model is opened: a compil
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING
 
 from llmc.errors import DeviceError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.openvino.device import MappedWeights, open_core, read_paged
-from llmc.runtime.openvino.paged_request import PagedRequest
+from llmc.runtime.openvino.device import MappedWeights, open_core, properties_for, read_paged
+from llmc.runtime.openvino.paged_request import PagedRequest, StepRows
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 PACKED = 1.5
 """Memory of an open model of a fixed size over its weights in the file: 204–215 MB for 137 (benchmarks/RESULTS.md)"""
 
+_CONSTANT = re.compile(rb'offset="(\d+)"[^>]* size="(\d+)"')
+
 
 class PagedModels:
     """The model for every shape, and those for fixed numbers of decode rows, as many as the memory budget allows."""
 
-    def __init__(self, bundle: Bundle, cache: BlockCache, threads: int) -> None:
+    def __init__(self, bundle: Bundle, cache: BlockCache, filler: int, threads: int) -> None:
+        """`filler` is a block of the cache that no slot holds."""
         self._bundle = bundle
         self._cache = cache
+        self._filler = filler
         self._threads = threads
         self._weights = MappedWeights(bundle.files.path("weights"))
         self._any: PagedRequest | None = None
@@ -51,7 +56,6 @@ class PagedModels:
     def open_any(self) -> None:
         """Open the model for every shape. Raises ArtifactError or DeviceError."""
         self._any = self._open(self._bundle.executable("any", None, None, None))
-        self._weights.drop_pages()
 
     def open_fixed(self) -> None:
         """Open the models of fixed sizes, before returning."""
@@ -63,7 +67,6 @@ class PagedModels:
     def _open_next(self) -> None:
         rows, executable = self._unopened.pop(0)
         self.fixed = {**self.fixed, rows: self._open(executable)}
-        self._weights.drop_pages()
 
     def open_fixed_behind(self) -> None:
         """Open them beside the steps that run, if that has not begun."""
@@ -87,21 +90,26 @@ class PagedModels:
             ((e.batch, e) for e in manifest.executables if e.phase == "decode" and e.batch), key=lambda f: -f[0]
         )
         order = fixed[:1] + sorted(fixed[1:], key=lambda f: (f[0] != 1, -f[0]))
-        budget = int(manifest.options.get("specialise_memory", 0))
-        return order[: int(budget / (PACKED * manifest.blobs[manifest.files["weights"]]))]
+        if not order:
+            return []
+        size = PACKED * held_bytes(self._bundle.files.read(order[0][1].blob))
+        return order[: int(int(manifest.options["specialise_memory"]) / size)]
 
     def _open(self, executable: Executable) -> PagedRequest:
         source = f"{self._bundle.path}: {executable}"
         manifest = self._bundle.manifest
         heads = int(manifest.model["kv_heads"]), int(manifest.model["head_dim"])
         model = read_paged(self._bundle.files.read(executable.blob), self._weights, *heads, source)
-        properties = {**manifest.options["properties"], "INFERENCE_NUM_THREADS": self._threads}
+        properties = properties_for(manifest.options, executable.batch) | {"INFERENCE_NUM_THREADS": self._threads}
         try:
             compiled = open_core().compile_model(model, "CPU", properties)
         except RuntimeError as e:
             raise DeviceError(f"{source}: OpenVINO cannot open it: {str(e).splitlines()[-1]}") from e
         COMPILATIONS.opened(str(executable))
-        return PagedRequest(compiled, self._cache)
+        request = PagedRequest(compiled, self._cache)
+        request.infer(*StepRows.idle(executable.batch or 1, self._filler), 0)  # which packs the weights
+        self._weights.drop_pages()
+        return request
 
     def close(self) -> None:
         """Drop what is open."""
@@ -110,3 +118,8 @@ class PagedModels:
             self._opener.join()
         self.fixed = {}
         self._any = None
+
+
+def held_bytes(xml: bytes) -> int:
+    """Bytes of a weights file that a model's constants are in; several may be in the same place."""
+    return sum({int(offset): int(size) for offset, size in _CONSTANT.findall(xml)}.values())

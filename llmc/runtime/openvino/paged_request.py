@@ -53,6 +53,13 @@ class StepRows:
             blocks, block_begins, np.array(total.max(), np.int32),
         )  # fmt: skip
 
+    @classmethod
+    def idle(cls, rows: int, block: int) -> tuple[StepRows, Longs]:
+        """One-token rows of no slot, in `block`, and the last token of each."""
+        longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        start = np.zeros(1, np.int32)
+        return cls(longs, longs, ints, start, ints, start, np.array(1, np.int32)).filled(rows, block)
+
     @property
     def ends(self) -> Longs:
         """The last token of each row."""
