@@ -55,7 +55,15 @@ class Model:
 _BUNDLES = {
     "llmc onnxruntime int8": ("--device", "onnxruntime", "--quantize", "int8"),
     "llmc openvino int8": ("--device", "openvino", "--quantize", "int8"),
-    "llmc openvino int8 specialised": ("--device", "openvino", "--quantize", "int8", "--specialise"),
+    "llmc openvino int8 specialised": (
+        "--device",
+        "openvino",
+        "--quantize",
+        "int8",
+        "--specialise",
+        "--specialise-memory",
+        "4G",
+    ),
 }
 _PEERS = "onnxruntime-genai:int8,openvino-genai:int8,openvino-genai:int8-sdpa,llama-cpp:q8_0"
 MODELS = (

@@ -452,7 +452,7 @@ def test_one_wrong_executable_among_many_is_named(toy: Toy, monkeypatch: pytest.
 def test_one_wrong_bucket_cannot_hide_among_many_right_ones() -> None:
     row = {"equal": [True], "max_abs": 0.0, "leak": 0.0}
     right = [{"bucket": f"right {i}", "kl": [0.0], **row} for i in range(5000)]
-    limits = FakeTarget().limits(CompileOptions("fake", quantize="none"))
+    limits = FakeTarget().limits(CompileOptions("fake", "none", "f32"))
     assert summarise(right, limits).mean_kl == 0.0
     wrong = {"bucket": "decode[1x1+8]", "kl": [5e-3], **row}
     message = "disagree with the reference model in decode[1x1+8]: mean KL 0.005 (limit 1e-05) over its 1 rows"
@@ -792,7 +792,7 @@ def test_what_shapes_an_executable_changes_its_key(keyed: Keyed, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(FakeTarget, attribute, value)
             if attribute == "name":
-                patch.setattr(FakeTarget, "configure", lambda self, o: replace(o, quantize="none", specialise=True))
+                patch.setattr(FakeTarget, "configure", lambda self, o: replace(o, quantize="none", dtype="f32", specialise=True))
             assert keyed.changed(base, keyed.key()) == {component}
     with monkeypatch.context() as patch:
         patch.setattr(stages, "code_digest", lambda *packages: "sha256:" + "0" * 64)
