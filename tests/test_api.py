@@ -74,6 +74,13 @@ def test_compile_takes_a_plan_and_a_store(toy: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_options_of_one_device_are_keywords_too(toy: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--group-size is for openvino; leave it out for fake"):
+        llmc.compile(toy, tmp_path / "bundle", **SMALL, group_size=64)
+    with pytest.raises(InputError, match="--max-memory chooses what --device cpu stands for"):
+        llmc.LLM(str(toy), **SMALL, max_memory=10**9)
+
+
 def test_an_opened_bundle_shows_what_it_is(toy: Path, tmp_path: Path) -> None:
     llmc.compile(toy, tmp_path / "bundle", **SMALL)
     bundle = llmc.Bundle.open(str(tmp_path / "bundle"))

@@ -792,7 +792,9 @@ def test_what_shapes_an_executable_changes_its_key(keyed: Keyed, monkeypatch: py
         with monkeypatch.context() as patch:
             patch.setattr(FakeTarget, attribute, value)
             if attribute == "name":
-                patch.setattr(FakeTarget, "configure", lambda self, o: replace(o, quantize="none", dtype="f32", specialise=True))
+                patch.setattr(
+                    FakeTarget, "configure", lambda self, o: replace(o, quantize="none", dtype="f32", specialise=True)
+                )
             assert keyed.changed(base, keyed.key()) == {component}
     with monkeypatch.context() as patch:
         patch.setattr(stages, "code_digest", lambda *packages: "sha256:" + "0" * 64)
