@@ -53,9 +53,9 @@ def scope_of(flags: Flags) -> Scope:
 def run(bundle: str, flags: Flags) -> None:
     """Measure, then print the tables or the JSON document, and write what was asked for."""
     from llmc.artifacts.opening import open_store
+    from llmc.buckets.plots import check
     from llmc.cli.output import StepProgress
     from llmc.compiler.contenders import checkpoint_of, default_folder, make_ready
-    from llmc.runtime import pictures
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.peers import compare
     from llmc.runtime.peers.catalogue import parse
@@ -66,7 +66,7 @@ def run(bundle: str, flags: Flags) -> None:
     settings = Settings.from_environment()
     asked, scope, python = parse(flags.against), scope_of(flags), interpreter(flags.peer_python)
     if flags.plot is not None:
-        pictures.check(flags.plot)
+        check(flags.plot)
     opened = Bundle.open(bundle)
     require(asked, python)
     checkpoint = checkpoint_of(opened, flags.model, open_store(None, settings))

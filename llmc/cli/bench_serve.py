@@ -134,7 +134,7 @@ def serve(
       llmc bench serve http://127.0.0.1:8000 --rate 4 --requests 500 --slo ttft=1s,itl=100ms --plot load.html
       llmc bench serve http://127.0.0.1:8000 --traffic azure.csv --scale 0.125 --max-model-len 2048 --rate trace -n 1000
     """
-    from llmc.runtime import pictures
+    from llmc.buckets.plots import check
     from llmc.runtime.loadtest import plots
     from llmc.runtime.loadtest.report_text import text
     from llmc.runtime.loadtest.run import LoadTest, run
@@ -158,7 +158,7 @@ def serve(
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{flag} {value:g} must be above 0")
     if plot is not None:
-        pictures.check(plot)
+        check(plot)
     workload = Workload(
         requests=requests,
         traffic=traffic,

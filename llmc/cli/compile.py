@@ -112,7 +112,7 @@ def compile_command(
             "--group-size",
             metavar="N",
             help="Inputs of a row of quantised weights that share a scale (openvino): int8 0 (the whole row), 32, 64, "
-            "128; int4 32, 64, 128; keep 32. Default: the first.",
+            "128; int4 32, 64, 128; keep 32. Default: int8 as the shape of step asks for, the first of the others.",
         ),
     ] = None,
     activation_group_size: Annotated[
@@ -121,7 +121,8 @@ def compile_command(
             "--activation-group-size",
             metavar="N",
             help="Inputs that share a scale where activations are quantised to 8 bits as they are multiplied "
-            "(openvino on CPU): 0 (not at all), 16, 32, 64, 128. Default: 32, and 0 where nothing is quantised.",
+            "(openvino on CPU): 0 (not at all), 16, 32, 64, 128. Default: int8 as the shape of step asks for, 32 "
+            "beside a named --group-size and for the others, 0 where nothing is quantised.",
         ),
     ] = None,
     specialise_memory: Annotated[

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from llmc.buckets.files import write_bytes
-from llmc.buckets.plots import SUFFIXES
-from llmc.errors import DeviceError, InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,18 +22,8 @@ h3{{font-size:1rem}}</style>
 """
 
 
-def check(path: Path) -> None:
-    """Raise InputError for a file name that `write` cannot write to, DeviceError without matplotlib."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
-
-
 def write(path: Path, title: str, plots: Sequence[Plot], body: Callable[[], str]) -> None:
-    """Write `plots` as a picture, or a page of `body`'s HTML, to `path`, which `check` has passed.
+    """Write `plots` as a picture, or a page of `body`'s HTML, to `path`, which buckets.plots.check has passed.
 
     Raises InputError when the file cannot be written.
     """

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".html")
 
 
+def check(path: Path) -> None:
+    """Raise InputError for a file name that plots cannot be drawn to, DeviceError without matplotlib."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401 - only whether it is there; what draws imports what it needs
+    except ImportError:
+        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
+
+
 def draw(
     path: Path, plans: Sequence[tuple[str, Plan]], traffic: Traffic | None, frontier: Sequence[FrontierPoint]
 ) -> None:
@@ -30,21 +40,15 @@ def draw(
     written; DeviceError when matplotlib is not installed.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"cannot draw to {path}: give a file name that ends in {' or '.join(SUFFIXES)}")
+    check(path)
     if not plans:
         raise InputError("there is no plan to draw; give at least one")
-    try:
-        import matplotlib  # noqa: F401 - only whether it is there; the modules below import what they need
-    except ImportError:
-        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
     from llmc.buckets.plots import data, html, page
 
     views = data.gather(plans, traffic)
     title = page.title(views)
     found = page.plots(views, frontier)
-    if suffix == ".png":
+    if path.suffix.lower() == ".png":
         content = page.png(title, found)
     else:
         drawings = [(plot.heading, page.svg(plot, f"p{place}-")) for place, plot in enumerate(found, 1)]

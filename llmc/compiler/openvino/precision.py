@@ -111,12 +111,18 @@ def properties(
     }
 
 
-def require_precision(dtype: str, isa: Collection[str]) -> None:
-    """Raise DeviceError when a CPU of the instruction sets `isa` (runtime/host.py) does not compute in `dtype`."""
+def computes_in(dtype: str, isa: Collection[str]) -> bool:
+    """Whether a CPU of the instruction sets `isa` (runtime/host.py) computes in `dtype`."""
     needed = INSTRUCTIONS[dtype]
-    if needed and not set(needed) & set(isa):
-        works = ", ".join(d for d, sets in INSTRUCTIONS.items() if not sets or set(sets) & set(isa))
+    return not needed or not set(needed).isdisjoint(isa)
+
+
+def require_precision(dtype: str, isa: Collection[str]) -> None:
+    """Raise DeviceError, saying what works, where `computes_in` is not so."""
+    if not computes_in(dtype, isa):
+        works = ", ".join(d for d in INSTRUCTIONS if computes_in(d, isa))
+        needed = ", ".join(INSTRUCTIONS[dtype])
         raise DeviceError(
-            f"--dtype {dtype}: this CPU has none of {', '.join(needed)}, and OpenVINO would take another precision "
-            f"without a word; here work {works}, and --quantize int8, int4 or keep where memory counts"
+            f"--dtype {dtype}: this CPU has none of {needed}, and OpenVINO would take another precision without a "
+            f"word; here work {works}, and --quantize int8, int4 or keep where memory counts"
         )

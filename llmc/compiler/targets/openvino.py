@@ -18,8 +18,8 @@ from llmc.compiler.openvino.base_target import Lowered, OpenVinoBase
 from llmc.compiler.openvino.precision import (
     ACTIVATIONS,
     FEW_ROWS,
-    INSTRUCTIONS,
     MIXED,
+    computes_in,
     groups_of,
     properties,
     require_precision,
@@ -95,7 +95,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def default_dtype(self, quantize: str) -> str:
         """bf16 for int8 where the CPU computes in it: prompts take 0.8 of the time, at the same KL divergence."""
-        return "bf16" if quantize == "int8" and set(INSTRUCTIONS["bf16"]) & set(cpu_features()) else "f32"
+        return "bf16" if quantize == "int8" and computes_in("bf16", cpu_features()) else "f32"
 
     @property
     def specialises_by_default(self) -> bool:
@@ -134,18 +134,16 @@ class OpenVinoTarget(OpenVinoBase):
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace and lower once, make the weights, and finish every model over one weights file."""
-        fixed = tuple(self._fixed(stages.plan.buckets, options))
-        names = _model_names(fixed)
-        lowered = self._lower(stages, options, fixed)
-        finished = self._finish(stages, options, names, lowered)
-        models = {name: finished.outputs[name] for name in names}
-        return self.prepared(stages, finished.outputs["weights"], models)
+        models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
+        lowered = self._lower(stages, options, models)
+        finished = self._finish(stages, options, models, lowered)
+        return self.prepared(stages, finished.outputs["weights"], {name: finished.outputs[name] for name in models})
 
-    def _lower(self, stages: Stages, options: CompileOptions, fixed: tuple[int, ...]) -> Entry:
+    def _lower(self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None]) -> Entry:
         stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         form = {
             "dialect": "fused", "form": "paged", "stored": json.dumps(stored, sort_keys=True),
-            "fixed": " ".join(map(str, fixed)),
+            "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
         }  # fmt: skip
 
         def lower(folder: Path) -> Lowered:
@@ -159,7 +157,7 @@ class OpenVinoTarget(OpenVinoBase):
             graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
             constants = Constants()
             made = {}
-            for name, rows in zip(_model_names(fixed), (None, *fixed), strict=True):
+            for name, rows in models.items():
                 group, _ = self._groups(options, rows)
                 weights = format_for(str(options.quantize), options.dtype, group, stored)(constants)
                 model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
@@ -168,17 +166,19 @@ class OpenVinoTarget(OpenVinoBase):
 
         return self.lower_stage(stages, options, form, LOWERING_CODE, lower)
 
-    def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
+    def _finish(
+        self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
+    ) -> Entry:  # fmt: skip
         settings, heads = self.settings(options), _heads(stages.checkpoint.config)
-        rows = dict(zip(names, (None, *(int(name.rpartition("_")[2]) for name in names[1:])), strict=True))
 
         def finish_one(name: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
             from llmc.compiler.openvino.finish import finish
             from llmc.runtime.openvino.device import properties_for, read_paged
 
-            return finish(read_paged(xml, given, *heads, name), properties_for(settings, rows[name]), weights).encode()
+            model = read_paged(xml, given, *heads, name)
+            return finish(model, properties_for(settings, models[name]), weights).encode()
 
-        return self.finish_stage(stages, options, names, lowered, (__name__,), finish_one)
+        return self.finish_stage(stages, options, models, lowered, (__name__,), finish_one)
 
     def settings(self, options: CompileOptions) -> dict[str, Any]:
         """For the model for every shape "properties"; for those of fixed sizes "fixed_properties", pairs of the most
@@ -221,12 +221,12 @@ class OpenVinoTarget(OpenVinoBase):
 
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """The finished model of that shape."""
-        name = "model" if shape.batch is None else f"model_{shape.batch}"
-        return Compiled(prepared.inputs[name].read_bytes(), "native")
+        return Compiled(prepared.inputs[_name(shape.batch)].read_bytes(), "native")
 
 
-def _model_names(fixed: Sequence[int]) -> list[str]:
-    return ["model", *(f"model_{rows}" for rows in fixed)]
+def _name(rows: int | None) -> str:
+    """Of the model of `rows` decode rows, or of the one for every shape (None)."""
+    return "model" if rows is None else f"model_{rows}"
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:

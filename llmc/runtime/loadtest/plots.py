@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.buckets.plots import check
 from llmc.runtime import pictures
 from llmc.runtime.loadtest.report import Report
 from llmc.runtime.loadtest.report_text import text
@@ -25,9 +26,9 @@ HEIGHT = 3.2
 def draw(path: Path, report: Report) -> None:
     """Write plots of `report` to `path`: a .png picture, or a self-contained .html page with the report's text.
 
-    Raises as `pictures.check` and `pictures.write` do.
+    Raises as buckets.plots.check and `pictures.write` do.
     """
-    pictures.check(path)
+    check(path)
     from llmc.buckets.plots import page
 
     title = f"{report.model}: {report.sent}"

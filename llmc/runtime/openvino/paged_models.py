@@ -39,7 +39,7 @@ class PagedModels:
         self._any: PagedRequest | None = None
         self.fixed: dict[int, PagedRequest] = {}
         """By number of rows, what is open."""
-        self._unopened = self._affordable()
+        self._unopened = self._hottest_first()
         self._opener: threading.Thread | None = None
 
     @property
@@ -61,12 +61,16 @@ class PagedModels:
         """Open the models of fixed sizes, before returning."""
         if self._opener is not None:
             self._opener.join()
-        while self._unopened:
-            self._open_next()
+        self._open_affordable()
 
-    def _open_next(self) -> None:
-        rows, executable = self._unopened.pop(0)
-        self.fixed = {**self.fixed, rows: self._open(executable)}
+    def _open_affordable(self) -> None:
+        """Open as many of them as the memory budget allows; they all hold the same weights."""
+        if self._unopened:
+            size = PACKED * held_bytes(self._bundle.files.read(self._unopened[0][1].blob))
+            del self._unopened[int(int(self._bundle.manifest.options["specialise_memory"]) / size) :]
+        while self._unopened:
+            rows, executable = self._unopened.pop(0)
+            self.fixed = {**self.fixed, rows: self._open(executable)}
 
     def open_fixed_behind(self) -> None:
         """Open them beside the steps that run, if that has not begun."""
@@ -77,23 +81,16 @@ class PagedModels:
     def _open_quietly(self) -> None:
         """What fails stays unopened: the model for every shape serves in its place."""
         try:
-            while self._unopened:
-                self._open_next()
+            self._open_affordable()
         except DeviceError:
             self._unopened.clear()
 
-    def _affordable(self) -> list[tuple[int, Executable]]:
-        """The models of fixed sizes that the budget allows, hottest first: the largest decode batch, which a busy
-        server runs, then one row, then the others from the largest down."""
-        manifest = self._bundle.manifest
-        fixed = sorted(
-            ((e.batch, e) for e in manifest.executables if e.phase == "decode" and e.batch), key=lambda f: -f[0]
-        )
-        order = fixed[:1] + sorted(fixed[1:], key=lambda f: (f[0] != 1, -f[0]))
-        if not order:
-            return []
-        size = PACKED * held_bytes(self._bundle.files.read(order[0][1].blob))
-        return order[: int(int(manifest.options["specialise_memory"]) / size)]
+    def _hottest_first(self) -> list[tuple[int, Executable]]:
+        """The models of fixed sizes: the largest decode batch, which a busy server runs, then one row, then the others
+        from the largest down."""
+        executables = self._bundle.manifest.executables
+        fixed = sorted(((e.batch, e) for e in executables if e.phase == "decode" and e.batch), key=lambda f: -f[0])
+        return fixed[:1] + sorted(fixed[1:], key=lambda f: (f[0] != 1, -f[0]))
 
     def _open(self, executable: Executable) -> PagedRequest:
         source = f"{self._bundle.path}: {executable}"

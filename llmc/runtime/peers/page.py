@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.buckets.plots import check
 from llmc.runtime import pictures
 from llmc.runtime.peers.report_text import contenders, measurement, number, ratios
 from llmc.runtime.peers.results import Comparison, Series
@@ -29,9 +30,9 @@ over rounds: below 1 llmc is the better in times and memory, above 1 in rates. W
 def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against other engines", more: str = "") -> None:
     """Write the comparisons to `path`; `more` is HTML that follows them on a page.
 
-    Raises as `pictures.check` and `pictures.write` do.
+    Raises as buckets.plots.check and `pictures.write` do.
     """
-    pictures.check(path)
+    check(path)
     plots = [_plots(one) for one in found]
     pictures.write(path, title, [plot for some in plots for plot in some], lambda: _body(found, plots) + more)
 
