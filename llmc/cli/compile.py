@@ -142,6 +142,15 @@ def compile_command(
         float | None,
         typer.Option("--max-start", metavar="SECONDS", help="Time to its first token that it may take."),
     ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option(
+            "--kernels",
+            metavar="llmc|onnxruntime",
+            help="Whose products of quantised matrices run (onnxruntime). Default: llmc's where the CPU has "
+            "AVX-512 VNNI.",
+        ),
+    ] = None,
     starter: Annotated[
         bool,
         typer.Option(
@@ -205,7 +214,7 @@ def compile_command(
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k,
         tensor_parallel, lowering, roll_layers, cache_slots, kv_cache_dtype, group_size, activation_group_size,
-        size("--specialise-memory", specialise_memory), starter, size("--max-memory", max_memory), max_start,
+        size("--specialise-memory", specialise_memory), starter, size("--max-memory", max_memory), max_start, kernels,
     )  # fmt: skip
     place = None
     if resume and model is None and config is None:

@@ -13,7 +13,7 @@ MAX_TOP_K = 256
 EXTENSIONS: dict[str, int | str | None] = {
     "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
     "kv_cache_dtype": None, "group_size": None, "activation_group_size": None, "specialise_memory": None,
-    "starter": False, "max_memory": None, "max_start": None,
+    "starter": False, "max_memory": None, "max_start": None, "kernels": None,
 }  # fmt: skip
 """Options that are named where they are used, and not otherwise: each with its default."""
 
@@ -26,6 +26,10 @@ OPENVINO_OPTIONS = ("kv_cache_dtype", "group_size", "activation_group_size", "sp
 CPU_OPTIONS = ("max_memory", "max_start")
 """Limits that `--device cpu` chooses an engine by."""
 
+ONNXRUNTIME_OPTIONS = ("kernels",)
+"""Those that only the target that runs on ONNX Runtime takes."""
+
+KERNELS = ("llmc", "onnxruntime")
 KV_CACHE_DTYPES = ("u8", "f32", "bf16")
 LOWERINGS = ("jax", "torch-xla")
 
@@ -43,8 +47,9 @@ class CompileOptions:
     quantised as it runs, 0 for none quantised. `specialise_memory`: bytes that executables of fixed sizes may hold in
     memory beside the one for every shape. `starter`: graphs of another runtime in the same bundle, which open at once
     and serve until the others are open. These five are for OpenVINO. `max_memory` (bytes) and `max_start` (seconds
-    from exec to the first token) limit what engine the device cpu stands for.
-    Raises UnknownNameError, listing the known names, for an unknown quantisation, dtype, lowering or verification mode,
+    from exec to the first token) limit what engine the device cpu stands for. `kernels`: whose products of quantised
+    matrices run on ONNX Runtime.
+    Raises UnknownNameError, listing the known names, for an unknown name of any of them or of a verification mode,
     and InputError for a number out of range.
     """
 
@@ -67,6 +72,7 @@ class CompileOptions:
     starter: bool = False
     max_memory: int | None = None
     max_start: float | None = None
+    kernels: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:
@@ -79,6 +85,8 @@ class CompileOptions:
             raise InputError(f"jobs {self.jobs} must be at least 1")
         if self.kv_cache_dtype is not None and self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise UnknownNameError("KV cache dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if self.kernels is not None and self.kernels not in KERNELS:
+            raise UnknownNameError("kernels", self.kernels, KERNELS)
         for name, value in (
             ("--specialise-memory", self.specialise_memory), ("--group-size", self.group_size),
             ("--activation-group-size", self.activation_group_size),

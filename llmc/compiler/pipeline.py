@@ -328,7 +328,7 @@ def _assemble(
     files = {name: add(digest) for name, digest in prepared.files.items()}
     files |= {name: add(digest) for name, digest in text_files(stages).items()}
     manifest = Manifest.create(
-        llmc=llmc.__version__, device=options.device, target=target.name, executor=target.executor,
+        llmc=llmc.__version__, device=options.device, target=target.name, executor=target.executor_of(options),
         model=model_facts(checkpoint),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,

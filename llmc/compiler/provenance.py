@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
-PACKAGES = ("gguf", "numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "torch", "transformers")
+PACKAGES = ("gguf", "numpy", "onnx", "onnxruntime", "safetensors", "tokenizers", "torch", "transformers", "ziglang")
 """Packages that can shape a bundle; those installed are listed, used by this target or not."""
 
 LICENCE = "Apache-2.0"
@@ -67,7 +67,7 @@ def provenance(stages: Stages, target: Target, options: CompileOptions, model: s
                 "specialise": options.specialise, **options.extensions, "plan": plan,
             },
             "internalParameters": {
-                "target": target.name, "executor": target.executor, "toolchain": target.toolchain(),
+                "target": target.name, "executor": target.executor_of(options), "toolchain": target.toolchain(),
                 "isa": list(target.isa()),
             },
             "resolvedDependencies": [*files, _llmc(), *packages],

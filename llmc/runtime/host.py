@@ -13,6 +13,9 @@ _KERNEL_FEATURES = frozenset({
 })  # fmt: skip
 
 
+KERNELS = "kernels"
+"""A bundle's file of operators that its runtime does not have (llmc/compiler/kernels)."""
+
 PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 

@@ -114,7 +114,8 @@ def test_a_bundle_for_cpu_is_for_the_engine_that_was_chosen_and_says_why(
     options = CompileOptions("cpu", "int8", verify="none", max_start=10**9)
     result = compile_bundle(str(model), tmp_path / "bundle", toy_plan(), options, Store(tmp_path / "s"), lambda _: None)
     manifest = Bundle.open(tmp_path / "bundle").manifest
-    assert (manifest.device, manifest.executor) == ("cpu", engine)
+    assert manifest.device == "cpu"
+    assert manifest.executor.removesuffix("-llmc") == engine
     assert f"{engine}: a decode step of" in result.choice
     assert manifest.options["choice"] == result.choice
     named = CompileOptions(engine, "int8", verify="none")

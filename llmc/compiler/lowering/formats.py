@@ -28,7 +28,8 @@ class OnnxOptions:
     `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head and
     the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its type
     (Q8_0, Q4_0, Q4_1). `fold`: the packed form of a matrix holds its offsets (packing.py); otherwise graphs add
-    blocksum(x) · offsetsᵀ.
+    blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels (compiler/kernels), which add offsets
+    themselves.
 
     8-bit blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise activations
     by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
@@ -39,6 +40,7 @@ class OnnxOptions:
     head_bits: int = 8
     stored: Mapping[str, str] = field(default_factory=dict)
     fold: bool = False
+    panels: bool = False
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""

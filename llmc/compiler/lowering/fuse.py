@@ -4,6 +4,7 @@ rms_norm(x, weight; eps)                      x · rsqrt(mean(x²) + eps) · wei
 skip_rms_norm(x, residual, weight; eps)       (rms_norm(x + residual), x + residual)
 linear(x, w₀ … wₙ, b₀ … bₙ; parts)            x · concat(w)ᵀ + concat(b); `parts` are the widths of the pieces
 split(x; parts)                               pieces of the last axis
+gated_linear(x, w₀, w₁; parts) silu(x · w₀ᵀ) · (x · w₁ᵀ)
 gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
                                               k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]
 Every rule matches arithmetic, never a module's name; what does not match stays as it was.
@@ -12,6 +13,7 @@ Every rule matches arithmetic, never a module's name; what does not match stays 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,13 @@ from llmc.errors import CompileError
 _INT64_MAX = 2**63 - 1
 
 
-def fuse(graph: Graph) -> Graph:
-    """Apply every rule in place and return the graph; raises CompileError when attention has no fused form."""
-    for rule in (fuse_rms_norm, fuse_attention, fuse_qkv, fuse_gate_up, fuse_residual, narrow_last_rows):
+def fuse(graph: Graph, gate_width: int = 0) -> Graph:
+    """Apply every rule in place and return the graph; raises CompileError when attention has no fused form.
+
+    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none.
+    """
+    gate = partial(fuse_gated, gate_width=gate_width)
+    for rule in (fuse_rms_norm, fuse_attention, fuse_qkv, fuse_gate_up, gate, fuse_residual, narrow_last_rows):
         rule(graph)
         graph.prune()
     return graph
@@ -250,6 +256,21 @@ def fuse_gate_up(graph: Graph) -> None:
     graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
 
 
+def fuse_gated(graph: Graph, gate_width: int) -> None:
+    """silu(a) · b of a split linear without biases → gated_linear."""
+    m = Matcher(graph)
+    for node in graph.nodes:
+        if not gate_width or node.op != "mul" or (pair := _either(node, lambda v: m.made_by(v, "silu"))) is None:
+            continue
+        gate = m.producers[pair[0]].inputs[0]
+        halves = m.made_by(gate, "split")
+        both = m.made_by(halves.inputs[0], "linear") if halves else None
+        if halves is None or both is None or halves.outputs != [gate, pair[1]]:
+            continue
+        if len(both.inputs) == 3 and all(w % gate_width == 0 for w in both.attrs["parts"]):
+            node.op, node.inputs, node.attrs = "gated_linear", both.inputs, both.attrs
+
+
 def fuse_residual(graph: Graph) -> None:
     """rms_norm(x + y) → skip_rms_norm, which also yields x + y."""
     m = Matcher(graph)
@@ -268,7 +289,7 @@ def fuse_residual(graph: Graph) -> None:
     graph.nodes = _after_inputs([n for n in graph.nodes if id(n) not in fused])
 
 
-_ROW_WISE = frozenset({"rms_norm", "skip_rms_norm", "linear", "split", "silu", "mul", "add"})
+_ROW_WISE = frozenset({"rms_norm", "skip_rms_norm", "linear", "gated_linear", "split", "silu", "mul", "add"})
 
 
 def narrow_last_rows(graph: Graph) -> None:

@@ -16,7 +16,7 @@ kept8    the checkpoint's own blocks in 8 bits, exactly: 4-bit codes times 16, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,38 +37,59 @@ _MARGIN = 0.05
 _REFITS = 2
 
 
+Blocks = tuple[Codes, Array, Array]
+"""Codes uint8 [N, K/block, block], one to a byte, with scales and offsets float32 [N, K/block]."""
+
+
 def q4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
     """The parts of family q4."""
+    return _parts(4, q4_blocks(names, source, block))
+
+
+def q4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
+    """The matrix of family q4."""
     made = []
     for name in names:
         stored = source.quantised_blocks(name)
         own = stored is None or stored.bits != 4 or stored.block != block
         made.append(quantise_q4(source.tensor(name), block) if own or stored is None else _four(stored))
-    return _parts(4, made)
+    return _stacked(made)
 
 
 def kept4(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
     """The parts of family kept4. Raises CheckpointError for a source without 4-bit blocks of this size."""
-    return _parts(4, [_four(_stored(name, source, block)) for name in names])
+    return _parts(4, kept4_blocks(names, source, block))
+
+
+def kept4_blocks(names: Sequence[str], source: TensorSource, block: int) -> Blocks:
+    """The matrix of family kept4."""
+    return _stacked([_four(_stored(name, source, block)) for name in names])
 
 
 def kept8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
     """The parts of family kept8."""
+    return _parts(8, kept8_blocks(names, source, block))
+
+
+def kept8_blocks(
+    names: Sequence[str], source: TensorSource, block: int, held: Callable[[Array], Array] = np.asarray
+) -> Blocks:
+    """The matrix of family kept8; scales of our own making are what `held` makes of them."""
     made = []
     for name in names:
         stored = source.quantised_blocks(name)
         if stored is None:
-            codes, scales = quantise_q8(source.tensor(name), block)
+            codes, scales = quantise_q8(source.tensor(name), block, held)
             made.append((codes, scales, np.zeros_like(scales)))
         elif stored.bits == 8:
             made.append((stored.q, stored.scale, np.zeros_like(stored.scale)))
         else:
             codes, scales, offsets = _four(stored)
             made.append((codes * np.uint8(16), scales / np.float32(16), offsets))
-    return _parts(8, made)
+    return _stacked(made)
 
 
-def quantise_q4(weight: Array, block: int) -> tuple[Codes, Array, Array]:
+def quantise_q4(weight: Array, block: int) -> Blocks:
     """Blockwise 4 bits with offsets: [N, K] → codes uint8 [N, K/block, block], scales and offsets float32 [N, K/block].
 
     The codes' range begins as the block's own, and as a tenth less; then codes are rounded, and scale and offset
@@ -133,14 +154,19 @@ def _stored(name: str, source: TensorSource, block: int) -> QuantisedBlocks:
     return stored
 
 
-def _four(stored: QuantisedBlocks) -> tuple[Codes, Array, Array]:
+def _four(stored: QuantisedBlocks) -> Blocks:
     """Codes with zero point 8, scales and offsets of 4-bit blocks."""
     shift = np.float32(8 - stored.zero_point)
     offsets = stored.scale * shift
     return stored.q, stored.scale, offsets if stored.minimum is None else offsets + stored.minimum
 
 
-def _parts(bits: int, made: Sequence[tuple[Codes, Array, Array]]) -> dict[str, NDArray[Any]]:
+def _stacked(made: Sequence[Blocks]) -> Blocks:
     codes, scales, offsets = (np.concatenate(p) for p in zip(*made, strict=True))
+    return codes, scales, offsets
+
+
+def _parts(bits: int, blocks: Blocks) -> dict[str, NDArray[Any]]:
+    codes, scales, offsets = blocks
     data = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
     return {"data": data, "rows": data, "scales": scales, "offsets": offsets, "columns": offsets.T}

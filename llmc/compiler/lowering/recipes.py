@@ -63,9 +63,11 @@ class TensorSource(Protocol):
 
 _NBITS = "llmc.compiler.lowering.nbits"
 _OPENVINO = "llmc.compiler.openvino.compression"
+_PANELS = "llmc.compiler.kernels.panels"
 FAMILIES = {
     "q8": f"{__name__}:q8",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
+    **{family: f"{_PANELS}:{family}" for family in ("pq8", "pq4", "pkept4", "pkept8")},
     **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")},
 }  # fmt: skip
 """Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint
@@ -112,10 +114,15 @@ def read_placements(data: bytes) -> dict[str, Placement]:
     return {name: Placement(at["offset"], at["length"]) for name, at in json.loads(data).items()}
 
 
-def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def quantise_q8(
+    weight: NDArray[np.float32],
+    block: int,
+    held: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.asarray,
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Blockwise symmetric 8-bit: [N, K] → data uint8 [N, K/block, block], scales float32 [N, K/block].
 
-    K is padded with zeros to a multiple of `block`.
+    K is padded with zeros to a multiple of `block`. Where scales will be stored in fewer bits, `held` gives what they
+    will be, and codes are chosen for that.
     """
     rows, width = weight.shape
     blocks = -(-width // block)
@@ -124,6 +131,7 @@ def quantise_q8(weight: NDArray[np.float32], block: int) -> tuple[NDArray[np.uin
     w = weight.reshape(rows, blocks, block)
     low, high = w.min(-1), w.max(-1)
     scale = np.where(high > -low, high, low) / np.float32(-128)
+    scale = held(scale)
     scale[np.abs(scale) < np.finfo(np.float32).tiny] = 0  # too small to have a reciprocal: the block becomes zero
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
     q = w * inverse[..., None]

@@ -4,6 +4,9 @@ One model with symbolic B, Q, S and R covers every bucket; `bind` fixes some of 
 outputs are the program contract's (frontend/trace.py), caches being updated in place when past and present are bound
 to one buffer, with one difference: instead of new_lengths [B] it takes logit_rows [R] int64, the tokens whose logits
 are wanted as indices into [B · Q], and logits are [R, V]. A step that samples names each row's last live token.
+
+With llmc's own operators (compiler/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
+lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches are float16.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from llmc.compiler.kernels.limits import require_heads
+from llmc.compiler.kernels.panels import panel_bytes
 from llmc.compiler.lowering.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.lowering.ir import Graph, Node, Value
 from llmc.compiler.lowering.onnx_model import shorten
@@ -22,10 +27,14 @@ from llmc.compiler.lowering.recipes import Recipe
 from llmc.errors import CompileError
 
 MICROSOFT = "com.microsoft"
+OWN = "llmc"
+"""The domain of llmc's own operators (compiler/kernels)."""
+
 OPSET, IR_VERSION = 21, 10
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
 _UNPLACED = "weights"
 LOGIT_ROWS = "logit_rows"
+ROWS = "rows"
 
 
 @dataclass
@@ -68,12 +77,21 @@ class _Emitter:
             self._rename(v.name, name)
             outputs.append(self._info(v, name))
         inputs = [self._info(v, name) for name, v in self.graph.inputs.items()]
+        if self.options.panels:
+            inputs = [self._rows() if info.name == "past_lengths" else info for info in inputs]
+            for info in (*inputs, *outputs):
+                if info.name.startswith(("past_", "present_")):
+                    info.type.tensor_type.elem_type = TensorProto.FLOAT16
+                    info.type.tensor_type.shape.dim[0].dim_param = "P"
         if "last_rows" in self.shared:
             inputs = [self._logit_rows() if info.name == "new_lengths" else info for info in inputs]
             outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
         model = helper.make_model(
             helper.make_graph(self.nodes, "llmc", inputs, outputs, list(self.initializers.values())),
-            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
+            opset_imports=[
+                helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1),
+                *([helper.make_opsetid(OWN, 1)] if self.options.panels else []),
+            ],
             ir_version=IR_VERSION, producer_name="llmc",
         )  # fmt: skip
         short = shorten(model)
@@ -84,6 +102,9 @@ class _Emitter:
 
     def _logit_rows(self) -> ValueInfoProto:
         return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])
+
+    def _rows(self) -> ValueInfoProto:
+        return helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["N", 4])
 
     def _info(self, value: Value, name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(name, _TYPES[value.dtype], list(value.shape))
@@ -141,8 +162,12 @@ class _Emitter:
         sources = [self.graph.weights[weight]]
         # the head's format, which it is tied to
         held = self.options.format(sources, width, normed=True, head=True) if self.options.block else None
-        if held is None or width % held.block:
+        if held is None or (width % held.block and not self.options.panels):
             self._add("Gather", [self._name(weight), ids], [node.out.name])
+            return
+        if self.options.panels:
+            panels = self._panels(sources, (rows, width), held, "panels")
+            self._add("Embedding", [ids, panels], [node.out.name], OWN, **_matrix(rows, width, held))
             return
         out = f"{node.out.name}_codes" if held.offsets else node.out.name
         data, scales = self._blocks(sources, rows, width, held, as_rows=True)
@@ -189,6 +214,14 @@ class _Emitter:
         if self.options.block:
             normed = node.inputs[0] in self.normed
             held = self.options.format(sources, width, normed, head and node.out is self.graph.outputs[0][1])
+            if self.options.panels:
+                gated = node.op == "gated_linear"
+                panels = self._panels(sources, (rows, width), held, "gated" if gated else "panels")
+                self._add(
+                    "Linear", [x, panels, *([bias] if bias else [])], [node.out.name, f"{node.out.name}_scratch"], OWN,
+                    **_matrix(rows, width, held), gated=int(gated),
+                )  # fmt: skip
+                return
             self._nbits(node, x, sources, (rows, width), held, bias)
             return
         out = f"{node.out.name}_product" if biases else node.out.name
@@ -199,6 +232,14 @@ class _Emitter:
             self._add("MatMul", [x, self._external(recipe, TensorProto.FLOAT, (width, rows))], [out])
         if biases:
             self._add("Add", [out, bias], [node.out.name])
+
+    _gated_linear = _linear
+
+    def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
+        family, part = f"p{held.family}", f"{part}+offsets" if held.offsets else part
+        recipe = Recipe(f"{'+'.join(sources)}.{family}_{part}", f"{family}_{part}", tuple(sources), held.block)
+        size = panel_bytes(*shape, held.block, held.bits, held.offsets)
+        return self._external(recipe, TensorProto.UINT8, (size,))
 
     def _nbits(
         self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat, bias: str
@@ -241,6 +282,10 @@ class _Emitter:
 
     def _skip_rms_norm(self, node: Node) -> None:
         self.normed.add(node.out)
+        if self.options.panels:
+            names = [self._name(v) for v in node.inputs]
+            self._add("AddNorm", names, [o.name for o in node.outputs], OWN, eps=node.attrs["eps"])
+            return
         outputs = [node.outputs[0].name, "", "", node.outputs[1].name]
         self._add(
             "SkipSimplifiedLayerNormalization", [self._name(v) for v in node.inputs], outputs, MICROSOFT,
@@ -248,6 +293,16 @@ class _Emitter:
         )  # fmt: skip
 
     def _gqa(self, node: Node) -> None:
+        if self.options.panels:
+            require_heads(node.attrs)
+            q, k, v, past_k, past_v, _, cos, sin = (self._name(x) for x in node.inputs)
+            self._add(
+                "Attention", [q, k, v, past_k, past_v, ROWS, *([cos, sin] if cos else [])],
+                [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
+                heads=node.attrs["heads"], kv_heads=node.attrs["kv_heads"], head_dim=node.attrs["head_dim"],
+                window=max(0, node.attrs["window"]), scale=node.attrs["scale"],
+            )  # fmt: skip
+            return
         seqlens, total = self._lengths()
         q, k, v, past_k, past_v, _, cos, sin = (self._name(x) for x in node.inputs)
         self._add(
@@ -308,3 +363,8 @@ class _Emitter:
 
     def _add_(self, node: Node) -> None:
         self._binary("Add", node)
+
+
+def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
+    """What llmc's own operators have to know of a matrix."""
+    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": int(held.offsets)}

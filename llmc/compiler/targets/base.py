@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmc.compiler.options import OPENVINO_OPTIONS, XLA_OPTIONS
+from llmc.compiler.options import ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ class Target(ABC):
     takes_openvino_options: ClassVar[bool] = False
     """Whether the options of OPENVINO_OPTIONS mean something to it."""
 
+    takes_onnxruntime_options: ClassVar[bool] = False
+    """Whether the options of ONNXRUNTIME_OPTIONS mean something to it."""
+
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""
 
@@ -140,6 +143,7 @@ class Target(ABC):
         for names, taken, where in (
             (XLA_OPTIONS, self.takes_xla_options, "devices that XLA compiles for (xla, tpu)"),
             (OPENVINO_OPTIONS, self.takes_openvino_options, "openvino"),
+            (ONNXRUNTIME_OPTIONS, self.takes_onnxruntime_options, "cpu where that is ONNX Runtime"),
         ):
             if foreign := [name for name in names if name in options.extensions and not taken]:
                 flag = foreign[0].replace("_", "-")
@@ -155,6 +159,10 @@ class Target(ABC):
     @abstractmethod
     def specialises_by_default(self) -> bool:
         """Whether each bucket gets an executable of its own when the user does not say."""
+
+    def executor_of(self, options: CompileOptions) -> str:
+        """Name of the executor that runs what is compiled with these options."""
+        return self.executor
 
     @abstractmethod
     def static_dims(self, options: CompileOptions) -> tuple[str, ...]:

@@ -2,8 +2,12 @@
 
 Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime, one dynamic executable runs every
 shape as fast without padding, opens faster and holds less. So the default is one executable for all buckets;
-`--specialise` makes one a bucket. The weights file of quantised and of specialised bundles also holds the kernels'
-packed form: executables share it, and a process reaches its first token sooner by what packing at open would take.
+`--specialise` makes one a bucket.
+
+Quantised matrices lie in panels that llmc's own operators read (compiler/kernels), where the CPU has what those need;
+the bundle holds their library. Elsewhere, or with `--kernels onnxruntime`, the runtime's own kernels run. Then the
+weights file also holds their packed form, as that of specialised bundles does: executables share it, and a process
+reaches its first token sooner by what packing at open would take.
 
 Quantisations (lowering/formats.py): int8; keep, the checkpoint's own blocks exactly and 8 bits for matrices that it has
 no blocks of; int4, 4 bits with an offset for each block, and 8 for the embedding and the head. What the checkpoint has
@@ -13,17 +17,20 @@ in 4 bits already is kept by int4.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
+from llmc.compiler.kernels.limits import FEATURES, runs_on
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.weight_stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import KERNELS, PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -38,11 +45,15 @@ BLOCK = 32
 SESSION_BYTES = 2_400_000
 WEIGHT_BITS = {"int8": 9 + 9.7, "keep": 9 + 10, "int4": 6 + 7}
 """As they are and packed for the kernels (benchmarks/RESULTS.md); `keep` where the checkpoint has 8 bits."""
+PANEL_BITS = {"int8": 8.5, "keep": 9, "int4": 5}
+"""In panels: codes, float16 scales, and offsets of 4 bits; `keep` where the checkpoint has 8 bits."""
 
 _NBITS = "llmc.compiler.lowering.nbits"
-_BINDING_CODE = tuple(
-    f"llmc.compiler.lowering.{module}" for module in ("to_onnx", "onnx_model", "formats", "ir", "recipes", "nbits")
-)
+_PANELS = "llmc.compiler.kernels.panels"
+_BINDING_CODE = (
+    *(f"llmc.compiler.lowering.{m}" for m in ("to_onnx", "onnx_model", "formats", "ir", "recipes", "nbits")),
+    _PANELS, "llmc.compiler.kernels.limits",
+)  # fmt: skip
 _LOWERING_CODE = (
     "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse", *_BINDING_CODE,
     "llmc.compiler.checkpoint.base", __name__,
@@ -60,7 +71,32 @@ class CpuTarget(Target):
     executor: ClassVar[str] = "onnxruntime"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"
+    takes_onnxruntime_options: ClassVar[bool] = True
     compile_code = (*_BINDING_CODE, "llmc.compiler.checkpoint.base", "llmc.runtime.executors.ort_session")
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
+        options = super().configure(options)
+        fits = runs_on(self.isa())
+        if options.kernels is not None and options.quantize == "none":
+            raise InputError(f"--kernels {options.kernels} is for quantised matrices; --quantize none leaves none")
+        if options.kernels == "llmc" and options.specialise:
+            raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
+        if options.kernels == "llmc" and not fits:
+            raise InputError(
+                f"--kernels llmc needs a CPU with {', '.join(FEATURES)} on x86-64 Linux; this one has "
+                f"{', '.join(self.isa())}; leave it out, or use --kernels onnxruntime"
+            )
+        default = "llmc" if fits and not options.specialise and options.quantize != "none" else None
+        return replace(options, kernels=options.kernels or default)
+
+    def executor_of(self, options: CompileOptions) -> str:
+        """With llmc's kernels rows lie end to end."""
+        return "onnxruntime-llmc" if options.kernels == "llmc" else self.executor
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """llmc's kernels keep float16."""
+        return 2 if options.kernels == "llmc" else super().cache_bytes(options)
 
     @property
     def specialises_by_default(self) -> bool:
@@ -73,6 +109,8 @@ class CpuTarget(Target):
 
     def choice(self, options: CompileOptions) -> str:
         """The measurement behind the default."""
+        if options.kernels == "llmc":
+            return "one executable for all buckets, its rows laid end to end: nothing is padded"
         if options.specialise:
             return "one executable per bucket, as asked for with --specialise; this target measured no gain from it"
         return "one executable for all buckets, run at the exact shape: this target measured no gain from static shapes"
@@ -91,8 +129,9 @@ class CpuTarget(Target):
         return batch, bucket.query, bucket.context
 
     def weight_bits(self, options: CompileOptions) -> float:
-        """Quantised weights are there twice."""
-        return WEIGHT_BITS.get(str(options.quantize)) or super().weight_bits(options)
+        """For the runtime's kernels, quantised weights are there twice."""
+        bits = PANEL_BITS if options.kernels == "llmc" else WEIGHT_BITS
+        return bits.get(str(options.quantize)) or super().weight_bits(options)
 
     def step_tokens(self, largest: int) -> int:
         """Where any shape runs, long prompts run in chunks."""
@@ -104,17 +143,20 @@ class CpuTarget(Target):
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace and lower once, make the weights file, and pack it where that pays."""
-        lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize)))
-        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _NBITS)
-        if options.specialise or options.quantize != "none":
+        own = options.kernels == "llmc"
+        lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize), panels=own))
+        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _NBITS, _PANELS)
+        if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, lowered, weights)
         file = weights.outputs["weights"]
+        library = {KERNELS: self._kernels(stages).digest} if own else {}
         return Prepared(
-            files={"weights": file.digest},
+            files={"weights": file.digest, **library},
             components={
                 "lowered": lowered.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
+                **library,
             },
             inputs={
                 "model": stages.path(lowered.outputs["model"]),
@@ -123,11 +165,24 @@ class CpuTarget(Target):
             facts={"weights_bytes": file.size},
         )
 
-    def _onnx_options(self, stages: Stages, quantize: str) -> OnnxOptions:
+    def _kernels(self, stages: Stages) -> Blob:
+        """The library of llmc's own operators."""
+
+        from llmc.compiler.kernels.build import build as build_library
+        from llmc.compiler.kernels.build import source_digest
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
+                return {KERNELS: workspace.put_file(build_library(Path(folder)))}
+
+        components = {**toolchain("ziglang"), "code": source_digest()}
+        return stages.run("kernels", components, build).outputs[KERNELS]
+
+    def _onnx_options(self, stages: Stages, quantize: str, *, panels: bool) -> OnnxOptions:
         from llmc.compiler.lowering.formats import OnnxOptions
 
         if quantize in ("none", "int8"):
-            return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0)
+            return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0, panels=panels)
         stored = stored_types(stages.checkpoint)
         if quantize == "keep":
             if not stored:
@@ -135,10 +190,11 @@ class CpuTarget(Target):
                     f"--quantize keep: {stages.checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, "
                     "Q4_0, Q4_1); quantise it with --quantize int8 or int4, or compile a GGUF file of those types"
                 )
-            return OnnxOptions(BLOCK, stored=stored, fold=self._folds(stages))
+            return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
         heads = (EMBEDDING, HEAD)
         kept = {name: kind for name, kind in stored.items() if kind in ("Q4_0", "Q4_1") or name in heads}
-        return OnnxOptions(BLOCK, bits=4, stored=kept, fold=self._folds(stages))
+        fold = not panels and self._folds(stages)
+        return OnnxOptions(BLOCK, bits=4, stored=kept, fold=fold, panels=panels)
 
     def _folds(self, stages: Stages) -> bool:
         """Whether packed matrices take in offsets here."""
@@ -166,12 +222,14 @@ class CpuTarget(Target):
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             from llmc.compiler.frontend.trace import trace
+            from llmc.compiler.kernels.panels import LANES
             from llmc.compiler.lowering.fuse import fuse
             from llmc.compiler.lowering.import_fx import import_program
             from llmc.compiler.lowering.recipes import written
             from llmc.compiler.lowering.to_onnx import lower
 
-            graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
+            traced = import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions)
+            graph = fuse(traced, LANES if options.panels else 0)
             lowered = lower(graph, options)
             files = {
                 "model": lowered.model.SerializeToString(deterministic=True),
@@ -221,7 +279,8 @@ class CpuTarget(Target):
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(prepared.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(prepared.files["weights"]), placements).SerializeToString(deterministic=True)
-        try_opening(data, prepared.folder, str(shape))
+        library = prepared.files.get(KERNELS)
+        try_opening(data, prepared.folder, str(shape), library and str(prepared.folder / parse(library)))
         return Compiled(data, "native")
 
 
@@ -232,14 +291,14 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found |= {"bits": options.bits, "head_bits": options.head_bits}
     if options.stored:
         found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
-    return found | ({"fold": True} if options.fold else {})
+    return found | ({"fold": True} if options.fold else {}) | ({"panels": True} if options.panels else {})
 
 
-def try_opening(data: bytes, folder: Path, what: str) -> None:
-    """Open executable bytes with ONNX Runtime; their weights are in `folder` under their bundle name."""
+def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:
+    """Open executable bytes with ONNX Runtime; weights and `library` are in `folder` under their bundle names."""
     from llmc.runtime.executors.ort_session import open_session
 
     try:
-        open_session(data, session__model_external_initializers_file_folder_path=str(folder))
+        open_session(data, library=library, session__model_external_initializers_file_folder_path=str(folder))
     except Exception as e:
         raise CompileError(f"ONNX Runtime refuses the executable for {what}: {e}") from e

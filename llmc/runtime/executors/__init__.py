@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _CLASSES = {
     "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
+    "onnxruntime-llmc": "llmc.runtime.executors.ort_kernels:KernelExecutor",
     "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
     "xla": "llmc.runtime.executors.xla:XlaExecutor",
     "openvino": "llmc.runtime.executors.openvino:OpenVinoExecutor",

@@ -10,7 +10,7 @@ decode (ort_caches.py); a prompt runs on a staging cache and is copied into its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llmc.errors import InputError
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache, Tensors
-from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables
+from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables, bind_array
 from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.host import PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
@@ -205,11 +205,11 @@ class _Bound:
         self._rows = np.zeros(0, np.int64)
         self._results: tuple[int, ...] = ()
         self._binding = binding = session.io_binding()
-        _bind(binding.bind_input, "token_ids", self.token_ids)
-        _bind(binding.bind_input, "past_lengths", self.past_lengths)
+        bind_array(binding.bind_input, "token_ids", self.token_ids)
+        bind_array(binding.bind_input, "past_lengths", self.past_lengths)
         for i, view in enumerate(views):
-            _bind(binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", view)
-            _bind(binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", view)
+            bind_array(binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", view)
+            bind_array(binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", view)
         self._keep = views
         self._session = session
 
@@ -217,16 +217,12 @@ class _Bound:
         """Replay; the first len(rows) rows of `results` take what the graph returns for tokens `rows` of [B · Q]."""
         if len(rows) != len(self._rows):
             self._rows = np.zeros(len(rows), np.int64)
-            _bind(self._binding.bind_input, LOGIT_ROWS, self._rows)
+            bind_array(self._binding.bind_input, LOGIT_ROWS, self._rows)
             self._results = ()
         places = tuple(array.ctypes.data for array in results.values())
         if places != self._results:
             for name, array in results.items():
-                _bind(self._binding.bind_output, name, array[: len(rows)])
+                bind_array(self._binding.bind_output, name, array[: len(rows)])
             self._results = places
         self._rows[:] = rows
         self._session.run_with_iobinding(self._binding)
-
-
-def _bind(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
-    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

@@ -32,11 +32,13 @@ class Tensors:
     come, for a cache of which little is used.
     """
 
-    def __init__(self, tensors: int, heads: int, head_dim: int, places: int, sparse: bool = False) -> None:
+    def __init__(
+        self, tensors: int, heads: int, head_dim: int, places: int, sparse: bool = False, dtype: type = np.float32
+    ) -> None:
         self._fixed = (tensors, heads, head_dim)
         count = tensors * heads * head_dim * places
-        paged = sparse and count
-        self._buffer: Array = sparse_bytes(4 * count).view(np.float32) if paged else np.zeros(count, np.float32)
+        size = count * np.dtype(dtype).itemsize
+        self._buffer: Array = sparse_bytes(size).view(dtype) if sparse and count else np.zeros(count, dtype)
         self._fill: float | None = None
         self.array: Array = self._buffer[:0].reshape(tensors, 0, heads, 0, head_dim)
         self.nbytes = 0
@@ -81,9 +83,10 @@ class SlotCache:
     """
 
     def __init__(
-        self, sizes: tuple[int, int, int], slots: int, capacity: int, decode_rows: int, decode_length: int
-    ) -> None:
-        self.home = Tensors(*sizes, slots * capacity, sparse=True)
+        self, sizes: tuple[int, int, int], slots: int, capacity: int, decode_rows: int = 0, decode_length: int = 0,
+        dtype: type = np.float32,
+    ) -> None:  # fmt: skip
+        self.home = Tensors(*sizes, slots * capacity, sparse=True, dtype=dtype)
         self.home.reserve(slots, capacity)
         self.decode = Tensors(*sizes, decode_rows * decode_length)
         self.used = [0] * slots
@@ -91,7 +94,7 @@ class SlotCache:
         self._in_decode = [0] * decode_rows
         self._rows = decode_rows
         self._touched = [0] * slots
-        self._token_bytes = 4 * math.prod(sizes)
+        self._token_bytes = np.dtype(dtype).itemsize * math.prod(sizes)
 
     @property
     def nbytes(self) -> int:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from llmc.errors import ArtifactError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.host import KERNELS
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -97,10 +101,11 @@ class Executables:
     def _open(self, executable: Executable) -> Any:
         self._bundle.files.path("weights")  # intact, or an error that names it, before the runtime maps it
         path = str(self._bundle.files.path(executable.blob))
+        library = str(self._bundle.files.path(KERNELS)) if KERNELS in self._bundle.manifest.files else None
         if executable.state != "native":
             COMPILATIONS.record(str(executable))
         try:
-            session = open_session(path, self._threads)
+            session = open_session(path, self._threads, library=library)
         except Exception as e:
             raise ArtifactError(f"{self._bundle.path}: ONNX Runtime cannot open {executable}: {e}") from e
         if LOGIT_ROWS not in {given.name for given in session.get_inputs()}:
@@ -123,6 +128,11 @@ class Executables:
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)
         self._sessions.clear()
+
+
+def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+    """Bind an input or output of a session to a contiguous array, which must outlive the binding."""
+    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
 
 def _yield_cpu() -> None:

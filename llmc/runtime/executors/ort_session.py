@@ -18,12 +18,18 @@ _lock = threading.Lock()
 _pool_threads: int | None = None
 
 
-def open_session(model: str | bytes, threads: int | None = None, saved_as: str | None = None, **entries: str) -> Any:
+def open_session(
+    model: str | bytes,
+    threads: int | None = None,
+    saved_as: str | None = None,
+    library: str | None = None,
+    **entries: str,
+) -> Any:
     """A CPU session over a model's path or bytes, its graph left as it is: what compiling decided stays decided.
 
     `threads` sizes the pool, and counts in the first call of a process only; `saved_as` is a path that ONNX Runtime
-    writes the model to; `entries` are session configuration entries, with "__" for ".". Raises whatever ONNX Runtime
-    raises.
+    writes the model to; `library` is a path of operators beside its own; `entries` are session configuration entries,
+    with "__" for ".". Raises whatever ONNX Runtime raises.
     """
     _share_pool(threads)
     options = ort.SessionOptions()
@@ -33,6 +39,8 @@ def open_session(model: str | bytes, threads: int | None = None, saved_as: str |
     options.add_session_config_entry("session.use_env_allocators", "1")
     if saved_as is not None:
         options.optimized_model_filepath = saved_as
+    if library is not None:
+        options.register_custom_ops_library(library)
     for name, value in entries.items():
         options.add_session_config_entry(name.replace("__", "."), value)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -35,7 +35,7 @@ class SlotCacheExecutor(Executor):
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the slot's home."""
-        return list(self._cache.read(slot, length).copy())
+        return list(self._cache.read(slot, length).astype(np.float32))
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copies into the slot's home."""

@@ -1,0 +1,74 @@
+/* Embedding(ids int64 [..], panels uint8) → y float [.., K]: rows of a matrix that Linear can take too.
+
+Attributes: rows (N), width (K), group, bits, offsets. */
+#include "operators.h"
+#include "panels.h"
+
+typedef struct {
+  Api api;
+  Matrix matrix;
+} Embedding;
+
+static void read_row(const Matrix *m, const uint8_t *panels, int64_t row, float *y) {
+  const uint8_t *head = panels + row / LANES * panel_bytes(m), *codes = head + head_bytes(m);
+  const int64_t lane = row % LANES, steps = m->group / 4, half = steps / 2;
+  for (int64_t g = 0; g < groups_of(m); g++) {
+    const uint16_t *once = (const uint16_t *)head + g * LANES * (1 + m->offsets) + lane;
+    const float scale = _cvtsh_ss(once[0]) / SCALE_UNIT, offset = m->offsets ? _cvtsh_ss(once[LANES]) : 0.0f;
+    for (int64_t k = 0; k < m->group && g * m->group + k < m->width; k++) {
+      int64_t step = k / 4;
+      int32_t code;
+      if (m->bits == 8) {
+        code = codes[step * 64 + lane * 4 + k % 4];
+      } else {
+        uint8_t both = codes[step % half * 64 + lane * 4 + k % 4];
+        code = step < half ? both & 15 : both >> 4;
+      }
+      y[g * m->group + k] = scale * (float)(code - zero_of(m)) + offset;
+    }
+    codes += m->group * LANES * m->bits / 8;
+  }
+}
+
+static Status *compute(void *kernel, Context *context) {
+  const Embedding *op = kernel;
+  Tensor ids, panels;
+  TRY(input(op->api, context, 0, &ids));
+  TRY(input(op->api, context, 1, &panels));
+  if (ids.rank + 1 > MAX_RANK) return fail(op->api, "llmc.Embedding: ids have too many dimensions");
+  if (panels.dims[0] != panels_of(&op->matrix) * panel_bytes(&op->matrix))
+    return fail(op->api, "llmc.Embedding: panels of another matrix");
+  int64_t count = 1;
+  for (size_t i = 0; i < ids.rank; i++) count *= ids.dims[i];
+  ids.dims[ids.rank] = op->matrix.width;
+  void *y;
+  TRY(output(op->api, context, 0, ids.dims, ids.rank + 1, &y));
+  for (int64_t i = 0; i < count; i++) {
+    int64_t row = ((const int64_t *)ids.data)[i];
+    if (row < 0 || row >= op->matrix.rows) return fail(op->api, "llmc.Embedding: a token id is not in the vocabulary");
+    read_row(&op->matrix, panels.data, row, (float *)y + i * op->matrix.width);
+  }
+  return NULL;
+}
+
+static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
+  (void)self;
+  Embedding *op = allocate(sizeof(Embedding));
+  if (!op) return fail(api, "llmc.Embedding: out of memory");
+  op->api = api;
+  *kernel = op;
+  return matrix_attributes(api, info, &op->matrix);
+}
+
+static const char *name(const Operator *self) { return (void)self, "Embedding"; }
+static size_t inputs(const Operator *self) { return (void)self, 2; }
+static size_t outputs(const Operator *self) { return (void)self, 1; }
+static int input_type(const Operator *self, size_t at) { return (void)self, at ? UINT8 : INT64; }
+static int output_type(const Operator *self, size_t at) { return (void)self, (void)at, FLOAT32; }
+
+const Operator embedding_operator = {
+    .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
+    .input_type = input_type, .input_kind = required, .input_memory = default_memory, .outputs = outputs,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .first_version = version_one, .last_version = any_version,
+};

@@ -1,0 +1,186 @@
+/* Linear(x float [.., K], panels uint8, bias float [N]?) → (y float [.., N], scratch): x · Wᵀ + bias.
+
+Attributes: rows (N), width (K), group, bits, offsets, and gated: with 1 panels are those of a gate and of what it lets
+through in turn, and y [.., N / 2] is silu(gate) · other. The second output is memory for quantised activations. */
+#include "operators.h"
+#include "panels.h"
+#include "vector_math.h"
+
+enum {
+  BLOCK = 3 << 17,  /* bytes of quantised activations that stay in the second-level cache while panels go by */
+  SHARE = 1 << 16,  /* bytes of panels, or of activations, that are worth a thread's turn */
+  MOST_SHARES = 256,
+};
+
+typedef struct {
+  Api api;
+  Matrix matrix;
+  int64_t gated;
+} Linear;
+
+typedef struct {
+  const Linear *op;
+  const float *x, *bias;
+  const uint8_t *panels;
+  Activations activations;
+  float *y;
+  int64_t rows, shares;
+} Product;
+
+static void quantise_share(void *data, size_t share) {
+  const Product *p = data;
+  const Matrix *m = &p->op->matrix;
+  int64_t first = p->rows * (int64_t)share / p->shares, end = p->rows * (int64_t)(share + 1) / p->shares;
+  for (int64_t row = first; row < end; row++) quantise_row(m, p->x + row * m->width, &p->activations, row);
+}
+
+INLINE void write(float *y, __m512 value, int64_t left) {
+  if (left >= LANES)
+    _mm512_storeu_ps(y, value);
+  else if (left > 0)
+    _mm512_mask_storeu_ps(y, (__mmask16)((1u << left) - 1), value);
+}
+
+/* `count` panels from `first` on, for activations row … row + rows − 1. */
+INLINE void strip(const int rows, const int panels, const int bits, const int offsets, const Product *p, int64_t first,
+                  int64_t row, int64_t ahead) {
+  const Matrix *m = &p->op->matrix;
+  const uint8_t *at = p->panels + first * panel_bytes(m);
+  __m512 sums[8];
+  if (p->op->gated) {
+    const int64_t width = m->rows / 2;
+    UNROLL
+    for (int pair = 0; pair < (panels > 1 ? panels / 2 : 1); pair++) {
+      __m512 gate[8], other[8];
+      if (panels > 1) {
+        if (pair == 0) tile(rows, panels, bits, offsets, m, at, &p->activations, row, ahead, sums);
+      } else {
+        tile(rows, 1, bits, offsets, m, at, &p->activations, row, ahead, gate);
+        tile(rows, 1, bits, offsets, m, at + panel_bytes(m), &p->activations, row, ahead, other);
+      }
+      UNROLL
+      for (int r = 0; r < rows; r++) {
+        __m512 g = panels > 1 ? sums[r * panels + 2 * pair] : gate[r];
+        __m512 o = panels > 1 ? sums[r * panels + 2 * pair + 1] : other[r];
+        int64_t column = (first / 2 + pair) * LANES;
+        write(p->y + (row + r) * width + column, _mm512_mul_ps(silu16(g), o), width - column);
+      }
+    }
+    return;
+  }
+  tile(rows, panels, bits, offsets, m, at, &p->activations, row, ahead, sums);
+  UNROLL
+  for (int n = 0; n < panels; n++) {
+    int64_t column = (first + n) * LANES, left = m->rows - column;
+    __mmask16 here = left >= LANES ? 0xFFFF : (__mmask16)((1u << left) - 1);
+    __m512 bias = p->bias ? _mm512_maskz_loadu_ps(here, p->bias + column) : _mm512_setzero_ps();
+    UNROLL
+    for (int r = 0; r < rows; r++)
+      write(p->y + (row + r) * m->rows + column, _mm512_add_ps(sums[r * panels + n], bias), left);
+  }
+}
+
+/* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
+INLINE void block(const int bits, const int offsets, const Product *p, int64_t first, int64_t end, int64_t row,
+                  int64_t last) {
+  const int64_t gated = p->op->gated;
+  int64_t rows = last - row;
+  if (rows >= 5) {
+    for (int64_t panel = first; panel < end; panel += 1 + gated) {
+      int64_t r = row;
+      if (panel + 1 + gated < end && rows >= 8) {
+        strip(8, 1, bits, offsets, p, panel, r, (1 + gated) * panel_bytes(&p->op->matrix));
+        r += 8;
+      }
+      for (; r + 8 <= last; r += 8) strip(8, 1, bits, offsets, p, panel, r, 0);
+      for (; r + 4 <= last; r += 4) strip(4, 1, bits, offsets, p, panel, r, 0);
+      for (; r < last; r++) strip(1, 1, bits, offsets, p, panel, r, 0);
+    }
+    return;
+  }
+  int64_t panel = first;
+  if (rows >= 3) {
+    for (; panel + 2 <= end; panel += 2) {
+      if (rows == 4) strip(4, 2, bits, offsets, p, panel, row, panel + 4 <= end ? 2 * panel_bytes(&p->op->matrix) : 0);
+      else strip(3, 2, bits, offsets, p, panel, row, panel + 4 <= end ? 2 * panel_bytes(&p->op->matrix) : 0);
+    }
+  } else {
+    for (; panel + 4 <= end; panel += 4) {
+      if (rows == 2) strip(2, 4, bits, offsets, p, panel, row, panel + 8 <= end ? 4 * panel_bytes(&p->op->matrix) : 0);
+      else strip(1, 4, bits, offsets, p, panel, row, panel + 8 <= end ? 4 * panel_bytes(&p->op->matrix) : 0);
+    }
+  }
+  for (; panel < end; panel += 1 + gated)
+    for (int64_t r = row; r < last; r++) strip(1, 1, bits, offsets, p, panel, r, 0);
+}
+
+static void multiply_share(void *data, size_t share) {
+  const Product *p = data;
+  const Matrix *m = &p->op->matrix;
+  const int64_t unit = p->op->gated ? 2 : 1, units = panels_of(m) / unit;
+  const int64_t first = units * (int64_t)share / p->shares * unit, end = units * (int64_t)(share + 1) / p->shares * unit;
+  const int64_t blocks = (p->rows * groups_of(m) * m->group + BLOCK - 1) / BLOCK;
+  const int64_t each = ((p->rows + blocks - 1) / blocks + TOGETHER - 1) / TOGETHER * TOGETHER;
+  for (int64_t row = 0; row < p->rows; row += each) {
+    int64_t last = row + each < p->rows ? row + each : p->rows;
+    if (m->bits == 8 && m->offsets) block(8, 1, p, first, end, row, last);
+    else if (m->bits == 8) block(8, 0, p, first, end, row, last);
+    else if (m->offsets) block(4, 1, p, first, end, row, last);
+    else block(4, 0, p, first, end, row, last);
+  }
+}
+
+static int64_t shares_of(int64_t bytes, int64_t most) {
+  int64_t shares = bytes / SHARE;
+  if (shares > MOST_SHARES) shares = MOST_SHARES;
+  if (shares > most) shares = most;
+  return shares < 1 ? 1 : shares;
+}
+
+static Status *compute(void *kernel, Context *context) {
+  const Linear *op = kernel;
+  const Matrix *m = &op->matrix;
+  Tensor x, panels, bias;
+  TRY(input(op->api, context, 0, &x));
+  TRY(input(op->api, context, 1, &panels));
+  TRY(input(op->api, context, 2, &bias));
+  if (!x.rank || x.dims[x.rank - 1] != m->width) return fail(op->api, "llmc.Linear: x has not `width` inputs");
+  if (panels.dims[0] != panels_of(m) * panel_bytes(m)) return fail(op->api, "llmc.Linear: panels of another matrix");
+  Product p = {.op = op, .x = x.data, .bias = bias.data, .panels = panels.data, .rows = 1};
+  for (size_t i = 0; i + 1 < x.rank; i++) p.rows *= x.dims[i];
+  x.dims[x.rank - 1] = op->gated ? m->rows / 2 : m->rows;
+  void *y, *scratch;
+  int64_t bytes = activation_bytes(m, p.rows);
+  TRY(output(op->api, context, 0, x.dims, x.rank, &y));
+  TRY(output(op->api, context, 1, &bytes, 1, &scratch));
+  p.y = y;
+  p.activations = place(m, p.rows, scratch);
+  p.shares = shares_of(p.rows * m->width / 4, p.rows);
+  TRY(parallel(op->api, context, (size_t)p.shares, quantise_share, &p));
+  p.shares = shares_of(panels_of(m) * panel_bytes(m), panels_of(m) / (op->gated ? 2 : 1));
+  return parallel(op->api, context, (size_t)p.shares, multiply_share, &p);
+}
+
+static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
+  (void)self;
+  Linear *op = allocate(sizeof(Linear));
+  if (!op) return fail(api, "llmc.Linear: out of memory");
+  op->api = api;
+  *kernel = op;
+  TRY(matrix_attributes(api, info, &op->matrix));
+  return int_attribute(api, info, "gated", &op->gated);
+}
+
+static const char *name(const Operator *self) { return (void)self, "Linear"; }
+static size_t inputs(const Operator *self) { return (void)self, 3; }
+static size_t outputs(const Operator *self) { return (void)self, 2; }
+static int input_type(const Operator *self, size_t at) { return (void)self, at == 1 ? UINT8 : FLOAT32; }
+static int input_kind(const Operator *self, size_t at) { return (void)self, at == 2 ? OPTIONAL : REQUIRED; }
+static int output_type(const Operator *self, size_t at) { return (void)self, at ? UINT8 : FLOAT32; }
+
+const Operator linear_operator = {
+    .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
+    .input_type = input_type, .input_kind = input_kind, .input_memory = default_memory, .outputs = outputs,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .first_version = version_one, .last_version = any_version,
+};

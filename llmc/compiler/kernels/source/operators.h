@@ -1,0 +1,22 @@
+/* What the operators of this library share. */
+#ifndef LLMC_OPERATORS_H
+#define LLMC_OPERATORS_H
+
+#include "ort_abi.h"
+#include "panels.h"
+
+extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator;
+
+/* Memory for a kernel's attributes; NULL when there is none left. */
+void *allocate(size_t bytes);
+void release(void *kernel);
+
+Status *matrix_attributes(Api api, const void *info, Matrix *out);
+
+const char *any_provider(const Operator *self);
+int default_memory(const Operator *self, size_t at);
+int required(const Operator *self, size_t at);
+int version_one(const Operator *self);
+int any_version(const Operator *self);
+
+#endif

@@ -1,0 +1,135 @@
+/* The part of ONNX Runtime's C interface that these operators use.
+
+The interface is a table of functions whose order never changes once a version has shipped; `enum` names the entries
+used here by their place (onnxruntime_c_api.cc, API version 17). Statuses are NULL for success. */
+#ifndef LLMC_ORT_ABI_H
+#define LLMC_ORT_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define ABI_VERSION 17
+
+typedef void Status;
+typedef void Context;
+typedef void Value;
+typedef void ShapeInfo;
+typedef void (*const *Api)(void);
+
+enum {
+  CREATE_STATUS = 0,
+  CREATE_DOMAIN = 26,
+  DOMAIN_ADD = 27,
+  ADD_DOMAIN = 28,
+  TENSOR_DATA = 51,
+  DIMENSIONS_COUNT = 61,
+  DIMENSIONS = 62,
+  SHAPE = 65,
+  FLOAT_ATTRIBUTE = 85,
+  INT_ATTRIBUTE = 86,
+  CONTEXT_INPUT = 90,
+  CONTEXT_OUTPUT = 91,
+  RELEASE_STATUS = 93,
+  RELEASE_SHAPE = 99,
+  PARALLEL_FOR = 274,
+};
+
+enum { INVALID_ARGUMENT = 2 };
+enum { FLOAT32 = 1, UINT8 = 2, INT64 = 7, FLOAT16 = 10 };
+enum { REQUIRED = 0, OPTIONAL = 1 };
+
+typedef struct {
+  Api (*get)(uint32_t version);
+  const char *(*version)(void);
+} ApiBase;
+
+/* An operator: what ONNX Runtime asks of it. Fields after `last_version` belong to later versions. */
+typedef struct Operator Operator;
+struct Operator {
+  uint32_t version;
+  void *(*create)(const Operator *, Api, const void *info);
+  const char *(*name)(const Operator *);
+  const char *(*provider)(const Operator *);
+  int (*input_type)(const Operator *, size_t);
+  size_t (*inputs)(const Operator *);
+  int (*output_type)(const Operator *, size_t);
+  size_t (*outputs)(const Operator *);
+  void (*compute)(void *kernel, Context *);
+  void (*destroy)(void *kernel);
+  int (*input_kind)(const Operator *, size_t);
+  int (*output_kind)(const Operator *, size_t);
+  int (*input_memory)(const Operator *, size_t);
+  int (*least_inputs)(const Operator *);
+  int (*alike_inputs)(const Operator *);
+  int (*least_outputs)(const Operator *);
+  int (*alike_outputs)(const Operator *);
+  Status *(*create_or_fail)(const Operator *, Api, const void *info, void **kernel);
+  Status *(*compute_or_fail)(void *kernel, Context *);
+  Status *(*infer_shape)(const Operator *, void *);
+  int (*first_version)(const Operator *);
+  int (*last_version)(const Operator *);
+};
+
+#define TRY(call)              \
+  do {                         \
+    Status *failed_ = (call);  \
+    if (failed_) return failed_; \
+  } while (0)
+
+static inline Status *fail(Api api, const char *why) {
+  return ((Status * (*)(int, const char *)) api[CREATE_STATUS])(INVALID_ARGUMENT, why);
+}
+
+/* An integer attribute of a node. */
+static inline Status *int_attribute(Api api, const void *info, const char *name, int64_t *out) {
+  return ((Status * (*)(const void *, const char *, int64_t *)) api[INT_ATTRIBUTE])(info, name, out);
+}
+
+static inline Status *float_attribute(Api api, const void *info, const char *name, float *out) {
+  return ((Status * (*)(const void *, const char *, float *)) api[FLOAT_ATTRIBUTE])(info, name, out);
+}
+
+enum { MAX_RANK = 6 };
+
+typedef struct {
+  void *data; /* NULL for an optional tensor that is not there */
+  size_t rank;
+  int64_t dims[MAX_RANK];
+} Tensor;
+
+/* An input of the running node, with its shape. */
+static inline Status *input(Api api, const Context *context, size_t at, Tensor *out) {
+  const Value *value = NULL;
+  ShapeInfo *shape = NULL;
+  TRY(((Status * (*)(const Context *, size_t, const Value **)) api[CONTEXT_INPUT])(context, at, &value));
+  out->data = NULL;
+  out->rank = 0;
+  if (!value) return NULL;
+  TRY(((Status * (*)(const Value *, void **)) api[TENSOR_DATA])(value, &out->data));
+  TRY(((Status * (*)(const Value *, ShapeInfo **)) api[SHAPE])(value, &shape));
+  Status *bad = ((Status * (*)(const ShapeInfo *, size_t *)) api[DIMENSIONS_COUNT])(shape, &out->rank);
+  if (!bad && out->rank <= MAX_RANK)
+    bad = ((Status * (*)(const ShapeInfo *, int64_t *, size_t)) api[DIMENSIONS])(shape, out->dims, out->rank);
+  ((void (*)(ShapeInfo *))api[RELEASE_SHAPE])(shape);
+  return bad || out->rank <= MAX_RANK ? bad : fail(api, "llmc: a tensor has more than 6 dimensions");
+}
+
+/* An output of the running node, made with the given shape. */
+static inline Status *output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank, void **data) {
+  Value *value = NULL;
+  TRY(((Status * (*)(Context *, size_t, const int64_t *, size_t, Value **)) api[CONTEXT_OUTPUT])(context, at, dims,
+                                                                                               rank, &value));
+  return ((Status * (*)(Value *, void **)) api[TENSOR_DATA])(value, data);
+}
+
+/* Run job(data, 0 … count − 1) on the session's threads. */
+static inline Status *parallel(Api api, const Context *context, size_t count, void (*job)(void *, size_t), void *data) {
+  if (count == 1) {
+    job(data, 0);
+    return NULL;
+  }
+  return ((Status * (*)(const Context *, void (*)(void *, size_t), size_t, size_t, void *)) api[PARALLEL_FOR])(
+      context, job, count, 0, data);
+}
+
+#endif

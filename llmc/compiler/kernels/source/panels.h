@@ -1,0 +1,172 @@
+/* Matrices in panels, and products with them in 8-bit integers.
+
+A matrix [N, K] lies in panels of 16 rows. A panel begins with what each of its K / group groups has once: 16 float16
+scales and, with `offsets`, 16 float16 offsets. At the next multiple of 64 bytes codes follow, in the order that they are
+read in: four inputs of each of the 16 rows at a time, [group / 4][16][4] bytes for a group with 8 bits. With 4 bits
+byte i of the first half of these holds, low, the code that 8 bits have there, and high, that of the second half. A
+weight is scale · (code − zero) + offset, where zero is 128 for 8 bits and 8 for 4, and 0 with offsets. N and K are
+padded with scales, offsets and codes of 0. Scales are stored SCALE_UNIT times as large (see ../panels.py).
+
+Activations are quantised in the same groups, to 8 signed bits: x ≈ scale · q, scale = max |x| / 127. Eight rows lie
+together, four inputs of each at a time. */
+#ifndef LLMC_PANELS_H
+#define LLMC_PANELS_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("clang loop unroll(full)") /* arrays indexed in the loop are to be registers */
+
+enum { LANES = 16, SCALE_UNIT = 256, TOGETHER = 8 };
+
+typedef struct {
+  int64_t rows, width, group, bits, offsets; /* N, K, inputs of a group, 4 or 8, 0 or 1 */
+} Matrix;
+
+static inline int64_t groups_of(const Matrix *m) { return (m->width + m->group - 1) / m->group; }
+static inline int64_t panels_of(const Matrix *m) { return (m->rows + LANES - 1) / LANES; }
+static inline int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+static inline int64_t head_bytes(const Matrix *m) { return padded(groups_of(m) * 2 * LANES * (1 + m->offsets)); }
+static inline int64_t panel_bytes(const Matrix *m) {
+  return head_bytes(m) + groups_of(m) * m->group * LANES * m->bits / 8;
+}
+static inline int32_t zero_of(const Matrix *m) { return m->offsets ? 0 : 1 << (m->bits - 1); }
+
+/* Quantised activations. */
+typedef struct {
+  int8_t *codes;   /* [rows / 8, groups · group / 4, 8, 4] */
+  float *scales;   /* [rows / 8, groups, 8], over SCALE_UNIT */
+  int32_t *starts; /* the same of −zero · sum of the group's codes, which products begin with */
+  float *sums;     /* the same of scale · sum of the group's codes, which offsets are multiplied by */
+} Activations;
+
+/* Bytes that `place` lays activations of so many rows out in. */
+static inline int64_t activation_bytes(const Matrix *m, int64_t rows) {
+  int64_t groups = groups_of(m), all = (rows + TOGETHER - 1) / TOGETHER * TOGETHER;
+  return padded(all * groups * m->group) + (2 + m->offsets) * padded(4 * all * groups) + 64;
+}
+
+static inline Activations place(const Matrix *m, int64_t rows, uint8_t *at) {
+  int64_t groups = groups_of(m), all = (rows + TOGETHER - 1) / TOGETHER * TOGETHER, each = padded(4 * all * groups);
+  at = (uint8_t *)padded((int64_t)at);
+  Activations a = {(int8_t *)at, NULL, NULL, NULL};
+  at += padded(all * groups * m->group);
+  a.scales = (float *)at;
+  a.starts = (int32_t *)(at + each);
+  a.sums = m->offsets ? (float *)(at + 2 * each) : NULL;
+  return a;
+}
+
+/* Quantise one row of `width` floats. */
+static inline void quantise_row(const Matrix *m, const float *x, const Activations *a, int64_t row) {
+  const int64_t groups = groups_of(m), block = row / TOGETHER, beside = row % TOGETHER;
+  int32_t *codes = (int32_t *)a->codes + block * TOGETHER * groups * m->group / 4 + beside;
+  for (int64_t g = 0; g < groups; g++) {
+    int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
+    __m512 most = _mm512_setzero_ps();
+    for (int64_t k = 0; k < left; k += LANES) {
+      __mmask16 here = left - k >= LANES ? 0xFFFF : (__mmask16)((1u << (left - k)) - 1);
+      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(here, x + first + k)));
+    }
+    float top = _mm512_reduce_max_ps(most);
+    __m512 inverse = _mm512_set1_ps(top > 1e-30f ? 127.0f / top : 0.0f);
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t k = 0; k < m->group; k += LANES) {
+      int64_t room = m->group - k;
+      __mmask16 kept = room >= LANES ? 0xFFFF : (__mmask16)((1u << room) - 1);
+      __mmask16 here = left - k >= LANES ? 0xFFFF : left > k ? (__mmask16)((1u << (left - k)) - 1) : 0;
+      __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + first + k), inverse));
+      sum = _mm512_add_epi32(sum, q);
+      int32_t four[4];
+      _mm_storeu_si128((__m128i *)four, _mm512_maskz_cvtsepi32_epi8(kept, q));
+      for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[((first + k) / 4 + i) * TOGETHER] = four[i];
+    }
+    int32_t total = _mm512_reduce_add_epi32(sum);
+    float scale = top / 127.0f;
+    const int64_t at = (block * groups + g) * TOGETHER + beside;
+    a->scales[at] = scale / SCALE_UNIT;
+    a->starts[at] = -zero_of(m) * total;
+    if (a->sums) a->sums[at] = scale * (float)total;
+  }
+}
+
+/* Products of `rows` activations, from `row` on, with `panels` neighbouring panels from `at` on: sums[rows · panels].
+
+The rows are of one block of eight. `ahead` bytes on from what is read, panels that come next are fetched, for 0 none.
+`rows`, `panels`, `bits` and `offsets` are constants where this is inlined; rows · panels ≤ 8 keeps sums in registers. */
+INLINE void tile(const int rows, const int panels, const int bits, const int offsets, const Matrix *m,
+                 const uint8_t *at, const Activations *a, int64_t row, int64_t ahead, __m512 *sums) {
+  const int64_t groups = groups_of(m), stride = panel_bytes(m), steps = m->group / 4;
+  const int64_t block = row / TOGETHER * TOGETHER * groups, beside = row % TOGETHER;
+  const int32_t *codes = (const int32_t *)a->codes + block * steps + beside;
+  const float *scales = a->scales + block + beside;
+  const int32_t *starts = a->starts + block + beside;
+  const float *totals = offsets ? a->sums + block + beside : NULL;
+  const uint8_t *head[4], *from[4];
+  UNROLL
+  for (int n = 0; n < panels; n++) head[n] = at + n * stride, from[n] = head[n] + head_bytes(m);
+  UNROLL
+  for (int i = 0; i < rows * panels; i++) sums[i] = _mm512_setzero_ps();
+  for (int64_t g = 0; g < groups; g++) {
+    __m512i dots[8];
+    __m512 scale[4], offset[4];
+    UNROLL
+    for (int n = 0; n < panels; n++) {
+      scale[n] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)head[n]));
+      if (offsets) offset[n] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(head[n] + 32)));
+      head[n] += offsets ? 64 : 32;
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++)
+      UNROLL
+      for (int n = 0; n < panels; n++)
+        dots[r * panels + n] = offsets ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[r]);
+    if (bits == 8) {
+      for (int64_t k = 0; k < steps; k++)
+        UNROLL
+        for (int n = 0; n < panels; n++) {
+          __m512i w = _mm512_loadu_si512(from[n] + 64 * k);
+          if (ahead) _mm_prefetch((const char *)from[n] + 64 * k + ahead, _MM_HINT_T1);
+          UNROLL
+          for (int r = 0; r < rows; r++)
+            dots[r * panels + n] = _mm512_dpbusd_epi32(dots[r * panels + n], w,
+                                                       _mm512_set1_epi32(codes[k * TOGETHER + r]));
+        }
+    } else {
+      const __m512i low = _mm512_set1_epi8(15);
+      for (int64_t k = 0; k < steps / 2; k++)
+        UNROLL
+        for (int n = 0; n < panels; n++) {
+          __m512i both = _mm512_loadu_si512(from[n] + 64 * k);
+          if (ahead) _mm_prefetch((const char *)from[n] + 64 * k + ahead, _MM_HINT_T1);
+          __m512i first = _mm512_and_si512(both, low), second = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+          UNROLL
+          for (int r = 0; r < rows; r++) {
+            const int32_t *x = codes + k * TOGETHER + r;
+            __m512i *dot = dots + r * panels + n;
+            *dot = _mm512_dpbusd_epi32(*dot, first, _mm512_set1_epi32(x[0]));
+            *dot = _mm512_dpbusd_epi32(*dot, second, _mm512_set1_epi32(x[steps / 2 * TOGETHER]));
+          }
+        }
+    }
+    UNROLL
+    for (int n = 0; n < panels; n++) from[n] += steps * 8 * bits;
+    codes += steps * TOGETHER;
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+      __m512 x = _mm512_set1_ps(scales[r]);
+      UNROLL
+      for (int n = 0; n < panels; n++) {
+        __m512 *sum = sums + r * panels + n;
+        *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r * panels + n]), _mm512_mul_ps(scale[n], x), *sum);
+        if (offsets) *sum = _mm512_fmadd_ps(_mm512_set1_ps(totals[r]), offset[n], *sum);
+      }
+    }
+    scales += TOGETHER, starts += TOGETHER;
+    if (offsets) totals += TOGETHER;
+  }
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* The library's entry point: ONNX Runtime calls RegisterCustomOps for every session that names the library. */
+#include "operators.h"
+
+extern void *malloc(size_t);
+extern void free(void *);
+
+void *allocate(size_t bytes) { return malloc(bytes); }
+void release(void *kernel) { free(kernel); }
+
+Status *matrix_attributes(Api api, const void *info, Matrix *out) {
+  TRY(int_attribute(api, info, "rows", &out->rows));
+  TRY(int_attribute(api, info, "width", &out->width));
+  TRY(int_attribute(api, info, "group", &out->group));
+  TRY(int_attribute(api, info, "bits", &out->bits));
+  TRY(int_attribute(api, info, "offsets", &out->offsets));
+  if (out->rows < 1 || out->width < 1 || out->group < 8 || out->group % 8 || (out->bits != 4 && out->bits != 8))
+    return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, and 4 or 8 bits");
+  return NULL;
+}
+
+const char *any_provider(const Operator *self) { return (void)self, (const char *)NULL; }
+int default_memory(const Operator *self, size_t at) { return (void)self, (void)at, 0; }
+int required(const Operator *self, size_t at) { return (void)self, (void)at, REQUIRED; }
+int version_one(const Operator *self) { return (void)self, 1; }
+int any_version(const Operator *self) { return (void)self, 0x7FFFFFFF; }
+
+__attribute__((visibility("default"))) Status *RegisterCustomOps(void *options, const ApiBase *base) {
+  static const Operator *const all[] = {&linear_operator, &embedding_operator, &attention_operator, &norm_operator};
+  Api api = base->get(ABI_VERSION);
+  void *domain = NULL;
+  TRY(((Status * (*)(const char *, void **)) api[CREATE_DOMAIN])("llmc", &domain));
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    TRY(((Status * (*)(void *, const Operator *)) api[DOMAIN_ADD])(domain, all[i]));
+  return ((Status * (*)(void *, void *)) api[ADD_DOMAIN])(options, domain);
+}

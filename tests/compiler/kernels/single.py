@@ -1,0 +1,46 @@
+"""Single operators of the kernels' library, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from llmc.runtime.executors.ort_session import open_session
+
+Arrays = dict[str, NDArray[Any]]
+_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64,
+          "uint8": TensorProto.UINT8}  # fmt: skip
+
+
+def run(
+    library: Path, op: str, given: list[tuple[str, NDArray[Any] | None]], outputs: list[str], **attrs: Any
+) -> Arrays:
+    """What an operator makes of inputs by name, None for one that is not there; `outputs` may begin with "-" for those
+    that are not asked for."""
+    named = {name: array for name, array in given if array is not None}
+    inputs = [name if array is not None else "" for name, array in given]
+    types = [helper.make_tensor_value_info(n, _TYPES[str(a.dtype)], a.shape) for n, a in named.items()]
+    wanted = [name for name in outputs if not name.startswith("-")]
+    kinds = {"k2": TensorProto.FLOAT16, "v2": TensorProto.FLOAT16}
+    graph = helper.make_graph(
+        [helper.make_node(op, inputs, outputs, domain="llmc", **attrs)], "single", types,
+        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in wanted],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("llmc", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    made = open_session(model, library=str(library)).run(wanted, named)
+    return dict(zip(wanted, made, strict=True))
+
+
+def quantised(x: NDArray[np.float32], group: int) -> NDArray[np.float32]:
+    """Activations as the kernels see them: 8 bits in groups of the last axis."""
+    pad = -x.shape[-1] % group
+    groups = np.pad(x, ((0, 0), (0, pad))).reshape(len(x), -1, group)
+    most = np.abs(groups).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    values = np.rint(groups * inverse) * (most / np.float32(127))
+    return values.reshape(len(x), -1)[:, : x.shape[-1]].astype(np.float32)

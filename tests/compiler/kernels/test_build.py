@@ -1,0 +1,237 @@
+"""The library's build, the layout's own checks, and what a compile makes of both."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.store import Store
+from llmc.buckets.limits import Limits
+from llmc.compiler.kernels import build as kernels
+from llmc.compiler.kernels.limits import FEATURES, require_heads
+from llmc.compiler.kernels.panels import Panels, to_float16
+from llmc.compiler.lowering.recipes import quantise_q8
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.targets import cpu, open_target
+from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors.base import Executor
+from llmc.runtime.llm import BundleLLM
+from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.step import exact, ragged
+from tests.compiler import tiny
+from tests.toy import toy_plan
+
+PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
+ISA = ("x86_64", *FEATURES)
+
+
+def compile_with(model: Path, folder: Path, **options: Any) -> tuple[CompileResult, Path]:
+    asked = CompileOptions(**{"device": "onnxruntime", "verify": "all", **options})
+    path = folder / "bundle"
+    return compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda event: None), path
+
+
+@pytest.fixture(scope="module")
+def bundle(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    return compile_with(tiny.write_model(folder / "model", "llama"), folder, quantize="int8", sample_top_k=4)[1]
+
+
+@pytest.fixture
+def executor(bundle: Path) -> Executor:
+    return Bundle.open(bundle).executor(6, 2)
+
+
+# The build
+
+
+def test_the_same_source_makes_the_same_bytes(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR")
+    assert kernels.build(tmp_path).read_bytes() == library.read_bytes()
+
+
+def test_the_library_needs_nothing_but_memory_from_the_process(library: Path) -> None:
+    wanted = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True).stdout.split("\n")
+    names = {line.split()[-1] for line in wanted if line.strip()}
+    assert names == {"RegisterCustomOps", "malloc", "free"}
+
+
+def test_what_the_c_compiler_says_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "broken.c").write_text("int f(void) { return nothing; }\n")
+    monkeypatch.setattr(kernels, "SOURCE", source)
+    with pytest.raises(CompileError, match=r"the kernels do not compile: broken\.c:1.*nothing"):
+        kernels.build(tmp_path)
+
+
+def test_a_c_compiler_that_cannot_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(CompileError, match="the kernels' C compiler cannot run"):
+        kernels.build(tmp_path)
+
+
+# The layout
+
+
+def blocks(value: float) -> tuple[Any, Any, Any]:
+    codes, scales = quantise_q8(np.full((16, 32), value, np.float32), 32)
+    return codes, scales, np.zeros_like(scales)
+
+
+def test_weights_too_large_for_their_scales_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="big: weights are too large for float16 scales; use --kernels onnxr"):
+        Panels(["big"], 8, *blocks(1e6))["panels"]
+    assert len(Panels(["fits"], 8, *blocks(3e4))["panels"])
+
+
+def test_offsets_that_the_graph_does_not_know_of_are_refused() -> None:
+    codes, scales, offsets = blocks(1.0)
+    with pytest.raises(CheckpointError, match="w has offsets now: the checkpoint changed; compile again"):
+        Panels(["w"], 8, codes, scales, offsets + 1)["panels"]
+
+
+def test_a_part_that_is_none_is_a_key_error() -> None:
+    held = Panels(["w"], 8, *blocks(1.0))
+    assert list(held) == ["panels", "gated", "panels+offsets", "gated+offsets"] and len(held) == 4
+    with pytest.raises(KeyError):
+        held["rows"]
+
+
+def test_small_scales_keep_eleven_bits() -> None:
+    scales = np.geomspace(3e-7, 100, 50).astype(np.float32)
+    assert (np.abs(to_float16(scales) / scales - 1) < 2**-11).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"head_dim": 24}, {"head_dim": 512}, {"heads": 98, "kv_heads": 2}, {"softcap": 50.0}], ids=str
+)
+def test_heads_that_the_kernel_does_not_take_are_named(wrong: dict[str, float]) -> None:
+    fits = {"head_dim": 64, "heads": 8, "kv_heads": 2, "softcap": 0.0}
+    require_heads(fits)
+    with pytest.raises(CompileError, match="use --kernels onnxruntime"):
+        require_heads(fits | wrong)
+
+
+# Options
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, isa: tuple[str, ...], **options: Any) -> CompileOptions:
+    monkeypatch.setattr(cpu, "cpu_features", lambda: isa)
+    return open_target("onnxruntime").configure(CompileOptions("onnxruntime", **options))
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4", "keep"])
+def test_kernels_are_llmc_s_where_the_cpu_runs_them(monkeypatch: pytest.MonkeyPatch, quantize: str) -> None:
+    assert configured(monkeypatch, ISA, quantize=quantize).kernels == "llmc"
+    assert configured(monkeypatch, ISA, quantize=quantize, kernels="onnxruntime").kernels == "onnxruntime"
+    assert configured(monkeypatch, ISA, quantize=quantize, specialise=True).kernels is None
+    assert configured(monkeypatch, ("x86_64", "avx2", "fma"), quantize=quantize).kernels is None
+    assert configured(monkeypatch, ISA, quantize="none").kernels is None
+
+
+def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"--kernels llmc needs a CPU with .*avx512_vnni.*; this one has x86_64, avx2"):
+        configured(monkeypatch, ("x86_64", "avx2"), quantize="int8", kernels="llmc")
+    with pytest.raises(InputError, match="--kernels llmc is for quantised matrices; --quantize none leaves none"):
+        configured(monkeypatch, ISA, quantize="none", kernels="llmc")
+    with pytest.raises(InputError, match="--kernels llmc runs any shape as it is; leave out --specialise"):
+        configured(monkeypatch, ISA, quantize="int8", kernels="llmc", specialise=True)
+    with pytest.raises(UnknownNameError, match="unknown kernels 'mlas'; known: llmc, onnxruntime"):
+        CompileOptions("onnxruntime", kernels="mlas")
+    with pytest.raises(InputError, match="--kernels is for cpu where that is ONNX Runtime; leave it out for xla"):
+        open_target("xla").configure(CompileOptions("xla", kernels="llmc"))
+
+
+# A bundle
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", *tiny.VARIANTS])
+def test_every_architecture_is_verified(library: Path, tmp_path: Path, case: str) -> None:
+    result, path = compile_with(tiny.write_model(tmp_path / "model", case), tmp_path, quantize="int8")
+    assert result.verification["leak"] == 0
+    manifest = Bundle.open(path).manifest
+    assert manifest.executor == "onnxruntime-llmc" and "kernels" in manifest.files
+    assert manifest.options["kernels"] == "llmc"
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_logits_are_as_near_to_float32_as_the_runtime_s_own(library: Path, tmp_path: Path, quantize: str) -> None:
+    model, text, made = tiny.write_model(tmp_path / "model", "llama"), list(range(3, 33)), {}
+    for name, chosen in (("f32", {}), ("llmc", {"kernels": "llmc"}), ("onnxruntime", {"kernels": "onnxruntime"})):
+        (folder := tmp_path / name).mkdir()
+        _, path = compile_with(model, folder, quantize=quantize if chosen else "none", verify="none", **chosen)
+        executor = Bundle.open(path).executor(1, 2)
+        made[name] = executor.run_each(exact("prompt", [0], [text], [0])).copy()
+    apart = {name: float(np.sqrt(np.mean((logits - made["f32"]) ** 2))) for name, logits in made.items()}
+    assert 0 < apart["llmc"] < 1.2 * apart["onnxruntime"]
+
+
+def test_rows_of_all_lengths_share_a_step(executor: Executor) -> None:
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, 200, n).tolist() for n in (20, 7, 30, 1)]
+    alone = []
+    for slot, text in enumerate(texts):
+        executor.run(ragged("prompt", [slot], [text[:-1] or text], [0]))
+        if len(text) > 1:
+            executor.run(ragged("decode", [slot], [text[-1:]], [len(text) - 1]))
+        alone.append(executor.logits()[0].copy())
+    executor.run(ragged("prompt", [5, 4], [texts[0][:12], texts[2][:29]], [0, 0]))
+    rest = [texts[2][29:], texts[1], texts[0][12:], texts[3]]
+    mixed = executor.run(ragged("prompt", [4, 1, 5, 0], rest, [29, 0, 12, 0]))
+    for row, text in enumerate((2, 1, 0, 3)):
+        assert np.abs(mixed[row] - alone[text]).max() < 2e-2
+        assert int(mixed[row].argmax()) == int(alone[text].argmax())
+
+
+def test_each_token_is_scored_and_top_logits_are_the_largest(executor: Executor) -> None:
+    text = list(range(5, 17))
+    each = executor.run_each(ragged("prompt", [1, 0], [text, text[:3]], [0, 0])).copy()
+    assert each.shape[0] == 15 and np.abs(each[:3] - each[12:]).max() < 2e-2
+    assert (executor.logits()[:2] == each[[11, 14]]).all()
+    top = executor.run_top(ragged("prompt", [2], [text], [0]))
+    logits = executor.logits()[0]
+    assert top.ids[0].tolist() == np.argsort(-logits, kind="stable")[:4].tolist()
+
+
+def test_a_prefix_comes_back_as_it_was_taken(executor: Executor) -> None:
+    text = list(range(30))
+    executor.run(ragged("prompt", [0], [text], [0]))
+    prefix = executor.export_prefix(0, 30)
+    assert prefix[0].dtype == np.float32
+    wanted = executor.run(ragged("decode", [0], [[7]], [30]))[0].copy()
+    executor.import_prefix(3, prefix)
+    executor.copy_prefix(3, 2, 30)
+    for slot in (3, 2):
+        assert (executor.run(ragged("decode", [slot], [[7]], [30]))[0] == wanted).all()
+
+
+def test_texts_are_the_same_alone_and_together(bundle: Path) -> None:
+    prompts = [list(range(3, 3 + n)) for n in (4, 19, 30, 11)]
+    greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    with BundleLLM(bundle) as llm:
+        together = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, greedy)]
+        alone = [list(llm.generate([p], greedy)[0].outputs[0].token_ids) for p in prompts]
+    assert sum(a == b for a, b in zip(together, alone, strict=True)) >= 3  # a close call may fall the other way
+
+
+def test_a_library_that_was_damaged_is_not_loaded(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", bundle, copy], check=True)
+    opened = Bundle.open(copy)
+    path = blob_path(copy, opened.manifest.files["kernels"])
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="was altered"):
+        Bundle.open(copy).executor(2, 2).open_all()
