@@ -34,7 +34,7 @@ from llmc.runtime.executors.ort_session import open_session
 from llmc.runtime.step import exact
 
 ARRAY_BYTES = 512 << 20
-LOOKED_UP = ("Gather", "GatherBlockQuantized", "GroupQueryAttention")
+LOOKED_UP = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "Embedding", "Attention", "AddNorm")
 
 
 class Bandwidth:
@@ -110,9 +110,10 @@ def matrix_weights(bundle: Bundle) -> int:
 
 
 def cache_bytes(bundle: Bundle, tokens: int) -> int:
-    """Bytes of keys and values of one row, float32."""
+    """Bytes of keys and values of one row."""
     model = bundle.manifest.model
-    return 2 * 4 * int(model["layers"]) * int(model["kv_heads"]) * int(model["head_dim"]) * tokens
+    size = 2 if bundle.manifest.options.get("kv_cache_dtype") == "f16" else 4
+    return 2 * size * int(model["layers"]) * int(model["kv_heads"]) * int(model["head_dim"]) * tokens
 
 
 def decode(executor: Executor, batch: int, past: int, steps: int) -> float:

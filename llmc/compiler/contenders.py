@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.checkpoint.base import Checkpoint, stored_types
 from llmc.compiler.peer_models import PeerModels, Report, weights_read
 from llmc.compiler.provenance import find_model
 from llmc.errors import CheckpointError, InputError
@@ -107,12 +108,16 @@ def _ours(name: str, bundle: Bundle, checkpoint: Checkpoint) -> Contender:
 
 
 def nominal_bits(manifest: Manifest, checkpoint: Checkpoint) -> float | None:
-    """Bits of a weight in a bundle, without scales: by how it was quantised, else by its type; None if unknown."""
+    """Bits of a weight in a bundle, without scales, on average: by how it was quantised, else by its type.
+
+    None if unknown.
+    """
     how = str(manifest.options.get("quantize", "none"))
     if how == "keep":
-        matrices = [name for name in checkpoint.tensor_names() if len(checkpoint.shape(name)) == 2]
-        blocks = next((b for b in map(checkpoint.quantised_blocks, matrices) if b is not None), None)
-        return None if blocks is None else blocks.bits
+        stored = stored_types(checkpoint)
+        sizes = {n: math.prod(s) for n in checkpoint.tensor_names() if len(s := checkpoint.shape(n)) == 2}
+        four = sum(size for name, size in sizes.items() if stored.get(name, "").startswith("Q4"))
+        return 8 - 4 * four / sum(sizes.values()) if stored else None
     if how.startswith("int") and how[3:4].isdigit():
         return int(how[3:4])
     return DTYPE_BITS.get(str(manifest.options.get("dtype")))

@@ -104,7 +104,7 @@ SHAPES_NOTHING = (
     "llmc.buckets.bench_surface", "llmc.buckets.fields", "llmc.buckets.files", "llmc.buckets.plan",
     "llmc.buckets.provenance",
 )  # fmt: skip
-"""Modules that no result depends on, or whose part in it (limits, features, plans, options, kernels) is named otherwise."""
+"""Modules that no result depends on, or whose part in it (limits, features, options, kernels) is named otherwise."""
 
 
 SEVERAL_STAGES = (

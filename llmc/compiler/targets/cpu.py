@@ -94,6 +94,10 @@ class CpuTarget(Target):
         """With llmc's kernels rows lie end to end."""
         return "onnxruntime-llmc" if options.kernels == "llmc" else self.executor
 
+    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
+        """What llmc's kernels keep keys and values in."""
+        return {"kv_cache_dtype": "f16"} if options.kernels == "llmc" else {}
+
     def cache_bytes(self, options: CompileOptions) -> int:
         """llmc's kernels keep float16."""
         return 2 if options.kernels == "llmc" else super().cache_bytes(options)

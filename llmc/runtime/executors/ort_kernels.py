@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
+PROMPT_CHUNK = 512
+"""Prompt tokens of a step: more run no faster, and take memory (benchmarks/RESULTS.md)."""
+
 ROWS = "rows"
 """The graph's input [N, 4] int64: each row's slot, cached tokens, first token in the step, and tokens."""
 
@@ -34,6 +37,7 @@ class KernelExecutor(SlotCacheExecutor):
 
     name: ClassVar[str] = "onnxruntime-llmc"
     opens_in_thread: ClassVar[bool] = True
+    prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

@@ -41,6 +41,7 @@ def open_session(
         options.optimized_model_filepath = saved_as
     if library is not None:
         options.register_custom_ops_library(library)
+        options.enable_mem_pattern = False  # a plan for each number of tokens that a step ever had, all of them kept
     for name, value in entries.items():
         options.add_session_config_entry(name.replace("__", "."), value)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
