@@ -56,20 +56,21 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
 
     `model` may be a config.json: weights are bound when the bundle is opened. `tensor_parallel`, `lowering`,
     `roll_layers` and `cache_slots` are for devices that XLA compiles for, see `CompileOptions`; those for OpenVINO
-    (`kv_cache_dtype`, `group_size` …) and the limits for device cpu are keywords too.
+    (`kv_cache_dtype`, `group_size` …), `kernels` for ONNX Runtime and the limits for device cpu are keywords too.
     `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.opening import open_store
-    from llmc.compiler.options import CPU_OPTIONS, OPENVINO_OPTIONS, CompileOptions
+    from llmc.compiler.options import CPU_OPTIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, CompileOptions
     from llmc.compiler.pipeline import compile_bundle
     from llmc.compiler.planning import plan_for
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
     workers = jobs or settings.threads
-    extra = {name: planning.pop(name) for name in (*OPENVINO_OPTIONS, *CPU_OPTIONS) if name in planning}
+    named = (*OPENVINO_OPTIONS, *ONNXRUNTIME_OPTIONS, *CPU_OPTIONS)
+    extra = {name: planning.pop(name) for name in named if name in planning}
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, workers, sample_top_k, tensor_parallel, lowering,
         roll_layers, cache_slots, **extra,

@@ -27,3 +27,8 @@ run compile $MODEL --device onnxruntime --plan "$DEMO/plan.json" --specialise -o
 echo
 echo "4. Answer. Each step is padded to the cheapest bucket and replayed; nothing is compiled while serving."
 run generate "$DEMO/bundle" --chat --prompt "What is gravity?" --max-tokens 48 --show-buckets
+
+echo
+echo "5. The same with kernels that are compiled for this CPU, the checkpoint's own 4-bit blocks, and one executable for every shape."
+run compile $MODEL --device onnxruntime --quantize keep --plan "$DEMO/plan.json" -o "$DEMO/fast"
+run generate "$DEMO/fast" --chat --prompt "What is gravity?" --max-tokens 48 --show-buckets

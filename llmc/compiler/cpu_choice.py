@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.compiler.options import CPU_OPTIONS, CompileOptions
+from llmc.compiler.options import CPU_OPTIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
@@ -122,6 +122,10 @@ def engine_for(
             flag = limits[0].replace("_", "-")
             raise InputError(f"--{flag} chooses what --device cpu stands for; leave it out for {options.device}")
         return open_target(options.device), options, ""
+    plain = replace(options, max_memory=None, max_start=None)
+    for engine, names in (("onnxruntime", ONNXRUNTIME_OPTIONS), ("openvino", OPENVINO_OPTIONS)):
+        if given := [name for name in names if name in options.extensions]:
+            return open_target(engine), plain, f"only {engine} takes --{given[0].replace('_', '-')}"
     facts = plan.provenance.facts
     wanted = Wanted(
         plan.limits.max_num_seqs, options.quantize, options.dtype, options.max_memory, options.max_start,
@@ -130,7 +134,6 @@ def engine_for(
     parameters = sum(prod(checkpoint.shape(name)) for name in checkpoint.tensor_names())
     measured = measurements(Settings.from_environment().cache_dir)
     choice = choose(wanted, measured, cpu_features(), installed(), parameters)
-    plain = replace(options, max_memory=None, max_start=None)
     return open_target(choice.engine), plain, choice.why
 
 

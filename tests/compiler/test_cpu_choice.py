@@ -10,7 +10,8 @@ import pytest
 
 from llmc.artifacts.store import Store
 from llmc.compiler import cpu_choice
-from llmc.compiler.cpu_choice import KEPT, OWN, Measured, Wanted, choose, measurements
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.cpu_choice import KEPT, OWN, Measured, Wanted, choose, engine_for, measurements
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.errors import InputError
@@ -121,6 +122,16 @@ def test_a_bundle_for_cpu_is_for_the_engine_that_was_chosen_and_says_why(
     named = CompileOptions(engine, "int8", verify="none")
     again = compile_bundle(str(model), tmp_path / "again", toy_plan(), named, Store(tmp_path / "s"), lambda _: None)
     assert again.built == 0, "the same executables, whoever chose them"
+
+
+@pytest.mark.parametrize(("option", "engine"), [("kernels", "onnxruntime"), ("group_size", "openvino")])
+def test_an_option_of_one_engine_decides_for_it(option: str, engine: str, favours: Any, tmp_path: Path) -> None:
+    favours("openvino" if engine == "onnxruntime" else "onnxruntime")
+    checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
+    given: Any = {"kernels": "onnxruntime", "group_size": 64}[option]
+    target, _, why = engine_for(CompileOptions("cpu", **{option: given}), toy_plan(), checkpoint)
+    assert target.executor == engine
+    assert why == f"only {engine} takes --{option.replace('_', '-')}"
 
 
 def test_limits_with_an_engine_named_are_refused(tmp_path: Path) -> None:
