@@ -204,7 +204,7 @@ class Footprint:
                     known[bucket.phase, bucket.batch, bucket.query, bucket.context] = one.memory_bytes
         if self._model is None:
             raise CheckpointError("the model's sizes are not known, so graph memory cannot be estimated")
-        largest = self._target.step_tokens(max(bucket.tokens for bucket in buckets))
+        largest = self._target.step_tokens(max(bucket.tokens for bucket in buckets), self._options)
         total = 0
         found = 0
         for shape in shapes:

@@ -19,6 +19,9 @@ KERNELS = "kernels"
 PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 
+KERNELS_PROMPT_CHUNK = 512
+"""The same with llmc's own kernels: more run no faster, and take memory (benchmarks/RESULTS.md)."""
+
 
 @cache
 def cpu_features() -> tuple[str, ...]:

@@ -213,7 +213,7 @@ class Target(ABC):
         """Bytes of one value in the KV cache."""
         return 2 if options.dtype in ("bf16", "f16") else 4
 
-    def step_tokens(self, largest: int) -> int:
+    def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """New tokens of the largest step that an executable for every shape runs; `largest` is the largest bucket's."""
         return largest
 

@@ -30,7 +30,7 @@ from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.weight_stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import KERNELS, PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import KERNELS, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -137,9 +137,9 @@ class CpuTarget(Target):
         bits = PANEL_BITS if options.kernels == "llmc" else WEIGHT_BITS
         return bits.get(str(options.quantize)) or super().weight_bits(options)
 
-    def step_tokens(self, largest: int) -> int:
+    def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Where any shape runs, long prompts run in chunks."""
-        return min(largest, PROMPT_CHUNK)
+        return min(largest, KERNELS_PROMPT_CHUNK if options.kernels == "llmc" else PROMPT_CHUNK)
 
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """ONNX Runtime's graph objects, measured (benchmarks/RESULTS.md), and the arena of the largest step."""

@@ -18,6 +18,7 @@ from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache
 from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables, bind_array
 from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.host import KERNELS_PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
-PROMPT_CHUNK = 512
-"""Prompt tokens of a step: more run no faster, and take memory (benchmarks/RESULTS.md)."""
-
 ROWS = "rows"
 """The graph's input [N, 4] int64: each row's slot, cached tokens, first token in the step, and tokens."""
 
@@ -37,7 +35,7 @@ class KernelExecutor(SlotCacheExecutor):
 
     name: ClassVar[str] = "onnxruntime-llmc"
     opens_in_thread: ClassVar[bool] = True
-    prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
+    prompt_chunk: ClassVar[int | None] = KERNELS_PROMPT_CHUNK
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

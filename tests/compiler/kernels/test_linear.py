@@ -15,7 +15,7 @@ from tests.compiler.kernels.single import quantised, run
 
 Array = NDArray[np.float32]
 SIZES = [(64, 64, 16), (96, 576, 32), (100, 96, 32), (32, 1536, 64), (40, 128, 64), (17, 72, 8), (48, 40, 32)]
-ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 37)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 22, 37)
 
 
 def matrix(rows: int, width: int, group: int, bits: int, offsets: bool, seed: int = 0) -> tuple[Panels, Array]:
@@ -85,6 +85,17 @@ def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
         part = x[first : first + 5]
         made = run(library, "Linear", [("x", part), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
         assert np.abs(made - whole[first : first + 5]).max() < 1e-5 * np.abs(whole).max()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_none_and_in_its_row(library: Path, value: float) -> None:
+    held, _ = matrix(32, 64, 32, 8, offsets=True)
+    x = np.ones((6, 64), np.float32)
+    x[2, 40] = value
+    made = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
+               **attributes(32, 64, 32, 8, True), gated=0)["y"]  # fmt: skip
+    assert np.isnan(made[2]).all()
+    assert np.isfinite(np.delete(made, 2, axis=0)).all()
 
 
 def test_a_row_of_nothing_and_a_row_of_large_numbers(library: Path) -> None:

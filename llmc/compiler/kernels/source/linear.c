@@ -41,34 +41,34 @@ INLINE void write(float *y, __m512 value, int64_t left) {
     _mm512_mask_storeu_ps(y, (__mmask16)((1u << left) - 1), value);
 }
 
-/* `count` panels from `first` on, for activations row … row + rows − 1. */
+/* silu(gate) · other of one pair of panels; sums of neighbouring rows are `step` apart. */
+INLINE void write_gated(const int rows, const Product *p, int64_t pair, int64_t row, const __m512 *gate,
+                        const __m512 *other, const int step) {
+  const int64_t width = p->op->matrix.rows / 2, column = pair * LANES;
+  UNROLL
+  for (int r = 0; r < rows; r++)
+    write(p->y + (row + r) * width + column, _mm512_mul_ps(silu16(gate[r * step]), other[r * step]), width - column);
+}
+
+/* `panels` panels from `first` on, or a pair where one is gated, for activations row … row + rows − 1; see tile. */
 INLINE void strip(const int rows, const int panels, const int bits, const int offsets, const Product *p, int64_t first,
                   int64_t row, int64_t ahead) {
   const Matrix *m = &p->op->matrix;
+  const Activations *a = &p->activations;
   const uint8_t *at = p->panels + first * panel_bytes(m);
-  __m512 sums[8];
-  if (p->op->gated) {
-    const int64_t width = m->rows / 2;
-    UNROLL
-    for (int pair = 0; pair < (panels > 1 ? panels / 2 : 1); pair++) {
-      __m512 gate[8], other[8];
-      if (panels > 1) {
-        if (pair == 0) tile(rows, panels, bits, offsets, m, at, &p->activations, row, ahead, sums);
-      } else {
-        tile(rows, 1, bits, offsets, m, at, &p->activations, row, ahead, gate);
-        tile(rows, 1, bits, offsets, m, at + panel_bytes(m), &p->activations, row, ahead, other);
-      }
-      UNROLL
-      for (int r = 0; r < rows; r++) {
-        __m512 g = panels > 1 ? sums[r * panels + 2 * pair] : gate[r];
-        __m512 o = panels > 1 ? sums[r * panels + 2 * pair + 1] : other[r];
-        int64_t column = (first / 2 + pair) * LANES;
-        write(p->y + (row + r) * width + column, _mm512_mul_ps(silu16(g), o), width - column);
-      }
-    }
+  __m512 sums[8], others[8];
+  tile(rows, panels, bits, offsets, m, at, a, row, ahead, sums);
+  if (p->op->gated && panels == 1) {
+    tile(rows, 1, bits, offsets, m, at + panel_bytes(m), a, row, ahead, others);
+    write_gated(rows, p, first / 2, row, sums, others, 1);
     return;
   }
-  tile(rows, panels, bits, offsets, m, at, &p->activations, row, ahead, sums);
+  if (p->op->gated) {
+    UNROLL
+    for (int pair = 0; pair < panels / 2; pair++)
+      write_gated(rows, p, first / 2 + pair, row, sums + 2 * pair, sums + 2 * pair + 1, panels);
+    return;
+  }
   UNROLL
   for (int n = 0; n < panels; n++) {
     int64_t column = (first + n) * LANES, left = m->rows - column;
@@ -80,38 +80,47 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
   }
 }
 
+/* One panel, or a gated pair, for fewer than eight rows. */
+INLINE void partial(int64_t rows, const int bits, const int offsets, const Product *p, int64_t panel, int64_t row,
+                    int64_t ahead) {
+  switch (rows) {
+    case 7: strip(7, 1, bits, offsets, p, panel, row, ahead); break;
+    case 6: strip(6, 1, bits, offsets, p, panel, row, ahead); break;
+    case 5: strip(5, 1, bits, offsets, p, panel, row, ahead); break;
+    case 4: strip(4, 1, bits, offsets, p, panel, row, ahead); break;
+    case 3: strip(3, 1, bits, offsets, p, panel, row, ahead); break;
+    case 2: strip(2, 1, bits, offsets, p, panel, row, ahead); break;
+    case 1: strip(1, 1, bits, offsets, p, panel, row, ahead); break;
+    default: break;
+  }
+}
+
 /* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
 INLINE void block(const int bits, const int offsets, const Product *p, int64_t first, int64_t end, int64_t row,
                   int64_t last) {
-  const int64_t gated = p->op->gated;
-  int64_t rows = last - row;
-  if (rows >= 5) {
-    for (int64_t panel = first; panel < end; panel += 1 + gated) {
-      int64_t r = row;
-      if (panel + 1 + gated < end && rows >= 8) {
-        strip(8, 1, bits, offsets, p, panel, r, (1 + gated) * panel_bytes(&p->op->matrix));
-        r += 8;
-      }
-      for (; r + 8 <= last; r += 8) strip(8, 1, bits, offsets, p, panel, r, 0);
-      for (; r + 4 <= last; r += 4) strip(4, 1, bits, offsets, p, panel, r, 0);
-      for (; r < last; r++) strip(1, 1, bits, offsets, p, panel, r, 0);
-    }
-    return;
-  }
+  const int64_t unit = 1 + p->op->gated, rows = last - row, size = panel_bytes(&p->op->matrix);
   int64_t panel = first;
-  if (rows >= 3) {
-    for (; panel + 2 <= end; panel += 2) {
-      if (rows == 4) strip(4, 2, bits, offsets, p, panel, row, panel + 4 <= end ? 2 * panel_bytes(&p->op->matrix) : 0);
-      else strip(3, 2, bits, offsets, p, panel, row, panel + 4 <= end ? 2 * panel_bytes(&p->op->matrix) : 0);
-    }
-  } else {
+  if (rows < 3)
     for (; panel + 4 <= end; panel += 4) {
-      if (rows == 2) strip(2, 4, bits, offsets, p, panel, row, panel + 8 <= end ? 4 * panel_bytes(&p->op->matrix) : 0);
-      else strip(1, 4, bits, offsets, p, panel, row, panel + 8 <= end ? 4 * panel_bytes(&p->op->matrix) : 0);
+      const int64_t ahead = panel + 8 <= end ? 4 * size : 0;
+      if (rows == 2) strip(2, 4, bits, offsets, p, panel, row, ahead);
+      else strip(1, 4, bits, offsets, p, panel, row, ahead);
     }
+  else if (rows < 5)
+    for (; panel + 2 <= end; panel += 2) {
+      const int64_t ahead = panel + 4 <= end ? 2 * size : 0;
+      if (rows == 4) strip(4, 2, bits, offsets, p, panel, row, ahead);
+      else strip(3, 2, bits, offsets, p, panel, row, ahead);
+    }
+  for (; panel < end; panel += unit) {
+    int64_t r = row, ahead = panel + unit < end ? unit * size : 0;
+    if (rows >= 8) {
+      strip(8, 1, bits, offsets, p, panel, r, ahead);
+      for (r += 8; r + 8 <= last; r += 8) strip(8, 1, bits, offsets, p, panel, r, 0);
+      ahead = 0;
+    }
+    partial(last - r, bits, offsets, p, panel, r, ahead);
   }
-  for (; panel < end; panel += 1 + gated)
-    for (int64_t r = row; r < last; r++) strip(1, 1, bits, offsets, p, panel, r, 0);
 }
 
 static void multiply_share(void *data, size_t share) {

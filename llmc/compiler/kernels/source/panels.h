@@ -65,13 +65,14 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
   int32_t *codes = (int32_t *)a->codes + block * TOGETHER * groups * m->group / 4 + beside;
   for (int64_t g = 0; g < groups; g++) {
     int64_t first = g * m->group, left = m->width - first < m->group ? m->width - first : m->group;
-    __m512 most = _mm512_setzero_ps();
+    __m512i most = _mm512_setzero_si512(); /* as integers, numbers of one sign have their order, and NaN is the most */
     for (int64_t k = 0; k < left; k += LANES) {
       __mmask16 here = left - k >= LANES ? 0xFFFF : (__mmask16)((1u << (left - k)) - 1);
-      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(here, x + first + k)));
+      most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(_mm512_maskz_loadu_ps(here, x + first + k))));
     }
-    float top = _mm512_reduce_max_ps(most);
-    __m512 inverse = _mm512_set1_ps(top > 1e-30f ? 127.0f / top : 0.0f);
+    float top = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(most))));
+    const int finite = top <= 3.4028235e38f;
+    __m512 inverse = _mm512_set1_ps(finite && top > 1e-30f ? 127.0f / top : 0.0f);
     __m512i sum = _mm512_setzero_si512();
     for (int64_t k = 0; k < m->group; k += LANES) {
       int64_t room = m->group - k;
@@ -84,7 +85,7 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
       for (int64_t i = 0; i < 4 && k + 4 * i < m->group; i++) codes[((first + k) / 4 + i) * TOGETHER] = four[i];
     }
     int32_t total = _mm512_reduce_add_epi32(sum);
-    float scale = top / 127.0f;
+    float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */
     const int64_t at = (block * groups + g) * TOGETHER + beside;
     a->scales[at] = scale / SCALE_UNIT;
     a->starts[at] = -zero_of(m) * total;
