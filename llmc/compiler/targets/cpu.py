@@ -179,7 +179,7 @@ class CpuTarget(Target):
             with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
                 return {KERNELS: workspace.put_file(build_library(Path(folder)))}
 
-        components = {**toolchain("ziglang"), "code": source_digest()}
+        components = {**toolchain("ziglang"), "code": source_digest(), "state": "native"}
         return stages.run("kernels", components, build).outputs[KERNELS]
 
     def _onnx_options(self, stages: Stages, quantize: str, *, panels: bool) -> OnnxOptions:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.key import Key
 from llmc.artifacts.store import Store
+from llmc.artifacts.trust import is_native
 from llmc.buckets.limits import Limits
 from llmc.compiler.kernels import build as kernels
 from llmc.compiler.kernels.limits import FEATURES, require_heads
@@ -173,6 +175,20 @@ def test_logits_are_as_near_to_float32_as_the_runtime_s_own(library: Path, tmp_p
         made[name] = executor.run_each(exact("prompt", [0], [text], [0])).copy()
     apart = {name: float(np.sqrt(np.mean((logits - made["f32"]) ** 2))) for name, logits in made.items()}
     assert 0 < apart["llmc"] < 1.2 * apart["onnxruntime"]
+
+
+def test_the_library_counts_as_native_code_which_needs_a_signature_from_elsewhere(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, get = [], Store.get_or_build
+
+    def noting(store: Store, key: Key, build: Any) -> Any:
+        asked.append(key)
+        return get(store, key, build)
+
+    monkeypatch.setattr(Store, "get_or_build", noting)
+    compile_with(tiny.write_model(tmp_path / "model", "llama"), tmp_path, quantize="int8", verify="none")
+    assert {key.kind for key in asked if is_native(key)} == {"kernels", "executable"}
 
 
 def test_rows_of_all_lengths_share_a_step(executor: Executor) -> None:
