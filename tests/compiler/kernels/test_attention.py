@@ -130,6 +130,21 @@ def test_attention(library: Path, case: Case) -> None:
         assert np.mean(apart > 0) < 1e-3
 
 
+@pytest.mark.parametrize("window", [0, 70, 600])
+def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, window: int) -> None:
+    together = Case(9, 3, 64, [(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], window=window)
+    given = together.inputs()
+    wanted = together.run(library, given)
+    for slot, past, first, count in given["rows"].tolist():
+        caches = {name: given[name].copy() for name in ("past_k", "past_v")}
+        for i in range(count):
+            one = given | caches | {"q": given["q"][:, first + i : first + i + 1]}
+            one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
+            made = together.run(library, one)
+            assert (made["y"][0, 0] == wanted["y"][0, first + i]).all(), (slot, past + i)
+            caches = {"past_k": made["k2"], "past_v": made["v2"]}
+
+
 def test_what_is_behind_a_row_in_its_slot_does_not_matter(library: Path) -> None:
     case = Case(9, 3, 64, [(0, 100, 1), (1, 40, 30)])
     given = case.inputs()

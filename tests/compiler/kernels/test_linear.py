@@ -84,7 +84,7 @@ def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
     for first in (0, 700, 1495):
         part = x[first : first + 5]
         made = run(library, "Linear", [("x", part), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
-        assert np.abs(made - whole[first : first + 5]).max() < 1e-5 * np.abs(whole).max()
+        assert (made == whole[first : first + 5]).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

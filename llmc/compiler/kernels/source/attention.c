@@ -9,18 +9,20 @@ a head, which turn in halves. A token sees the `window` keys that end with its o
 kv_heads, head_dim, window, scale. D is a multiple of 16, at most MOST_DIM.
 
 Scores are taken for KEYS keys at a time, with a running maximum (Milakov and Gimelshein 2018, "Online normalizer
-calculation for softmax"; Dao et al. 2022, "FlashAttention"). Where few heads have many keys, keys are shared out too,
-and the parts' results put together after (Dao et al. 2023, "Flash-Decoding"). */
+calculation for softmax"; Dao et al. 2022, "FlashAttention"). Every PART keys begin anew, and results of parts are put
+together in order; where few heads have many keys, threads share the parts (Dao et al. 2023, "Flash-Decoding").
+
+Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
+which tokens, and how many, it is computed with. */
 #include "operators.h"
 #include "vector_math.h"
 
 enum {
   KEYS = 64,
   ROWS = 48,        /* query rows of a job: tokens times heads of a group */
-  FEW = 4,          /* rows that do not pay for turning keys */
   MOST_DIM = 256,
   FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
-  LEAST_KEYS = 256, /* of a part, where keys are shared out */
+  PART = 512,       /* keys, a multiple of KEYS */
   WANTED_JOBS = 8,
 };
 
@@ -46,7 +48,7 @@ typedef struct {
   float *y, *partial;
   const Row *rows;
   const Unit *units;
-  int64_t count, capacity, group, tokens, parts; /* rows; heads of a group, tokens of a unit, parts of its keys */
+  int64_t count, capacity, group, tokens, parts; /* rows; heads of a group, tokens of a unit; parts if shared out, or 0 */
 } Run;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -140,40 +142,6 @@ INLINE void score(const int rows, const float *q, const float *keys, int64_t dim
     UNROLL
     for (int n = 0; n < 4; n++) _mm512_store_ps(to + r * KEYS + n * LANES, _mm512_mul_ps(s[r][n], _mm512_set1_ps(scale)));
   }
-}
-
-/* Each lane the sum of one of 16 vectors. */
-INLINE __m512 sums_of(__m512 *v) {
-  UNROLL
-  for (int i = 0; i < 8; i++)
-    v[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-  UNROLL
-  for (int i = 0; i < 4; i++) {
-    __m512d a = _mm512_castps_pd(v[2 * i]), b = _mm512_castps_pd(v[2 * i + 1]);
-    v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  UNROLL
-  for (int i = 0; i < 2; i++)
-    v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x88),
-                         _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xDD));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x88), _mm512_shuffle_f32x4(v[0], v[1], 0xDD));
-}
-
-/* Scores [rows, KEYS] of a few queries [rows, dim] with keys [count, dim] as they lie. */
-INLINE void score_few(int64_t rows, const float *q, const float *keys, int64_t count, const int64_t dim,
-                      float scale, float *to) {
-  for (int64_t first = 0; first < count; first += LANES)
-    for (int64_t r = 0; r < rows; r++) {
-      __m512 s[LANES];
-      UNROLL
-      for (int j = 0; j < LANES; j++) {
-        const float *key = keys + (first + j < count ? first + j : count - 1) * dim;
-        s[j] = _mm512_mul_ps(_mm512_load_ps(q + r * dim), _mm512_loadu_ps(key));
-        for (int64_t d = LANES; d < dim; d += LANES)
-          s[j] = _mm512_fmadd_ps(_mm512_load_ps(q + r * dim + d), _mm512_loadu_ps(key + d), s[j]);
-      }
-      _mm512_store_ps(to + r * KEYS + first, _mm512_mul_ps(sums_of(s), _mm512_set1_ps(scale)));
-    }
 }
 
 /* sums [rows, width] · shrink [rows] + weights [rows, KEYS] · values [count, width], of rows `dim` floats apart and
@@ -272,31 +240,70 @@ INLINE float weigh(float *scores, int64_t from, int64_t end, float *most, float 
   return shrink;
 }
 
-/* Attention of one unit and head to one part of its keys. */
+/* Results over some of a row's keys: their maximum, the sum of weights, and [dim] the sum of weighted values. */
+typedef struct {
+  float *most, *total, *sums;
+} Result;
+
+/* Put the results over the keys that come next to those over the keys so far. */
+static void join(Result so_far, Result next, int64_t dim) {
+  const float higher = *so_far.most > *next.most ? *so_far.most : *next.most;
+  if (higher == -__builtin_inff()) return; /* no key yet */
+  const __m512 a = exp16(_mm512_set1_ps(*so_far.most - higher)), b = exp16(_mm512_set1_ps(*next.most - higher));
+  *so_far.most = higher;
+  *so_far.total = *so_far.total * _mm512_cvtss_f32(a) + *next.total * _mm512_cvtss_f32(b);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    const __m512 later = _mm512_mul_ps(_mm512_loadu_ps(next.sums + d), b);
+    _mm512_storeu_ps(so_far.sums + d, _mm512_fmadd_ps(_mm512_loadu_ps(so_far.sums + d), a, later));
+  }
+}
+
+static void begin(Result result, int64_t dim) {
+  *result.most = -__builtin_inff();
+  *result.total = 0.0f;
+  for (int64_t d = 0; d < dim; d += LANES) _mm512_storeu_ps(result.sums + d, _mm512_setzero_ps());
+}
+
+static void finish(const Run *run, Result result, int64_t token, int64_t head) {
+  const int64_t dim = run->op->dim;
+  const __m512 over = _mm512_set1_ps(1.0f / *result.total);
+  float *y = run->y + (token * run->op->heads + head) * dim;
+  for (int64_t d = 0; d < dim; d += LANES) _mm512_storeu_ps(y + d, _mm512_mul_ps(_mm512_loadu_ps(result.sums + d), over));
+}
+
+/* Memory of one row's result over one part, where parts are shared out. */
+static Result shared(const Run *run, int64_t job, int64_t r) {
+  const int64_t size = run->op->dim + LANES;
+  float *at = run->partial + (job * run->group + r) * size;
+  return (Result){at, at + 1, at + LANES};
+}
+
+/* Attention of one unit and head to its keys, or to one part of them. */
 static void attend(void *data, size_t job) {
   const Run *run = data;
   const Attention *op = run->op;
-  const int64_t dim = op->dim, group = run->group, part = (int64_t)job % run->parts;
-  const int64_t h = (int64_t)job / run->parts % op->kv_heads;
-  const Unit unit = run->units[(int64_t)job / run->parts / op->kv_heads];
+  const int64_t dim = op->dim, group = run->group, parts = run->parts ? run->parts : 1, part = (int64_t)job % parts;
+  const int64_t h = (int64_t)job / parts % op->kv_heads;
+  const Unit unit = run->units[(int64_t)job / parts / op->kv_heads];
   const Row row = run->rows[unit.row];
   const int64_t skip = unit.block * run->tokens, tokens = least(run->tokens, row.count - skip), rows = tokens * group;
   const int64_t first = row.first + skip, past = row.past + skip; /* of the unit's first token: its place, its keys */
   float q[ROWS * MOST_DIM] __attribute__((aligned(64))), sums[ROWS * MOST_DIM] __attribute__((aligned(64)));
   float keys[KEYS * MOST_DIM] __attribute__((aligned(64))), turned[KEYS * MOST_DIM] __attribute__((aligned(64)));
   float values[KEYS * MOST_DIM] __attribute__((aligned(64))), scores[ROWS * KEYS] __attribute__((aligned(64)));
-  float most[ROWS], total[ROWS], shrink[ROWS];
+  float all[ROWS * MOST_DIM] __attribute__((aligned(64)));
+  float most[ROWS], total[ROWS], shrink[ROWS], all_most[ROWS], all_total[ROWS];
   for (int64_t r = 0; r < rows; r++) {
     turn(run, run->q + (first + r / group) * run->q_stride + (h * group + r % group) * dim, past + r / group,
          q + r * dim);
-    most[r] = -__builtin_inff();
-    total[r] = 0.0f;
+    begin((Result){most + r, total + r, sums + r * dim}, dim);
+    begin((Result){all_most + r, all_total + r, all + r * dim}, dim);
   }
-  for (int64_t i = 0; i < rows * dim; i += LANES) _mm512_store_ps(sums + i, _mm512_setzero_ps());
-  int64_t from = op->window && past + 1 > op->window ? past + 1 - op->window : 0, end = past + tokens;
-  const int64_t each = ((end - from + run->parts - 1) / run->parts + KEYS - 1) / KEYS * KEYS;
-  from += part * each;
-  end = least(end, from + each);
+  int64_t from = op->window && past + 1 > op->window ? (past + 1 - op->window) / KEYS * KEYS : 0, end = past + tokens;
+  if (run->parts) {
+    from = from > part * PART ? from : part * PART;
+    end = least(end, (part + 1) * PART);
+  }
   const int64_t place = (row.slot * op->kv_heads + h) * run->capacity * dim;
   for (int64_t at = from; at < end; at += KEYS) {
     const int64_t count = least(end - at, KEYS);
@@ -304,15 +311,9 @@ static void attend(void *data, size_t job) {
     widen(run->keys + place + at * dim, keys, count * dim);
     /* tokens before this block's first key see none of it */
     const int64_t blind = at > past ? (at - past) * group : 0;
-    if (rows <= FEW) {
-      if (dim == 64) score_few(rows, q, keys, count, 64, op->scale, scores);
-      else if (dim == 128) score_few(rows, q, keys, count, 128, op->scale, scores);
-      else score_few(rows, q, keys, count, dim, op->scale, scores);
-    } else {
-      for (int64_t k = 0; k < KEYS; k += LANES)
-        for (int64_t d = 0; d < dim; d += LANES) transpose(keys + k * dim + d, dim, count - k, turned + d * KEYS + k);
-      EACH_TILE(score, rows - blind, q + (blind + r) * dim, turned, dim, op->scale, scores + (blind + r) * KEYS)
-    }
+    for (int64_t k = 0; k < KEYS; k += LANES)
+      for (int64_t d = 0; d < dim; d += LANES) transpose(keys + k * dim + d, dim, count - k, turned + d * KEYS + k);
+    EACH_TILE(score, rows - blind, q + (blind + r) * dim, turned, dim, op->scale, scores + (blind + r) * KEYS)
     if (at + KEYS < end) fetch(run->keys + place + (at + KEYS) * dim, least(end - at - KEYS, KEYS) * dim);
     for (int64_t r = blind; r < rows; r++) {
       const int64_t last = past + r / group + 1, oldest = op->window ? last - op->window : 0;
@@ -321,44 +322,32 @@ static void attend(void *data, size_t job) {
     widen(run->values + place + at * dim, values, count * dim);
     EACH_TILE(gather, rows - blind, scores + (blind + r) * KEYS, values, count, dim, shrink + blind + r,
               sums + (blind + r) * dim)
-  }
-  if (run->parts > 1) {
-    float *to = run->partial + (int64_t)job * group * (dim + LANES);
-    for (int64_t r = 0; r < group; r++, to += dim + LANES) {
-      to[0] = most[r];
-      to[1] = total[r];
-      for (int64_t d = 0; d < dim; d += LANES) _mm512_storeu_ps(to + LANES + d, _mm512_load_ps(sums + r * dim + d));
-    }
-    return;
+    if ((at + KEYS) % PART == 0 || at + KEYS >= end)
+      for (int64_t r = 0; r < rows; r++) {
+        const Result one = {most + r, total + r, sums + r * dim};
+        join((Result){all_most + r, all_total + r, all + r * dim}, one, dim);
+        begin(one, dim);
+      }
   }
   for (int64_t r = 0; r < rows; r++) {
-    const __m512 over = _mm512_set1_ps(1.0f / total[r]);
-    float *y = run->y + ((first + r / group) * op->heads + h * group + r % group) * dim;
-    for (int64_t d = 0; d < dim; d += LANES)
-      _mm512_storeu_ps(y + d, _mm512_mul_ps(_mm512_load_ps(sums + r * dim + d), over));
+    const Result one = {all_most + r, all_total + r, all + r * dim};
+    if (!run->parts) {
+      finish(run, one, first + r / group, h * group + r % group);
+    } else {
+      begin(shared(run, (int64_t)job, r), dim);
+      join(shared(run, (int64_t)job, r), one, dim);
+    }
   }
 }
 
 /* Put the parts of the keys of one head and row, which has one token, together. */
 static void combine(const Run *run, int64_t at) {
-  const Attention *op = run->op;
-  const int64_t dim = op->dim, h = at % op->kv_heads, size = dim + LANES, next = run->group * size;
+  float sums[MOST_DIM], most, total;
+  const Result all = {&most, &total, sums};
   for (int64_t r = 0; r < run->group; r++) {
-    const float *from = run->partial + at * run->parts * next + r * size;
-    float most = -__builtin_inff(), total = 0.0f, shrink[WANTED_JOBS];
-    for (int64_t p = 0; p < run->parts; p++)
-      if (from[p * next] > most) most = from[p * next];
-    for (int64_t p = 0; p < run->parts; p++) {
-      shrink[p] = _mm512_cvtss_f32(exp16(_mm512_set1_ps(from[p * next] - most)));
-      total += shrink[p] * from[p * next + 1];
-    }
-    float *y = run->y + (run->rows[at / op->kv_heads].first * op->heads + h * run->group + r) * dim;
-    for (int64_t d = 0; d < dim; d += LANES) {
-      __m512 sum = _mm512_setzero_ps();
-      for (int64_t p = 0; p < run->parts; p++)
-        sum = _mm512_fmadd_ps(_mm512_loadu_ps(from + p * next + LANES + d), _mm512_set1_ps(shrink[p] / total), sum);
-      _mm512_storeu_ps(y + d, sum);
-    }
+    begin(all, run->op->dim);
+    for (int64_t p = 0; p < run->parts; p++) join(all, shared(run, at * run->parts + p, r), run->op->dim);
+    finish(run, all, run->rows[at / run->op->kv_heads].first, at % run->op->kv_heads * run->group + r);
   }
 }
 
@@ -373,9 +362,7 @@ static int64_t share_out(Run *run, Unit *units) {
     if (row.count > most) most = row.count;
   }
   const int64_t jobs = made * run->op->kv_heads;
-  run->parts = 1;
-  if (most == 1 && jobs < WANTED_JOBS && longest >= 2 * LEAST_KEYS)
-    run->parts = least(longest / LEAST_KEYS, WANTED_JOBS / jobs);
+  run->parts = most == 1 && jobs < WANTED_JOBS && longest > PART ? (longest + PART - 1) / PART : 0;
   return made;
 }
 
@@ -415,7 +402,7 @@ static Status *compute(void *kernel, Context *context) {
   run.tokens = ROWS / run.group;
   const int64_t units = share_out(&run, NULL), jobs = units * op->kv_heads;
   const int64_t listed = (units * (int64_t)sizeof(Unit) + 63) / 64 * 16; /* in floats */
-  const int64_t room = listed + (run.parts > 1 ? jobs * run.parts * run.group * (dim + LANES) : 0);
+  const int64_t room = listed + jobs * run.parts * run.group * (dim + LANES);
   void *y, *keys, *values, *scratch;
   q.dims[q.rank - 1] = width;
   TRY(output(op->api, context, 0, q.dims, q.rank, &y));
@@ -434,8 +421,8 @@ static Status *compute(void *kernel, Context *context) {
   } else {
     TRY(parallel(op->api, context, (size_t)(run.count * op->kv_heads), append, &run));
   }
-  if (jobs) TRY(parallel(op->api, context, (size_t)(jobs * run.parts), attend, &run));
-  if (run.parts > 1)
+  if (jobs) TRY(parallel(op->api, context, (size_t)(jobs * (run.parts ? run.parts : 1)), attend, &run));
+  if (run.parts)
     for (int64_t at = 0; at < jobs; at++) combine(&run, at);
   return NULL;
 }
