@@ -27,10 +27,13 @@ ContextUnit = Literal["tokens", "blocks"]
 
 @dataclass(frozen=True)
 class BucketFile:
-    """A file of bucket specs, see strategies/from_file.py; `origin` says who named it."""
+    """A file of bucket specs, see strategies/from_file.py; `origin` says who named it.
+
+    `unit` None: its own numbers say what its contexts count.
+    """
 
     path: str
-    unit: ContextUnit = "tokens"
+    unit: ContextUnit | None = None
     origin: str = "flag"
 
 

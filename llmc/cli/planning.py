@@ -77,7 +77,8 @@ class PlanningFlags:
         _option(
             "--context-unit",
             "tokens|blocks",
-            "What contexts are counted in, in ranges and in --from-file. Default: tokens.",
+            "What contexts are counted in, in ranges and in --from-file. Default: tokens; of a file, what its numbers "
+            "say (vLLM's bucket files count blocks).",
         ),
     ] = None
     from_file: Annotated[

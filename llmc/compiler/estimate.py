@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
 from llmc.compiler.footprint import Footprint, stage_seconds
-from llmc.compiler.model_size import ModelSize
+from llmc.compiler.model_size import ModelSize, weights_of
 from llmc.compiler.pipeline import executable_key
 from llmc.compiler.stages import StageReport, Stages
 from llmc.errors import CheckpointError, LlmcError
@@ -51,7 +50,9 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
     except _NotBuiltError as missing:
         cached = [None] * len(shapes)
         why = [str(missing)] * len(shapes)
-    footprint = Footprint(_size_of(stages), target, options, stages.plan.limits, stages.store)
+    size = _size_of(stages)
+    weights = weights_of(stages.checkpoint) or (size.weights if size else [])
+    footprint = Footprint(size, target, options, stages.plan.limits, stages.store, weights=weights)
     to_build = sum(not c for c in cached)
     seconds = to_build * footprint.seconds_each
     if prepared is None:
@@ -59,8 +60,6 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
     if options.verify != "none" and to_build:
         seconds += stage_seconds(stages.store, "reference") if prepared is None else 0.0
         seconds += VERIFY_SECONDS
-    bits = target.weight_bits(options)
-    weights = sum(prod(stages.checkpoint.shape(name)) for name in stages.checkpoint.tensor_names())
     estimates = footprint.estimates(stages.plan.buckets)
     return {
         "device": options.device,
@@ -80,7 +79,7 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),
         "estimated_seconds": round(seconds, 1),
-        "estimated_bytes": int(weights * bits / 8) + 150_000 * len(shapes),
+        "estimated_bytes": footprint.weight_bytes + 150_000 * len(shapes),
         "estimates": [estimate.to_dict() for estimate in estimates],
     }
 

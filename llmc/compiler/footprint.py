@@ -18,7 +18,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.text_table import table
 from llmc.compiler.checkpoint import read_config
-from llmc.compiler.model_size import ModelSize
+from llmc.compiler.model_size import ModelSize, Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.errors import CheckpointError, InputError
@@ -74,8 +74,11 @@ class Footprint:
         store: Store | None = None,
         bench: Bench | None = None,
         bundle: BundleFiles | None = None,
+        weights: Sequence[Weights] | None = None,
     ) -> None:
+        """`weights` are the checkpoint's own where they are known; None: what the model's sizes say."""
         self._model = model
+        self._weights = list(weights if weights is not None else model.weights if model else [])
         self._target = target
         self._options = target.configure(options)
         self._limits = limits
@@ -131,6 +134,11 @@ class Footprint:
             return self._typical / max(1, self._options.jobs)
         return self._target.executable_seconds
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as the bundle holds them."""
+        return int(sum(one.count * self._target.weight_bits(self._options, one) for one in self._weights) / 8)
+
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
         return self._compile_time(buckets).value
@@ -154,10 +162,9 @@ class Footprint:
         return found if self._model is None else [*found, *self._memory(self._model), self._graph_memory(buckets)]
 
     def _memory(self, model: ModelSize) -> list[Estimate]:
-        bits = self._target.weight_bits(self._options)
         limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
-        weights: float = model.parameters * bits / 8
-        source = f"{model.parameters / 1e6:,.1f} M parameters of the config × {bits:g} bits"
+        weights, count = self.weight_bytes, sum(one.count for one in self._weights)
+        source = f"{count / 1e6:,.1f} M parameters × {8 * weights / count:.3g} bits on average"
         if self._bundle is not None:
             manifest = self._bundle.manifest
             weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`count` weights that are held alike.
+
+    `stored`: the blocks that the checkpoint has them in (Q8_0, Q4_0, Q4_1), or None. `outer`: of the embedding or head.
+    """
+
+    count: int
+    stored: str | None = None
+    outer: bool = False
+
+
+def weights_of(checkpoint: Checkpoint) -> list[Weights]:
+    """All weights of a checkpoint's tensors, alike ones together; none of a configuration alone."""
+    from llmc.compiler.checkpoint.base import EMBEDDING, HEAD
+
+    found: Counter[tuple[str | None, bool]] = Counter()
+    for name in checkpoint.tensor_names():
+        found[checkpoint.stored_type(name), name in (EMBEDDING, HEAD)] += prod(checkpoint.shape(name))
+    return [Weights(count, *kind) for kind, count in found.items()]
 
 
 @dataclass(frozen=True)
@@ -49,9 +76,15 @@ class ModelSize:
     @property
     def parameters(self) -> int:
         """Weights of the matrices; norms and biases, below a thousandth of them, are not counted."""
+        return sum(weights.count for weights in self.weights)
+
+    @property
+    def weights(self) -> list[Weights]:
+        """The same, inner and outer ones apart."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = 3 * self.hidden * self.intermediate
-        return self.layers * (attention + mlp) + (1 if self.tied else 2) * self.vocabulary * self.hidden
+        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
+        return [Weights(self.layers * (attention + mlp)), Weights(outer, outer=True)]
 
     @property
     def cache_values(self) -> int:

@@ -32,7 +32,8 @@ class PlanArguments:
     max_seq_len_to_capture   tokens up to which lengths get buckets of their own; longer requests run through the few
                              buckets that coverage needs. Default: max_model_len
     prompt_batch …           ranges (min, step, max), with a rule's own numbers behind them; contexts in `context_unit`
-    context_unit             "tokens" (default) or "blocks" of block_size tokens
+    context_unit             "tokens" (default) or "blocks" of block_size tokens; for `from_file` the default is what
+                             its own numbers say
     from_file                a file of bucket specs, see strategies/from_file.py
     traffic                  a trace file, or a `llmc.buckets.traffic.source.Traffic` where more is to be said about how
                              it is replayed
@@ -86,7 +87,7 @@ class PlanArguments:
 
     def inputs(self, limits: Limits) -> PlanInputs:
         """What the planner works from."""
-        unit = _context_unit(self.context_unit)
+        unit = None if self.context_unit is None else _context_unit(self.context_unit)
         scale = limits.block_size if unit == "blocks" else 1
         return PlanInputs(
             limits,
@@ -129,12 +130,12 @@ def frontier_for(model: str | None, **keywords: Any) -> list[FrontierPoint]:
     return frontier_from(arguments.inputs(arguments.limits()[0]))
 
 
-def _context_unit(unit: str | None) -> ContextUnit:
-    if unit in (None, "tokens"):
+def _context_unit(unit: str) -> ContextUnit:
+    if unit == "tokens":
         return "tokens"
     if unit == "blocks":
         return "blocks"
-    raise UnknownNameError("context unit", str(unit), ("tokens", "blocks"))
+    raise UnknownNameError("context unit", unit, ("tokens", "blocks"))
 
 
 def _range(name: str, value: RangeLike, scale: int = 1) -> Range | None:

@@ -340,3 +340,38 @@ def test_a_file_that_is_too_large_is_not_read_to_its_end(tmp_path):
     os.truncate(path, MAX_FILE + 2)
     with pytest.raises(InputError, match=f"has more than {MAX_FILE} bytes"):
         from_file.load(path, LIMITS, "tokens")
+
+
+VENDORS = "(1, 2048, 0)\n(1, [256, 512], [0, 4, 8])\n(64, 1, 1024)\n(32, 1, 512)\n(1, 1, 64)\n"
+"""In the form of the vendor's sample: prompt contexts of 4 and 8 blocks, decode contexts of all blocks of a batch."""
+
+
+@pytest.mark.parametrize(
+    ("text", "limits", "context"),
+    [
+        ("(1, 128, 0)\n(64, 1, 8192)\n", Limits(2048, 64, None, 16), 2048),  # more tokens than a sequence has
+        ("(1, 128, 0)\n(64, 1, [1024, 16384])\n", Limits(8192, 64), 8192),
+        ("(1, 128, [0, 128])\n(8, 1, [512, 1024])\n", LIMITS, 1024),  # as blocks: 128 tokens for each token there is
+        ("(1, 128, 0)\n(8, 1, 1023)\n", LIMITS, 1023),  # all that is ever cached
+    ],
+)
+def test_a_unit_that_the_numbers_leave_no_doubt_of_is_recognised(text, limits, context):
+    found, _ = from_file.buckets(text, "buckets.txt", limits, None)
+    assert max(bucket.context for bucket in found) == context
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        (VENDORS, Limits(8192, 64)),
+        (VENDORS, Limits(4096, 64)),
+        ("(1, 128, 0)\n(1, 1, 256)\n", Limits(4096, 1)),  # as blocks beyond the limit, as tokens far below it
+        ("(1, 128, 0)\n(128, 1, 8192)\n", Limits(8192, 128)),  # 64 blocks or 8,192 tokens: both the whole sequence
+        ("(1, 128, 0)\n(4, 1, 4096)\n", LIMITS),  # beyond the limit either way
+    ],
+)
+def test_a_unit_that_could_be_either_is_asked_for(text, limits):
+    with pytest.raises(InputError, match=r"^buckets\.txt: its contexts may count tokens .* --context-unit tokens, or"):
+        from_file.buckets(text, "buckets.txt", limits, None)
+    found, _ = from_file.buckets(text, "buckets.txt", limits, "blocks")
+    assert max(bucket.context for bucket in found) > 1

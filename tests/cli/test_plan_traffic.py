@@ -92,6 +92,19 @@ def test_buckets_from_a_file(llmc: Llmc, here: Path) -> None:
     assert made["provenance"]["strategy"] == "file"
 
 
+def test_a_vendors_bucket_file_is_not_taken_for_tokens(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same file says the same by the flag and by its variable, or the command asks."""
+    (here / "buckets.txt").write_text("(1, [256, 512], [0, 4, 8])\n(32, 1, [512, 2048])\n(1, 1, 64)\n")
+    limits = ("plan", "--max-model-len", 8192, "--max-num-seqs", 32)
+    asked = llmc(*limits, "--from-file", "buckets.txt").failed(2)
+    assert "(32, 1, 2048) is 2048 or 8192 tokens a sequence" in asked and "--context-unit blocks" in asked
+    flag = llmc(*limits, "--from-file", "buckets.txt", "--context-unit", "blocks", "--json").json
+    monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", "buckets.txt")
+    variable = llmc(*limits, "--json").json
+    assert flag["decode"] == variable["decode"] == [[1, 1, 8192], [32, 1, 2048], [32, 1, 8192]]
+    assert flag["prompt"] == variable["prompt"]
+
+
 def test_the_environments_file_counts_blocks(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "buckets.txt").write_text("(1, 511, 0)\n(8, 1, 32)\n")
     monkeypatch.setenv("VLLM_BUCKETING_FROM_FILE", "buckets.txt")

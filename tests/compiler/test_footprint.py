@@ -11,7 +11,7 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.compiler.footprint import Footprint
-from llmc.compiler.model_size import ModelSize
+from llmc.compiler.model_size import ModelSize, Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, CheckpointError, InputError
@@ -123,3 +123,23 @@ def test_a_memory_budget_counts_this_footprint(tmp_path):
     whole = make_plan(plan.limits, "linear")
     assert len(plan.buckets) < len(whole.buckets)
     assert footprint(limits=plan.limits).graph_bytes(whole.buckets) > budget
+
+
+DEMO = [Weights(106_168_320, "Q4_1"), Weights(28_311_552, "Q8_0", outer=True)]
+"""SmolLM2-135M as the demo has it."""
+
+
+@pytest.mark.parametrize(
+    ("device", "quantize", "measured"),
+    [
+        ("onnxruntime", "keep", 96_938_240), ("onnxruntime", "int4", 96_938_240), ("onnxruntime", "int8", 142_280_960),
+        ("openvino", "keep", 112_118_016), ("openvino", "int4", 112_118_016), ("openvino", "int8", 143_405_312),
+        ("openvino", "none", 538_315_008),
+    ],
+)  # fmt: skip
+def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured):
+    """Sizes of the weights of bundles of the demo model, compiled where the CPU has AVX-512 VNNI and no bfloat16."""
+    monkeypatch.setattr("llmc.compiler.targets.cpu.runs_on", lambda isa: True)
+    options = CompileOptions(device, quantize, dtype="f32")
+    found = Footprint(None, open_target(device), options, Limits(256, 2), weights=DEMO)
+    assert found.weight_bytes == pytest.approx(measured, rel=0.01)

@@ -18,16 +18,14 @@ import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, get_args
+from typing import NamedTuple, NoReturn, get_args
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import MAX_BUCKETS
 from llmc.buckets.provenance import Note
+from llmc.buckets.strategies.file_unit import Unit, blocks_each, recognise
 from llmc.errors import InputError
-
-Unit = Literal["tokens", "blocks"]
-"""What the contexts of a file count: tokens of one sequence, or KV cache blocks as the vendor's planner does."""
 
 MAX_NUMBER = (1 << 31) - 1
 MAX_LINE = 10_000
@@ -103,20 +101,22 @@ def values(text: str, source: str = "buckets") -> list[tuple[int, int, int]]:
     return [(found.batch, found.query, found.context) for found in parse(text, source)]
 
 
-def buckets(text: str, source: str, limits: Limits, unit: Unit) -> tuple[list[Bucket], list[Note]]:
+def buckets(text: str, source: str, limits: Limits, unit: Unit | None) -> tuple[list[Bucket], list[Note]]:
     """The buckets that `text` lists, ascending, and notes on what the conversion of blocks changed.
 
     A spec with query 1 is a decode bucket, any other a prompt bucket, as in the vendor's planner; so a prompt bucket
     with query 1 cannot be written. With unit "blocks" a prompt context counts the blocks of one sequence, a decode
     context those of the whole batch, which give each of its sequences ceil(context / batch) blocks; neither grows
-    above max_model_len, and buckets that become equal by it are kept once.
+    above max_model_len, and buckets that become equal by it are kept once. Without a unit (None) it is recognised by
+    the numbers (file_unit.py).
 
     Raises InputError as `parse` does, for a bucket beyond a limit, for one that is listed twice, for a phase without
-    buckets, and for a unit that is none.
+    buckets, for a unit that is none, and for numbers that do not say which it is.
     """
-    if unit not in get_args(Unit):
+    if unit is not None and unit not in get_args(Unit):
         raise InputError(f"unit {unit!r} is not one of {', '.join(get_args(Unit))}")
     listed = parse(text, source)
+    unit = unit or recognise(listed, source, limits)
     seen: dict[tuple[int, int, int], FileBucket] = {}
     found: dict[Bucket, None] = {}
     cut: list[FileBucket] = []
@@ -127,7 +127,7 @@ def buckets(text: str, source: str, limits: Limits, unit: Unit) -> tuple[list[Bu
             raise InputError(f"{place}: {spec} is listed before, in line {earlier.line}; remove one of the two")
         context = spec.context
         if unit == "blocks":
-            blocks = -(-context // spec.batch) if spec.phase == "decode" else context
+            blocks = blocks_each(spec)
             context = min(blocks * limits.block_size, limits.max_model_len)
             if (blocks - 1) * limits.block_size >= limits.max_model_len:
                 cut.append(spec)
@@ -143,7 +143,7 @@ def buckets(text: str, source: str, limits: Limits, unit: Unit) -> tuple[list[Bu
     return sorted(found), _notes(listed, found, cut, limits)
 
 
-def load(path: str | os.PathLike[str], limits: Limits, unit: Unit) -> tuple[list[Bucket], list[Note]]:
+def load(path: str | os.PathLike[str], limits: Limits, unit: Unit | None) -> tuple[list[Bucket], list[Note]]:
     """`buckets` of the file at `path`, which is UTF-8.
 
     Raises InputError as `buckets` does, and when the file cannot be read or has more than `MAX_FILE` bytes.

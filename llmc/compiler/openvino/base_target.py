@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.openvino.precision import group_of
+from llmc.compiler.openvino.precision import PAGED_INT8, group_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Prepared, Target
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
+    from llmc.compiler.model_size import Weights
     from llmc.compiler.openvino.constants import Constants
     from llmc.compiler.openvino.finish import FinishedWeights
     from llmc.runtime.openvino.device import MappedWeights
@@ -58,6 +59,18 @@ class OpenVinoBase(Target):
         group = group_of(str(options.quantize), options.group_size)
         named = options.group_size is not None and group != self.default_group(str(options.quantize))
         return replace(options, group_size=group if named else None)
+
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """Codes, and float32 scales and zero points of each group."""
+        quantize = str(options.quantize)
+        if quantize == "none":
+            return super().weight_bits(options, weights)
+        four = quantize != "int8" and (weights.stored or "").startswith("Q4")
+        four = four or (quantize == "int4" and not weights.outer)
+        group = options.group_size if options.group_size is not None else self.default_group(quantize)
+        parts = 2 if four else 1
+        group = PAGED_INT8[0] if group is None else group
+        return (4 if four else 8) + (parts * 32 / group if group else 0)
 
     def default_group(self, quantize: str) -> int | None:
         """The group that stands for none named; None: none does."""

@@ -20,14 +20,14 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
-WEIGHT_BITS = {"int8": 9, "f32": 32, "bf16": 16, "f16": 16}
+DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,12 @@ class Target(ABC):
         """In words, what the device's own host will still do to a portable executable; empty when native."""
         return ""
 
-    def weight_bits(self, options: CompileOptions) -> float:
-        """Bits that a bundle holds for each weight, scales and copies for the kernels included."""
-        return WEIGHT_BITS[options.dtype if options.quantize == "none" else str(options.quantize)]
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """Bits that a bundle holds for each of such weights, scales and copies for the kernels included.
+
+        `options` are configured.
+        """
+        return DTYPE_BITS[options.dtype]
 
     def cache_bytes(self, options: CompileOptions) -> int:
         """Bytes of one value in the KV cache."""

@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.lowering.formats import OnnxOptions
-    from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.model_size import ModelSize, Weights
 
 INT8_BLOCK = 64
 BLOCK = 32
 SESSION_BYTES = 2_400_000
-WEIGHT_BITS = {"int8": 9 + 9.7, "keep": 9 + 10, "int4": 6 + 7}
-"""As they are and packed for the kernels (benchmarks/RESULTS.md); `keep` where the checkpoint has 8 bits."""
-PANEL_BITS = {"int8": 8.5, "keep": 9, "int4": 5}
-"""In panels: codes, float16 scales, and offsets of 4 bits; `keep` where the checkpoint has 8 bits."""
+TWICE_BITS = {"q8": 9 + 9.7, "kept8": 9 + 10, "kept4": 6 + 7, "q4": 6 + 7}
+"""By family (lowering/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
+PANEL_BITS = {"q8": 8.5, "kept8": 8.5, "kept4": 4.5, "q4": 5}
+"""In panels: codes and float16 scales; OFFSET_BITS more where a checkpoint's own 4-bit blocks have offsets."""
+OFFSET_BITS = 0.5
 
 _NBITS = "llmc.compiler.lowering.nbits"
 _PANELS = "llmc.compiler.kernels.panels"
@@ -132,10 +133,16 @@ class CpuTarget(Target):
         batch = 1 if bucket.phase == "prompt" and bucket.context else bucket.batch
         return batch, bucket.query, bucket.context
 
-    def weight_bits(self, options: CompileOptions) -> float:
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """For the runtime's kernels, quantised weights are there twice."""
-        bits = PANEL_BITS if options.kernels == "llmc" else WEIGHT_BITS
-        return bits.get(str(options.quantize)) or super().weight_bits(options)
+        if options.quantize == "none":
+            return super().weight_bits(options, weights)
+        kept = {"keep": "kept8" if weights.stored else "q8", "int4": "q8" if weights.outer else "q4", "int8": "q8"}
+        four = options.quantize != "int8" and (weights.stored or "").startswith("Q4")
+        family = "kept4" if four else kept[str(options.quantize)]
+        if options.kernels != "llmc":
+            return TWICE_BITS[family]
+        return PANEL_BITS[family] + OFFSET_BITS * (family == "kept4" and weights.stored == "Q4_1")
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Where any shape runs, long prompts run in chunks."""
