@@ -43,7 +43,7 @@ def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> Unit
     example = max(decode, key=lambda spec: spec.context)
     blocks = blocks_each(example) * limits.block_size
     raise InputError(
-        f"{source}: its contexts may count tokens of one sequence, or KV cache blocks of {limits.block_size} tokens, as "
+        f"{source}: its contexts may count tokens of one sequence, or KV cache blocks of {limits.block_size} tokens as "
         f"vLLM's bucket files do ({example} is {example.context} or {blocks} tokens a sequence); say which: "
         "--context-unit tokens, or --context-unit blocks"
     )
