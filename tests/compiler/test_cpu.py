@@ -22,6 +22,7 @@ from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
+from llmc.cli.main import main
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
@@ -265,6 +266,20 @@ def test_blocks_of_the_checkpoint_are_kept_exactly(
     there = Workshop(tmp_path, gguf, workshop.store)
     _, result, _ = there.compile(quantize=quantize, specialise=specialise)
     assert 0 < result.verification["mean_kl"] < (2e-3 if quantize == "keep" else 2e-2)
+
+
+@pytest.mark.parametrize("asked", ["--specialise", "--kernels=onnxruntime"])
+def test_the_command_packs_kept_blocks_as_the_runtime_of_this_version_opens_them(
+    workshop: Workshop, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(workshop.folder / "store"))
+    bundle = str(tmp_path / "bundle")
+    limits_ = ["--max-model-len", "48", "--max-num-seqs", "1", "--prompt-seq", "16,16,16", "--decode-seq", "48,48,48"]
+    assert (
+        main(["compile", str(gguf), "--device", "onnxruntime", "--quantize", "keep", asked, *limits_, "-o", bundle])
+        == 0
+    )
+    assert main(["generate", bundle, "--prompt", "ab", "--max-tokens", "4"]) == 0
 
 
 def test_keeping_blocks_of_a_checkpoint_without_any_is_refused_with_what_can_be_done(workshop: Workshop) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.skeleton import model_config
@@ -858,12 +859,17 @@ def test_a_packed_model_computes_the_very_same(packing: Packing) -> None:
 
 
 def test_it_is_the_packed_copies_that_are_run(packing: Packing, tmp_path: Path) -> None:
+    """Other bytes in them are other numbers, or are seen: from 1.32 on ONNX Runtime compares them with its own."""
     data = bytearray(packing.packed.read_bytes())
     for offset, length in blobs(packing):
         data[offset : offset + length] = bytes(length)
     blank = tmp_path / "blank"
     blank.write_bytes(data)
-    got = packing.run(blank, packing.moved)
+    try:
+        got = packing.run(blank, packing.moved)
+    except Fail as refused:
+        assert "Serialized pre-packed weights" in str(refused)
+        return
     assert not np.allclose(got[0], packing.run(packing.plain, packing.placements)[0])
 
 

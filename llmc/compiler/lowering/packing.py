@@ -8,7 +8,9 @@ data entry `prepacked_N` = key|offset;length;checksum….
 Offsets of blocks (nbits.py) cost nothing in the packed form on x86. There the kernels undo the codes' zero point by
 adding blocksum(x) · sumᵀ, where sum is −2^(bits − 1) · scale, and keep those sums behind the packed codes (MLAS,
 qnbitgemm.h: codes, then [N/16 rounded up, K/block, 16] float32, then scales). `pack_weights` adds the offsets to them
-there, after it has seen that they are what they should be; `folds_offsets` says whether this host's layout is that one.
+there, after it has seen that they are what they should be. ONNX Runtime 1.32 packs again at open and refuses packed
+copies whose bytes differ from what it made; there graphs add the offsets, as they do where the layout is another one.
+`folds_offsets` asks the runtime itself.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def pack_weights(
 
 
 def folds_offsets() -> bool:
-    """Whether ONNX Runtime packs matrices here in the one layout that offsets can be added to."""
+    """Whether ONNX Runtime packs here in the one layout that offsets can be added to, and computes with what was added."""
     rows, blocks, block = 24, 4, 32
     matrix = _Matrix(rows, blocks * block, 4, block)
     codes = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
@@ -94,10 +96,26 @@ def folds_offsets() -> bool:
         weights = Path(folder) / "plain"
         weights.write_bytes(codes.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
         try:
-            pack_weights(model.SerializeToString(), weights, places, Path(folder), {"codes": "offsets"})
+            file, places = pack_weights(model.SerializeToString(), weights, places, Path(folder), {"codes": "offsets"})
+            got = _run(place(model, file.name, places), file.parent, np.ones((1, matrix.width), np.float32))
         except CompileError:
             return False
-    return True
+    values = np.stack([codes & 15, codes >> 4], -1).reshape(rows, blocks, -1).astype(np.float32) - 8
+    wanted = ((values + 1) * scales[..., None]).sum((1, 2))
+    return bool(np.allclose(got[0], wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()))
+
+
+def _run(model: ModelProto, folder: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    from llmc.runtime.executors.ort_session import open_session
+
+    try:
+        session = open_session(
+            model.SerializeToString(), session__model_external_initializers_file_folder_path=str(folder)
+        )
+        made: NDArray[np.float32] = session.run(None, {"x": x})[0]
+    except Exception as e:
+        raise CompileError(f"ONNX Runtime does not run packed weights with offsets: {e}") from e
+    return made
 
 
 @dataclass(frozen=True)
