@@ -68,7 +68,7 @@ def pack_weights(
 
 
 def folds_offsets() -> bool:
-    """Whether ONNX Runtime packs here in the one layout that offsets can be added to, and computes with what was added."""
+    """Whether ONNX Runtime packs here in the one layout that offsets can be added to, and computes with them added."""
     rows, blocks, block = 24, 4, 32
     matrix = _Matrix(rows, blocks * block, 4, block)
     codes = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
