@@ -9,7 +9,6 @@ from typing import Any
 from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.cpu_choice import CPU
-from llmc.compiler.options import EXTENSIONS, CompileOptions
 from llmc.compiler.provenance import find_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.targets import open_target
@@ -43,10 +42,7 @@ def verify_again(
     if stages.checkpoint_digest() != manifest.provenance.get("checkpoint"):
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = open_target(manifest.target if manifest.device == CPU else manifest.device)
-    chosen = {k: manifest.options[k] for k in ("quantize", "dtype", "specialise")}
-    chosen |= {name: manifest.options[name] for name in EXTENSIONS if name in manifest.options}
-    options = target.configure(CompileOptions(device=manifest.device, **chosen))
-    limits = target.limits(options)
+    limits = target.limits(target.compiled_with(manifest.device, manifest.options))
     parts = parts_of(bundle.plan, every)
     outcomes = run_parts(bundle, stages, probes_stage(stages, target), parts, progress)
     return {"reference": target.reference, "limits": vars(limits), **summarise(outcomes, limits).to_json()}

@@ -8,9 +8,12 @@ import pytest
 
 from llmc.artifacts.bundle import blob_path
 from llmc.artifacts.manifest import read_manifest
+from llmc.compiler.kernels.limits import runs_on
 from llmc.runtime.executors.fake import Program
+from llmc.runtime.host import cpu_features
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc
+from tests.compiler import tiny
 from tests.manifests import edit_manifest
 from tests.toy import write_toy
 
@@ -24,6 +27,19 @@ def test_a_sound_bundle_is_told_in_two_lines(llmc: Llmc, bundle: Path) -> None:
     assert first.startswith(f"{bundle}: files intact; ")
     assert all(words in first for words in ("against toy", "mean KL", "limit 1e-05", "equal tokens 100.0%", "leak 0"))
     assert second.startswith("accuracy over ") and "(limit 1e-05 for exact)" in second
+
+
+@pytest.mark.parametrize("kernels", ["llmc", "onnxruntime"])
+def test_a_bundle_is_held_to_what_its_compile_was_held_to(llmc: Llmc, tmp_path: Path, kernels: str) -> None:
+    if kernels == "llmc" and not runs_on(cpu_features()):
+        pytest.skip("the CPU has no AVX-512 VNNI")
+    model = tiny.write_model(tmp_path / "model", "llama")
+    options = ("--device", "onnxruntime", "--quantize", "int8", "--kernels", kernels)
+    made = llmc("compile", model, *options, "--max-model-len", 32, "--max-num-seqs", 2, "-o", "real", "--json").json
+    again = llmc("verify", "real", "--json").json
+    recorded = made["verification"]
+    assert again["limits"] == recorded["limits"]
+    assert again["accuracy"] == recorded["accuracy"] and again["mean_kl"] == recorded["mean_kl"]
 
 
 def test_json_has_the_numbers_and_the_limits(llmc: Llmc, bundle: Path) -> None:

@@ -15,13 +15,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmc.compiler.options import ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS
+from llmc.compiler.options import EXTENSIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS, CompileOptions
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.model_size import ModelSize, Weights
-    from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits
 
@@ -105,6 +104,9 @@ class Target(ABC):
     takes_onnxruntime_options: ClassVar[bool] = False
     """Whether the options of ONNXRUNTIME_OPTIONS mean something to it."""
 
+    for_executor: ClassVar[tuple[str, ...]] = ()
+    """Options that `manifest_options` writes by the name of an option that this target does not take."""
+
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""
 
@@ -150,6 +152,11 @@ class Target(ABC):
                 raise InputError(f"--{flag} is for {where}; leave it out for {self.name}")
         specialise = self.specialises_by_default if options.specialise is None else options.specialise
         return replace(options, quantize=quantize, dtype=dtype, specialise=specialise)
+
+    def compiled_with(self, device: str, recorded: Mapping[str, Any]) -> CompileOptions:
+        """The options of a bundle of `device` whose manifest has the options `recorded`, as `configure` made them."""
+        names = {"quantize", "dtype", "specialise", *EXTENSIONS} - {*self.for_executor}
+        return self.configure(CompileOptions(device=device, **{n: recorded[n] for n in names if n in recorded}))
 
     def default_dtype(self, quantize: str) -> str:
         """What `--dtype auto` stands for: what everything that is not quantised is held and computed in."""

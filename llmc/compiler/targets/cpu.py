@@ -73,6 +73,7 @@ class CpuTarget(Target):
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"
     takes_onnxruntime_options: ClassVar[bool] = True
+    for_executor: ClassVar[tuple[str, ...]] = ("kv_cache_dtype",)
     compile_code = (*_BINDING_CODE, "llmc.compiler.checkpoint.base", "llmc.runtime.executors.ort_session")
 
     def configure(self, options: CompileOptions) -> CompileOptions:

@@ -1,0 +1,48 @@
+"""What a manifest records of a compile's options says what it was compiled with, for every target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmc.compiler.kernels.limits import FEATURES
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import cpu, devices, open_target
+from llmc.compiler.targets.base import Target
+from llmc.errors import InputError
+
+DEVICES = sorted({*devices(), "tpu:v5e-2x2", "openvino:GPU"} - {"tpu"})
+ASKED: dict[str, dict[str, Any]] = {
+    "defaults": {}, "specialised": {"specialise": True}, "top": {"sample_top_k": 4}, "bf16": {"dtype": "bf16"},
+    "u8 cache": {"kv_cache_dtype": "u8"}, "groups": {"group_size": 64}, "runtime's kernels": {"kernels": "onnxruntime"},
+    "llmc's kernels": {"kernels": "llmc"}, "parallel": {"tensor_parallel": 2}, "slots": {"cache_slots": 8},
+}  # fmt: skip
+
+
+def recorded(target: Target, options: CompileOptions) -> Any:
+    """As the pipeline writes it, and a manifest is read."""
+    basic = {"quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise}
+    return json.loads(json.dumps({**basic, **options.extensions, **target.manifest_options(options)}))
+
+
+@pytest.mark.parametrize("quantize", [None, "none", "int8", "int4", "keep"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_options_come_back_from_the_manifest(
+    device: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "cpu_features", lambda: ("x86_64", *FEATURES))
+    target, tried = open_target(device), 0
+    for extra in ASKED.values():
+        try:
+            options = target.configure(CompileOptions(device=device, quantize=quantize, **extra))
+        except InputError:  # not for this device
+            continue
+        tried += 1
+        found = target.compiled_with(device, recorded(target, options))
+        memory = found.specialise_memory if options.specialise_memory is None else options.specialise_memory
+        assert found == replace(options, specialise_memory=memory)
+        assert target.limits(found) == target.limits(options)
+    assert tried or quantize not in (None, "none")
