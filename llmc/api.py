@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.paths import is_dir, is_file
 from llmc.runtime.llm import BundleLLM
 from llmc.vllm_arguments import split
 
@@ -127,7 +128,7 @@ def _bundle_of(
     options = dict(options or {})
     making = {**options, "report": report, "store": store}
     path = Path(model)
-    if (path / "manifest.json").is_file() or (path.is_dir() and not _holds_checkpoint(path)):
+    if is_file(path / "manifest.json") or (is_dir(path) and not _holds_checkpoint(path)):
         return _matching(path, None if device == DEVICE else device, options)
     from llmc.artifacts.precompiled import load, place_for
     from llmc.artifacts.references import is_reference, resolve
@@ -169,4 +170,4 @@ def _matching(path: Path, device: str | None, options: dict[str, Any], model: st
 
 
 def _holds_checkpoint(folder: Path) -> bool:
-    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+    return is_file(folder / "config.json") or any(folder.glob("*.gguf"))

@@ -64,6 +64,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
+from llmc.paths import expanded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,7 +222,7 @@ class Settings:
         from pathlib import Path
 
         if self.cache_override is not None:
-            return Path(self.cache_override).expanduser()
+            return expanded(self.cache_override)
         from platformdirs import user_cache_dir
 
         return Path(user_cache_dir("llmc"))
@@ -230,9 +231,7 @@ class Settings:
         """The artifact store's folder for compiles for a device: for XLA devices, where another one is named."""
         named = device is not None and device.partition(":")[0] in XLA_DEVICES
         if named and self.cache_override is None and self.xla_cache is not None:
-            from pathlib import Path
-
-            return Path(self.xla_cache).expanduser()
+            return expanded(self.xla_cache)
         return self.cache_dir
 
     @property
@@ -241,7 +240,7 @@ class Settings:
         from pathlib import Path
 
         if self.trusted_keys_override is not None:
-            return Path(self.trusted_keys_override).expanduser()
+            return expanded(self.trusted_keys_override)
         from platformdirs import user_config_dir
 
         return Path(user_config_dir("llmc")) / "trusted"

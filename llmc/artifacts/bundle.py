@@ -24,6 +24,7 @@ from llmc.artifacts.manifest import Manifest, read_manifest
 from llmc.artifacts.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.stamps import Stamps, signature
 from llmc.errors import ArtifactError
+from llmc.paths import exists, is_dir
 
 if TYPE_CHECKING:
     from llmc.artifacts.leases import Lease
@@ -73,12 +74,12 @@ class BundleFiles:
         """
         folder = Path(path)
         lease = _lease(folder)
-        if not folder.exists():
+        if not exists(folder):
             from llmc.artifacts.bundle_writer import recover
 
             recover(folder)
         manifest = read_manifest(folder)
-        if not folder.is_dir():
+        if not is_dir(folder):
             raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
         writable = os.access(folder, os.W_OK)
         return cls(folder, manifest, Stamps(folder if writable or fallback is None else fallback), lease)

@@ -30,6 +30,7 @@ from llmc.artifacts.leases import blob_of, in_use
 from llmc.artifacts.pins import pins
 from llmc.artifacts.publish import make_folder, temporary_name
 from llmc.artifacts.sweep import Remover, sweep
+from llmc.paths import is_dir
 
 GRACE_SECONDS = 3600.0
 BATCH = 4000
@@ -79,7 +80,7 @@ def collect(
     counts removed things. What cannot be removed is reported, and never fatal; a store that cannot be written at all
     raises UnwritableError, a full one CapacityError.
     """
-    if not layout.base.is_dir():
+    if not is_dir(layout.base):
         return Collection(0, 0, 0, 0, 0, 0, 0, 0, {}, 0, 0, {}, dry_run)
     if dry_run:
         return _Run(Layout(layout.root, read_only=True), max_size, max_age, grace).rehearse()

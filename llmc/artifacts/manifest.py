@@ -35,6 +35,7 @@ from llmc.artifacts.manifest_schema import (
     checksum_line,
 )
 from llmc.errors import ArtifactError
+from llmc.paths import is_dir
 
 MAX_CHECKSUM_BYTES = 256
 ATTEMPTS = 5
@@ -193,7 +194,7 @@ def read_manifest(path: str | Path) -> Manifest:
     """
     given = Path(path)
     try:
-        file = given / FILE_NAME if given.is_dir() else given
+        file = given / FILE_NAME if is_dir(given) else given
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ArtifactError(f"{file}: not a bundle (a regular file is needed)")
@@ -208,7 +209,7 @@ def read_manifest(path: str | Path) -> Manifest:
                 "`llmc compile`"
             )
     except FileNotFoundError as error:
-        reason = f"no {FILE_NAME} in it" if given.is_dir() else "no such file or folder"
+        reason = f"no {FILE_NAME} in it" if is_dir(given) else "no such file or folder"
         raise ArtifactError(f"{given}: not a bundle ({reason}); make one with `llmc compile`") from error
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{given}: the bundle cannot be read ({error})") from error

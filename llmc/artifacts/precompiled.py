@@ -23,6 +23,7 @@ from llmc.artifacts.key import differences as compare
 from llmc.artifacts.log import logger
 from llmc.artifacts.manifest import Manifest, read_manifest
 from llmc.errors import ArtifactError
+from llmc.paths import expanded
 
 PLACES = {"neuron": "neuron-compiled-artifacts"}
 """Devices whose artifacts have a place of their own, and its name in the checkpoint's folder."""
@@ -43,7 +44,7 @@ def place_for(device: str, model: str, named: str | None, places: Mapping[str, s
     if device not in places:
         return None
     if named is not None:
-        return Path(named).expanduser()
+        return expanded(named)
     path = Path(model)
     if path.is_dir():
         return path / places[device]

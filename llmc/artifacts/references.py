@@ -29,6 +29,7 @@ from llmc.artifacts.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.publish import UnwritableError
 from llmc.artifacts.stamps import settled, signature
 from llmc.errors import ArtifactError, CapacityError
+from llmc.paths import is_dir
 
 if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
@@ -56,7 +57,7 @@ def resolve(text: str | Path, settings: Settings, store: Store | None = None, tr
     """
     name = str(text)
     path = Path(name)
-    if not is_reference(name) or path.is_dir():
+    if not is_reference(name) or is_dir(path):
         return path
     if store is None:
         from llmc.artifacts.opening import open_store

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.errors import LlmcError
+from llmc.paths import is_file
 
 if TYPE_CHECKING:
     from llmc.runtime.starting import StartingExecutor
@@ -24,7 +25,7 @@ _started: list[StartingExecutor] = []
 def begin(arguments: Sequence[str]) -> None:
     """Start opening the one bundle folder among the arguments of `generate`; does nothing where there is doubt."""
     words = [a for a in arguments if not a.startswith("-")]
-    folders = [word for word in words if (Path(word) / "manifest.json").is_file()]
+    folders = [word for word in words if is_file(Path(word, "manifest.json"))]
     if len(folders) != 1 or any(a.startswith(_ELSEWHERE) for a in arguments):
         return
     from llmc.runtime.bundle import Bundle

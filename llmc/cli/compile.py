@@ -12,6 +12,7 @@ from llmc.cli.compiled import print_estimate, print_result
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
 from llmc.errors import InputError, LlmcError
+from llmc.paths import expanded, is_dir
 
 if TYPE_CHECKING:
     from llmc.artifacts.store import Store
@@ -288,8 +289,8 @@ def _planned(
 
 def _config_file(config: str) -> str:
     """The file itself, so that weights beside it do not count."""
-    path = Path(config).expanduser()
-    if path.is_dir():
+    path = expanded(config)
+    if is_dir(path):
         path /= "config.json"
     if path.suffix != ".json":
         raise InputError(f"--config {config}: a config.json is needed; give a checkpoint as MODEL")

@@ -22,6 +22,8 @@ COMMANDS = {
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }
 UNEXPECTED = 1
+USAGE = 2
+LONGEST_NAME = 200
 INTERRUPTED = 130
 
 
@@ -30,9 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
     output.quiet = verbosity < 0
-    if arguments[:1] == ["generate"]:
-        ahead.begin(arguments[1:])
+    if any("\0" in argument for argument in arguments):
+        _fail("an argument holds a zero byte, which no name has", verbosity)
+        return USAGE
     try:
+        if arguments[:1] == ["generate"]:
+            ahead.begin(arguments[1:])
         return _run(arguments, verbosity)
     finally:
         ahead.drop()
@@ -65,9 +70,13 @@ def _run(arguments: list[str], verbosity: int) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return UNEXPECTED
-    except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
-        _fail(f"unexpected {type(e).__name__}: {e} (run again with -v for the traceback)", verbosity)
+    except OSError as e:
+        if e.filename is None:
+            return _unexpected(e, verbosity)
+        _fail(f"{_shown(e.filename)}: {e.strerror}", verbosity)
         return UNEXPECTED
+    except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
+        return _unexpected(e, verbosity)
     code = result if isinstance(result, int) else 0
     if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
         print("llmc: interrupted", file=sys.stderr)
@@ -105,6 +114,17 @@ def _fail(message: str, verbosity: int) -> None:
         import traceback
 
         traceback.print_exc()
+
+
+def _unexpected(error: Exception, verbosity: int) -> int:
+    _fail(f"unexpected {type(error).__name__}: {error} (run again with -v for the traceback)", verbosity)
+    return UNEXPECTED
+
+
+def _shown(name: object) -> str:
+    """A file's name, cut in its middle where it is long."""
+    text = str(name)
+    return text if len(text) <= LONGEST_NAME else f"{text[:60]}…{text[-60:]}"
 
 
 def _app(typer: Any, arguments: list[str]) -> Any:

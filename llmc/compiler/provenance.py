@@ -29,6 +29,7 @@ from llmc.artifacts.key import LOCAL, Key
 from llmc.artifacts.publish import UnwritableError
 from llmc.compiler.stages import code_digest
 from llmc.errors import CapacityError
+from llmc.paths import exists, expanded
 
 if TYPE_CHECKING:
     from llmc.artifacts.store import Store
@@ -83,14 +84,14 @@ def provenance(stages: Stages, target: Target, options: CompileOptions, model: s
 
 def model_name(model: str) -> str:
     """What to call a model that was named so: the last part of a path that exists, any other name as it is."""
-    path = Path(model).expanduser()
-    return Path(os.path.abspath(path)).name if path.exists() else model  # noqa: PTH100 - a link's own name
+    path = expanded(model)
+    return Path(os.path.abspath(path)).name if exists(path) else model  # noqa: PTH100 - a link's own name
 
 
 def remember_model(store: Store, checkpoint: str, model: str) -> None:
     """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
-    path = Path(model).expanduser()
-    where = os.path.abspath(path) if path.exists() else model  # noqa: PTH100
+    path = expanded(model)
+    where = os.path.abspath(path) if exists(path) else model  # noqa: PTH100
     with suppress(CapacityError, UnwritableError):
         store.publish(_model_key(checkpoint), {}, {"model": where})
 

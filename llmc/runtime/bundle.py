@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.bundle import BundleFiles
 from llmc.buckets.plan import Plan
 from llmc.errors import ArtifactError, InputError
+from llmc.paths import is_dir
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Bundle:
         With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it is read.
         """
         settings = Settings.from_environment()
-        if not Path(path).is_dir():
+        if not is_dir(path):
             from llmc.artifacts.references import resolve
 
             path = resolve(path, settings)

@@ -16,6 +16,7 @@ from llmc.artifacts.layout import Layout
 from llmc.artifacts.publish import BLOB_MODE, make_folder, write_atomic
 from llmc.artifacts.remotes.base import ObjectError, Progress, RemoteError
 from llmc.errors import InputError
+from llmc.paths import expanded
 
 PIECE = 1 << 20
 
@@ -104,7 +105,7 @@ class FolderRemote:
 
 def _path(url: str) -> Path:
     if not url.lower().startswith("file:"):
-        return Path(url).expanduser()
+        return expanded(url)
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InputError(f"{url}: names no folder of this machine; write file:///FOLDER, or the path alone")

@@ -10,6 +10,7 @@ from llmc.artifacts.signing.keys import PublicKey, is_encrypted, read_private
 from llmc.artifacts.signing.statement import make_statement
 from llmc.artifacts.trust import UntrustedError
 from llmc.errors import InputError
+from llmc.paths import expanded
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.ed25519 import Sign
@@ -40,7 +41,7 @@ class Signer:
         """
         from llmc.artifacts.signing.ed25519 import load
 
-        file = Path(path).expanduser()
+        file = expanded(path)
         pem = read_private(file)
         if not is_encrypted(pem):
             passphrase = None

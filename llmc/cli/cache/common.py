@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmc.paths import is_dir
+
 if TYPE_CHECKING:
     from llmc.artifacts.store import Store
 
@@ -37,7 +39,7 @@ def is_bundle(text: str) -> bool:
     """Whether an argument is a path or a reference; anything that does not look like one is a key."""
     from llmc.artifacts.references import is_reference
 
-    return os.sep in text or Path(text).is_dir() or is_reference(text)
+    return os.sep in text or is_dir(text) or is_reference(text)
 
 
 def bundle_folder(text: str, store: Store) -> Path:

@@ -11,6 +11,7 @@ import typer
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, is_bundle, open_cache, print_json
 from llmc.cli.cache.trust import is_terminal
 from llmc.errors import CapacityError, InputError
+from llmc.paths import expanded
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle import BundleFiles
@@ -70,7 +71,7 @@ def _signer(private: Path | None) -> Signer:
     given = private or settings.signing_key
     if given is None:
         raise InputError("name the private key with --key or LLMC_SIGNING_KEY; `llmc cache keygen` makes one")
-    path = Path(given).expanduser()
+    path = expanded(given)
     passphrase = settings.signing_passphrase
     if passphrase is None and is_terminal() and is_encrypted(read_private(path)):
         passphrase = str(typer.prompt(f"Passphrase of {path}", hide_input=True, err=True))

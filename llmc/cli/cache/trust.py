@@ -9,6 +9,7 @@ import typer
 
 from llmc.cli.cache.common import JsonFlag, print_json, print_table
 from llmc.errors import InputError
+from llmc.paths import expanded
 
 if TYPE_CHECKING:
     from llmc.artifacts.signing.trusted import TrustedKeys
@@ -42,7 +43,9 @@ def keygen(
     """
     from llmc.artifacts.signing.keys import public_file, write_pair
 
-    path = path.expanduser()
+    path = expanded(path)
+    if not path.name:
+        raise InputError(f"{path}: a folder; name the file that the private key goes to")
     key = write_pair(path, _new_passphrase() if protect else None)
     if as_json:
         print_json({"id": key.id, "private": str(path), "public": str(public_file(path))})
@@ -81,7 +84,7 @@ def trust(
         raise InputError("--name goes with a KEY.pub to trust")
     keys = TrustedKeys(_settings().trusted_keys)
     if key is not None:
-        _add(keys, key.expanduser(), name, as_json)
+        _add(keys, expanded(key), name, as_json)
     elif remove is not None:
         _remove(keys, remove, as_json)
     else:

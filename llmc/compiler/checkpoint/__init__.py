@@ -10,6 +10,7 @@ from llmc.compiler.checkpoint.gguf_header import is_gguf
 from llmc.compiler.checkpoint.huggingface import CONFIG
 from llmc.compiler.checkpoint.resolve import DEMO, locate
 from llmc.errors import CheckpointError
+from llmc.paths import is_dir, is_file
 
 __all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config"]
 
@@ -23,7 +24,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     found, name = locate(path)
     found = _inside(found)
-    if found.is_dir():
+    if is_dir(found):
         from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
 
         return HuggingFaceCheckpoint(found, name)
@@ -55,12 +56,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
         return build_config(read_header(found))
     from llmc.compiler.checkpoint.huggingface import read_config_file
 
-    return read_config_file(found / CONFIG if found.is_dir() else found)
+    return read_config_file(found / CONFIG if is_dir(found) else found)
 
 
 def _inside(path: Path) -> Path:
     """A folder with config.json as it is; the single .gguf of a folder without; a file as it is."""
-    if not path.is_dir() or (path / CONFIG).is_file():
+    if not is_dir(path) or is_file(path / CONFIG):
         return path
     files = sorted(path.glob("*.gguf"))
     if len(files) == 1:

