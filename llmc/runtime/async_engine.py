@@ -100,16 +100,17 @@ class AsyncEngine:
         """As `submit`, but what takes time (a grammar's compilation) is done in a thread of its own."""
         if request.params.structured_outputs is None:
             return self.submit(request)
-        self._admissible()
+        self.check_room()
         return self._queue(await asyncio.to_thread(self.generator.prepare, request))
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Raises InputError (cannot be run), OverloadedError (queue full or draining; the message and
         retry_after_s say so) or EngineDeadError, at once."""
-        self._admissible()
+        self.check_room()
         return self._queue(self.generator.prepare(request))
 
-    def _admissible(self) -> None:
+    def check_room(self) -> None:
+        """Raise what `submit` would for any request now: OverloadedError or EngineDeadError."""
         if self._error is not None:
             raise self.death()
         if self._closing:
@@ -130,7 +131,7 @@ class AsyncEngine:
         request = prepared.request
         stream = Stream(self, request, min(request.params.n, choices))
         with self._wake:
-            self._admissible()
+            self.check_room()
             if request.request_id in self._streams:
                 raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
             self._streams[request.request_id] = (stream, choices)

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, InputError
+from llmc.runtime.token_width import widest_token
 
 if TYPE_CHECKING:
     from llmc.runtime.vocabulary import Vocabulary
@@ -23,6 +24,8 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
 _MOST_CUTS = 16
 """Texts that are encoded by cuts of a vocabulary, which together take as long as reading all of it."""
+_LONG = 2048
+"""Characters, or ids, from which tokenizers get their work as a batch of one: other threads can run meanwhile then."""
 _MAX_HELD = 16
 """Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
 
@@ -95,7 +98,10 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
         backend = self._cut(text) or self._backend
-        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < _LONG:
+            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        (whole,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(whole.ids)
 
     def _cut(self, text: str) -> Any:
         """A tokenizer for this text, while that costs less than the whole; else None."""
@@ -107,8 +113,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids; ids without a token are left out. Raises InputError for a negative id."""
+        ids = list(ids)
         try:
-            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+            if len(ids) < _LONG:
+                return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+            return str(self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
         except (OverflowError, TypeError) as error:
             raise InputError(f"token ids are integers from 0: {error}") from error
 
@@ -126,6 +135,11 @@ class Tokenizer:
         except OverflowError as error:
             raise InputError(f"token ids are integers from 0: {index}") from error
         return token
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of a text that one token covers at most; None where that cannot be told."""
+        return widest_token(self._backend)
 
     @cached_property
     def is_byte_level(self) -> bool:

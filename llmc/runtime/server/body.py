@@ -1,17 +1,23 @@
-"""A request's body: bounded in size, strict JSON, checked against its model."""
+"""A request's body: bounded in size, strict JSON, checked against its model; a long one beside the event loop."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.aside import LARGE, aside
+from llmc.runtime.server.errors import ApiError, unavailable
 from llmc.runtime.server.protocol import strict_json
 from llmc.runtime.server.protocol.base import Body
 
 if TYPE_CHECKING:
     from fastapi import Request
 
+    from llmc.runtime.server.state import ServerState
+
 B = TypeVar("B", bound=Body)
+
+MAX_HELD = 128 << 20
+"""Bytes of long bodies that the server holds together while it reads them; beyond, requests are refused as overload."""
 
 DISCARDED = 8
 """A body up to this many times the limit is read to its end and thrown away, so that its sender sees the answer."""
@@ -22,11 +28,38 @@ async def read_body(request: Request, model: type[B]) -> B:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the request's Content-Type must be application/json", code="unsupported_media_type")
-    raw = await _read(request, request.app.state.llmc.config.max_body_bytes)
-    return model.parse(strict_json.loads(raw))
+    state = request.app.state.llmc
+    held = _Held(state)
+    try:
+        raw = await _read(request, state.config.max_body_bytes, held)
+        size = len(raw) if len(raw) >= LARGE else 0  # shorter ones are read sooner than a thread takes over
+        return await aside(request, size, lambda: model.parse(strict_json.loads(raw)))
+    finally:
+        held.release()
 
 
-async def _read(request: Request, limit: int) -> bytes:
+class _Held:
+    """What one request holds of MAX_HELD; LARGE bytes are free."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._held = 0
+
+    def grow(self, size: int) -> None:
+        """The body has `size` bytes now. Raises ApiError 503 where others hold too much."""
+        more = max(0, size - LARGE) - self._held
+        if more > 0 and self._state.held_bytes + more > MAX_HELD and self._state.held_bytes > self._held:
+            raise unavailable("the server reads too many long bodies; try again later", 1.0, "overloaded")
+        self._state.held_bytes += more
+        self._held += more
+
+    def release(self) -> None:
+        """Let it go."""
+        self._state.held_bytes -= self._held
+        self._held = 0
+
+
+async def _read(request: Request, limit: int, held: _Held) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit * DISCARDED:
         raise _too_large(limit)
@@ -38,7 +71,9 @@ async def _read(request: Request, limit: int) -> bytes:
             break
         if size > limit:
             parts.clear()
+            held.release()
         else:
+            held.grow(size)
             parts.append(part)
     if size > limit:
         raise _too_large(limit)

@@ -13,7 +13,7 @@ from llmc.runtime.server.errors import SERVER, ApiError, bad_request
 if TYPE_CHECKING:
     from llmc.runtime.async_engine import Stream
     from llmc.runtime.sampling import SamplingParams
-    from llmc.runtime.server.state import Served
+    from llmc.runtime.server.state import Served, ServerConfig
 
 
 @dataclass
@@ -32,6 +32,15 @@ class Answer:
         return "".join(self.parts)
 
 
+def check_room(served: Served, config: ServerConfig, prompts: int, params: SamplingParams) -> None:
+    """Refuse so many prompts before work is done for them: ApiError where they could never be admitted together,
+    OverloadedError and EngineDeadError where nothing can be now."""
+    count, most = prompts * params.choices, config.max_queued_requests + served.limits.max_num_seqs
+    if count > most:
+        raise bad_request(f"the request asks for {count} sequences; this server takes at most {most} at once", "prompt")
+    served.engine.check_room()
+
+
 class Generation:
     """Requests that were accepted. Choice n·p + i is choice i of prompt p."""
 
@@ -45,17 +54,9 @@ class Generation:
     @classmethod
     async def start(
         cls, served: Served, request_id: str, prompts: Sequence[list[int]], params: SamplingParams,
-        priority: int | None = None, most: int | None = None,
+        priority: int | None = None,
     ) -> Generation:  # fmt: skip
-        """Have the engine run `prompts`; all or none. `most`: choices that could ever be admitted together.
-
-        Raises InputError, OverloadedError or EngineDeadError as the engine does, and ApiError for too many prompts.
-        """
-        count = len(prompts) * (params.best_of or params.n)
-        if most is not None and count > most:
-            raise bad_request(
-                f"the request asks for {count} sequences; this server takes at most {most} at once", "prompt"
-            )
+        """Have the engine run `prompts`; all or none. Raises InputError, OverloadedError or EngineDeadError."""
         ends, streams = served.tokenizer.eos_token_ids, []
         try:
             for i, ids in enumerate(prompts):

@@ -58,6 +58,7 @@ def load(
         )
     tokenizer = bundle.tokenizer
     tokenizer.load()
+    _ = tokenizer.longest_token  # which takes a look at the whole vocabulary
     template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template, bundle.special_tokens)
     executor = open_executor(bundle, options)
     try:

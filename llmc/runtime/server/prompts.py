@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.aside import aside
+from llmc.runtime.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
+    from fastapi import Request
+
+    from llmc.buckets.limits import Limits
     from llmc.runtime.server.protocol.chat import Message, Tool
     from llmc.runtime.server.protocol.completions import CompletionRequest
     from llmc.runtime.server.state import Served
 
-T = TypeVar("T")
 
-LONG_TEXT = 2048
-"""Characters from which a text is encoded in a thread of its own, so that streams go on meanwhile (about 2 ms)."""
-
-
-async def completion_prompts(served: Served, body: CompletionRequest) -> list[list[int]]:
+async def completion_prompts(request: Request, served: Served, body: CompletionRequest) -> list[list[int]]:
     """Token ids of every prompt. Raises InputError for text that is not Unicode."""
-    prompts, special = body.prompt, body.add_special_tokens is not False
+    prompts, special, keep = body.prompt, body.add_special_tokens is not False, body.truncate_prompt_tokens
     if isinstance(prompts[0], str):
-        length = sum(map(len, prompts))
-        prompts = await _aside(length, lambda: [served.tokenizer.encode(text, special) for text in prompts])
-    return [truncated(served, ids, body.truncate_prompt_tokens) for ids in prompts]
+        if keep is None:
+            for text in prompts:
+                check_length(served, text)
+        size = sum(map(len, prompts))
+        prompts = await aside(request, size, lambda: [served.tokenizer.encode(text, special) for text in prompts])
+    return [truncated(served, ids, keep) for ids in prompts]
 
 
-async def encode(served: Served, text: str, add_special_tokens: bool) -> list[int]:
+async def encode(request: Request, served: Served, text: str, add_special_tokens: bool) -> list[int]:
     """Token ids of `text`, found in a thread where it is long."""
-    return await _aside(len(text), lambda: served.tokenizer.encode(text, add_special_tokens))
+    return await aside(request, len(text), lambda: served.tokenizer.encode(text, add_special_tokens))
 
 
-async def _aside(length: int, work: Callable[[], T]) -> T:
-    return work() if length < LONG_TEXT else await asyncio.to_thread(work)
+def check_length(served: Served, text: str, field: str = "prompt") -> None:
+    """Raise ApiError for a text that is too long whatever its tokens are, which takes no tokenizer to see."""
+    longest, widest = served.limits.longest_prompt, served.tokenizer.longest_token
+    if widest is not None and len(text) > longest * widest:
+        raise _too_long(
+            served.limits, f"the prompt has {len(text)} characters, of which a token takes at most {widest}", field
+        )
 
 
 def truncated(served: Served, ids: list[int], keep: int | None, field: str = "prompt") -> list[int]:
@@ -51,15 +57,18 @@ def truncated(served: Served, ids: list[int], keep: int | None, field: str = "pr
     if not ids:
         raise bad_request("the prompt is empty: it has no token", field)
     if len(ids) > longest:
-        limits = served.limits
-        limit = (
-            f"max_model_len {limits.max_model_len}, prompt and answer together"
-            if limits.max_prompt_len is None
-            else f"max_prompt_len {limits.max_prompt_len}"
-        )
-        message = f"the prompt has {len(ids)} tokens; this model takes at most {longest} ({limit})"
-        raise bad_request(message, field, "context_length_exceeded")
+        raise _too_long(served.limits, f"the prompt has {len(ids)} tokens", field)
     return ids
+
+
+def _too_long(limits: Limits, what: str, field: str) -> ApiError:
+    limit = (
+        f"max_model_len {limits.max_model_len}, prompt and answer together"
+        if limits.max_prompt_len is None
+        else f"max_prompt_len {limits.max_prompt_len}"
+    )
+    message = f"{what}; this model takes at most {limits.longest_prompt} tokens ({limit})"
+    return bad_request(message, field, "context_length_exceeded")
 
 
 def render(

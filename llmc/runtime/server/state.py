@@ -66,7 +66,7 @@ class Served:
 
 @dataclass
 class ServerState:
-    """Shared by all routes. The loader sets `served` (or `load_error`); the loop's thread alone sets `draining`."""
+    """Shared by all routes. The loader sets `served` (or `load_error`); the loop's thread alone sets the others."""
 
     config: ServerConfig
     metrics: Metrics
@@ -75,6 +75,8 @@ class ServerState:
     served: Served | None = None
     load_error: BaseException | None = None
     draining: bool = False
+    held_bytes: int = 0
+    """Of long bodies that are being read; see body.py."""
     started_at: float = field(default_factory=time.time)
 
     @property

@@ -39,6 +39,9 @@ class ScriptedEngine:
     cancelled: list[str] = field(default_factory=list)
     waiting: asyncio.Event | None = None
 
+    def check_room(self) -> None:
+        """There is room; `open` refuses."""
+
     async def open(self, request: Request) -> ScriptedStream:
         if self.refusals and (refusal := self.refusals.pop()) is not None:
             raise refusal

@@ -202,7 +202,10 @@ def test_a_conversation_over_the_limit_is_told_the_limit_and_its_length(api):
 
 
 def test_a_long_text_is_encoded_beside_the_loop_with_the_same_result(api, monkeypatch):
-    monkeypatch.setattr("llmc.runtime.server.prompts.LONG_TEXT", 1)
+    for name in ("SMALL", "LARGE"):
+        monkeypatch.setattr(f"llmc.runtime.server.aside.{name}", 1)
+        assert api.chat("Hi").status_code == 200
+        assert api.engine.requests.pop() is not None
     assert api.chat("Hi").status_code == 200
     assert prompt_of(api) == "user: Hi\nassistant:"
 

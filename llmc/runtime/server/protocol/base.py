@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from llmc.runtime.server.errors import ApiError, bad_request
+from llmc.runtime.server.protocol.bounds import told
 
 _log = logging.getLogger("llmc")
 _MAX_NAMES = 256
@@ -64,14 +65,19 @@ def _kind(value: Any) -> str:
 
 
 def _explained(error: ValidationError, data: Any) -> ApiError:
-    """One line that names the first field in error, and what it should be."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    """One line that names the first field in error, and what it should be; what is too much goes first."""
+    errors = error.errors(include_url=False)
+    for e in errors:
+        if e["type"] in ("bound", "string_too_long"):
+            path = _path(e["loc"], data)
+            what = e["msg"] if e["type"] == "bound" else told(e["input"], e["ctx"]["max_length"])
+            return bad_request(f"{path} {what}", path)
     found = [(_path(e["loc"], data), e["msg"], e["type"]) for e in errors]
     path, _, kind = found[0]
     if kind == "missing":
         return bad_request(f"{path} is required", path)
-    told = [_should(message) for other, message, _ in found if other == path]
-    return bad_request(f"{path} {' or '.join(dict.fromkeys(told))}", path)
+    ways = [_should(message) for other, message, _ in found if other == path]
+    return bad_request(f"{path} {' or '.join(dict.fromkeys(ways))}", path)
 
 
 def _should(message: str) -> str:

@@ -8,7 +8,9 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.protocol import bounds
 from llmc.runtime.server.protocol.base import Part, Refused
+from llmc.runtime.server.protocol.bounds import AtMost, Name, Object, Text
 from llmc.runtime.server.protocol.sampling import Int64, Sampled, empty
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
@@ -20,12 +22,12 @@ class Message(Part):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Role
-    content: str | list[str | dict[str, Any]] | None = Field(
+    content: Text | Annotated[list[Text | Object], AtMost(bounds.MAX_PARTS)] | None = Field(
         None, description="Text, or parts of type text. May be null beside tool_calls."
     )
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[Object], AtMost(bounds.MAX_CALLS)] | None = None
+    tool_call_id: Name | None = None
 
 
 def _messages(value: Any) -> Any:
@@ -33,11 +35,8 @@ def _messages(value: Any) -> Any:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Messages = Annotated[
-    list[Message],
-    BeforeValidator(_messages, json_schema_input_type=Annotated[list[Message], Field(min_length=1)] | str),
-    Field(min_length=1),
-]
+_Messages = Annotated[list[Message], AtMost(bounds.MAX_MESSAGES, least=1)]
+Messages = Annotated[_Messages, BeforeValidator(_messages, json_schema_input_type=_Messages | Text)]
 
 
 class Function(Part):
@@ -45,9 +44,9 @@ class Function(Part):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    name: Annotated[str, AtMost(bounds.MAX_NAME, least=1)]
+    description: Text | None = None
+    parameters: Object | None = None
 
 
 class Tool(Part):
@@ -62,7 +61,7 @@ class Tool(Part):
 class NamedFunction(Part):
     """The name of a function."""
 
-    name: str
+    name: Name
 
 
 class NamedTool(Part):
@@ -76,10 +75,10 @@ class Conversation(Part):
     """What the chat template makes a prompt of."""
 
     messages: Messages
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], AtMost(bounds.MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = Field(None, description="Begin an answer after the last message; default.")
     continue_final_message: bool | None = Field(None, description="Continue the last message instead.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Further variables for the template.")
+    chat_template_kwargs: Object | None = Field(None, description="Further variables for the template.")
 
 
 class ChatRequest(Conversation, Sampled):

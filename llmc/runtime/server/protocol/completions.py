@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.protocol import bounds
 from llmc.runtime.server.protocol.base import Refused
+from llmc.runtime.server.protocol.bounds import AtMost, Text, told
 from llmc.runtime.server.protocol.sampling import Int64, Sampled
 
 DEFAULT_MAX_TOKENS = 16
@@ -24,16 +27,20 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
-            return value
         if _is_ids(value):
             return [value]
+        if len(value) > bounds.MAX_PROMPTS:
+            raise PydanticCustomError("bound", "{told}", {"told": told(value, bounds.MAX_PROMPTS)})
+        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
+            return value
     raise ValueError(_FORMS)
 
 
 _Id = Annotated[int, Field(ge=0, lt=1 << 31)]
-_Several = Annotated[list[str] | list[_Id] | list[list[_Id]], Field(min_length=1)]
-Prompts = Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=str | _Several)]
+_Ids = Annotated[list[_Id], AtMost(bounds.MAX_VALUES, least=1)]
+_Texts = Annotated[list[Text], AtMost(bounds.MAX_PROMPTS, least=1)]
+_Lists = Annotated[list[_Ids], AtMost(bounds.MAX_PROMPTS, least=1)]
+Prompts = Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=Text | _Texts | _Ids | _Lists)]
 
 
 class CompletionRequest(Sampled):

@@ -10,13 +10,16 @@ from llmc.errors import InputError
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.sampling.structured import StructuredOutputsParams
 from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.protocol import bounds
 from llmc.runtime.server.protocol.base import Body, Part, Refused
+from llmc.runtime.server.protocol.bounds import AtMost, Key, Name, Object
 
 MAX_N = 128
 """Choices of one prompt, as OpenAI bounds them."""
 
 Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-Text = Annotated[str, Field(min_length=1)]
+Source = Annotated[str, AtMost(bounds.MAX_GRAMMAR, least=1)]
+Choices = Annotated[list[Annotated[str, AtMost(bounds.MAX_GRAMMAR)]], AtMost(bounds.MAX_CHOICES)]
 
 
 def empty(value: Any) -> bool:
@@ -26,14 +29,14 @@ def empty(value: Any) -> bool:
 
 def _texts(value: Any) -> Any:
     """One text as a list."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value
+    if isinstance(value, str | list):
+        return [value] if isinstance(value, str) else value
     raise ValueError("must be a text or a list of texts")
 
 
-Texts = Annotated[list[str], BeforeValidator(_texts, json_schema_input_type=str | list[str])]
+_Stop = Annotated[str, AtMost(bounds.MAX_STOP)]
+_Stops = Annotated[list[_Stop], AtMost(bounds.MAX_STOPS)]
+Texts = Annotated[_Stops, BeforeValidator(_texts, json_schema_input_type=_Stop | _Stops)]
 
 
 class StreamOptions(Part):
@@ -45,18 +48,18 @@ class StreamOptions(Part):
 class StructuredOutputs(Part):
     """What the text must be; exactly one of these."""
 
-    json_schema: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
-    regex: Text | None = None
-    choice: list[str] | None = None
-    grammar: Text | None = Field(None, description="A grammar in Lark's notation.")
+    json_schema: Object | Source | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Source | None = None
+    choice: Choices | None = None
+    grammar: Source | None = Field(None, description="A grammar in Lark's notation.")
     json_object: bool | None = None
 
 
 class NamedSchema(Part):
     """The json_schema of a response_format."""
 
-    name: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    name: Name | None = None
+    schema_: Object | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -70,19 +73,21 @@ class ResponseFormat(Part):
 class Sampled(Body):
     """How to choose tokens, and what else any request for text may say. Left out or null: the default."""
 
-    model: str | None = Field(None, description="The served model's name; may be left out.")
+    model: Name | None = Field(None, description="The served model's name; may be left out.")
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     max_tokens: Int64 | None = None
     temperature: float | None = Field(None, description="Default 1; 0 is greedy.")
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token ids to what is added to their logits.")
+    logit_bias: Annotated[dict[Key, float], AtMost(bounds.MAX_BIASES)] | None = Field(
+        None, description="Token ids to what is added to their logits."
+    )
     seed: Int64 | None = None
     stop: Texts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Name | None = None
     response_format: ResponseFormat | None = None
 
     top_k: Int64 | None = Field(None, description="The most probable tokens kept; 0 or -1: all.")
@@ -91,9 +96,9 @@ class Sampled(Body):
     repetition_penalty: float | None = None
     min_tokens: Int64 | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Int64] | None = None
-    allowed_token_ids: list[Int64] | None = None
-    bad_words: list[str] | None = None
+    stop_token_ids: Annotated[list[Int64], AtMost(bounds.MAX_STOP_IDS)] | None = None
+    allowed_token_ids: Annotated[list[Int64], AtMost(bounds.MAX_ALLOWED_IDS)] | None = None
+    bad_words: Annotated[list[Annotated[str, AtMost(bounds.MAX_BAD_WORD)]], AtMost(bounds.MAX_BAD_WORDS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = Field(
@@ -102,10 +107,10 @@ class Sampled(Body):
     priority: Int64 | None = Field(None, description="Lower goes first; default 0.")
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: Text | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: Text | None = None
+    guided_json: Object | Source | None = None
+    guided_regex: Source | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Source | None = None
     structured_outputs: StructuredOutputs | None = None
 
     refused: ClassVar[Refused] = {

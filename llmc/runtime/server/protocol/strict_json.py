@@ -1,7 +1,8 @@
 """JSON as RFC 8259 has it, and nothing that would break further on.
 
 Python's reader also takes NaN, Infinity, numbers that overflow, repeated keys, halves of surrogate pairs, other
-encodings than UTF-8, and nesting up to its recursion limit: all of them are refused here.
+encodings than UTF-8, and nesting up to its recursion limit: all of them are refused here. What a body holds is counted
+before it is read: reading keeps the interpreter to itself, for as long as there are values.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from llmc.errors import InputError
+import numpy as np
 
-MAX_DEPTH = 128
+from llmc.errors import InputError
+from llmc.runtime.server.protocol.bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES
+
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def loads(raw: bytes) -> Any:
     """The value that `raw` writes. Raises InputError, saying what is wrong and where, for anything else."""
+    _check_counts(raw)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as e:
@@ -32,11 +36,32 @@ def loads(raw: bytes) -> Any:
         raise InputError(f"the body is nested more than {MAX_DEPTH} deep") from None
     except ValueError:  # Python reads integers of some thousand digits and no longer ones
         raise InputError("the body holds an integer of too many digits") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH:
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(value)
     if _SURROGATE.search(text):
         _check_text(value)
     return value
+
+
+def _check_counts(raw: bytes) -> None:
+    """Raise InputError where `raw` has too many values, or lists and objects, or too deep ones; what stands in texts
+    is left out where all together would be too much."""
+    commas, containers = raw.count(b","), raw.count(b"[") + raw.count(b"{")
+    if containers <= MAX_CONTAINERS and commas + containers <= MAX_VALUES:
+        return
+    if b"\\" in raw:
+        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    data = np.frombuffer(raw, np.uint8)
+    data = data[~np.bitwise_xor.accumulate(data == ord('"'))]
+    opened = (data == ord("[")) | (data == ord("{"))
+    closed = (data == ord("]")) | (data == ord("}"))
+    commas, containers = int(np.count_nonzero(data == ord(","))), int(np.count_nonzero(opened))
+    if containers and int((opened.astype(np.int32) - closed).cumsum().max()) > MAX_DEPTH:
+        raise InputError(f"the body is nested more than {MAX_DEPTH} deep")
+    if containers > MAX_CONTAINERS:
+        raise InputError(f"the body has {containers} lists and objects; at most {MAX_CONTAINERS} are taken")
+    if commas + containers > MAX_VALUES:
+        raise InputError(f"the body has {commas + containers} values; at most {MAX_VALUES} are taken")
 
 
 def _constant(name: str) -> NoReturn:

@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from llmc.runtime.server.protocol import bounds
 from llmc.runtime.server.protocol.base import Body, Part, Refused
+from llmc.runtime.server.protocol.bounds import AtMost, Name, Object, Text
 from llmc.runtime.server.protocol.chat import Messages, Tool
 from llmc.runtime.server.protocol.sampling import empty
 
@@ -14,14 +16,14 @@ from llmc.runtime.server.protocol.sampling import empty
 class TokenizeRequest(Body):
     """The tokens of a text, or of a conversation as the chat template writes it; one of prompt and messages."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Name | None = None
+    prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt, false for messages.")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-    tools: list[Tool] | None = None
+    chat_template_kwargs: Object | None = None
+    tools: Annotated[list[Tool], AtMost(bounds.MAX_TOOLS)] | None = None
     return_token_strs: bool | None = None
 
     refused: ClassVar[Refused] = {"chat_template": (empty, "the model's own template is used")}
@@ -39,8 +41,8 @@ class TokenizeResponse(Part):
 class DetokenizeRequest(Body):
     """The text of token ids, special tokens included."""
 
-    model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+    model: Name | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], AtMost(bounds.MAX_VALUES)]
 
 
 class DetokenizeResponse(Part):

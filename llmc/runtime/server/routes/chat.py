@@ -14,9 +14,9 @@ from llmc.runtime.server.answering import answer
 from llmc.runtime.server.body import read_body
 from llmc.runtime.server.chatting import ChatWriter
 from llmc.runtime.server.errors import api_error
-from llmc.runtime.server.generation import Generation
+from llmc.runtime.server.generation import Generation, check_room
 from llmc.runtime.server.openapi import reads, streams
-from llmc.runtime.server.prompts import encode, render, truncated
+from llmc.runtime.server.prompts import check_length, encode, render, truncated
 from llmc.runtime.server.protocol.answers import GENERATING, ChatResponse
 from llmc.runtime.server.protocol.chat import ChatRequest
 from llmc.runtime.server.tool_choice import tool_use
@@ -38,17 +38,19 @@ async def chat_completions(request: Request) -> Response:
     try:
         use = tool_use(served, body)
         params = body.params(**({} if use.structured is None else {"structured_outputs": use.structured}))
+        check_room(served, config, 1, params)
         text = render(
             served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
             body.chat_template_kwargs,
         )  # fmt: skip
-        ids = await encode(served, text, bool(body.add_special_tokens))
+        if body.truncate_prompt_tokens is None:
+            check_length(served, text, "messages")
+        ids = await encode(request, served, text, bool(body.add_special_tokens))
         prompts = [truncated(served, ids, body.truncate_prompt_tokens, "messages")]
         writer = ChatWriter(
             answer_id, int(time.time()), served.model_name, body, served.tokenizer, use.finds_calls, use.limit
         )
-        most = config.max_queued_requests + served.limits.max_num_seqs
-        start = Generation.start(served, answer_id, prompts, params, body.priority, most)
+        start = Generation.start(served, answer_id, prompts, params, body.priority)
         return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, ChatRequest.model_fields) from e

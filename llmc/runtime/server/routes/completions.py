@@ -14,7 +14,7 @@ from llmc.runtime.server.answering import answer
 from llmc.runtime.server.body import read_body
 from llmc.runtime.server.completing import CompletionWriter
 from llmc.runtime.server.errors import api_error
-from llmc.runtime.server.generation import Generation
+from llmc.runtime.server.generation import Generation, check_room
 from llmc.runtime.server.openapi import reads, streams
 from llmc.runtime.server.prompts import completion_prompts
 from llmc.runtime.server.protocol.answers import GENERATING, CompletionResponse
@@ -36,14 +36,14 @@ async def completions(request: Request) -> Response:
     answer_id = f"cmpl-{uuid.uuid4().hex}"
     try:
         params = body.params()
-        prompts = await completion_prompts(served, body)
-        most = config.max_queued_requests + served.limits.max_num_seqs
+        check_room(served, config, len(body.prompt), params)
+        prompts = await completion_prompts(request, served, body)
         texts = body.prompt if isinstance(body.prompt[0], str) and body.truncate_prompt_tokens is None else None
         echoes = [""] * len(prompts)
         if body.echo:
             echoes = texts or [served.tokenizer.decode(ids) for ids in prompts]
         writer = CompletionWriter(answer_id, int(time.time()), served.model_name, body, served.tokenizer, echoes)
-        start = Generation.start(served, answer_id, prompts, params, body.priority, most)
+        start = Generation.start(served, answer_id, prompts, params, body.priority)
         return await answer(request, start, writer, body.stream)
     except InputError as e:
         raise api_error(e, CompletionRequest.model_fields) from e

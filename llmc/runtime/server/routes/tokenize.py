@@ -36,13 +36,13 @@ async def tokenize(request: Request) -> Response:
     special = body.add_special_tokens
     try:
         if body.prompt is not None:
-            ids = await encode(served, body.prompt, special is not False)
+            ids = await encode(request, served, body.prompt, special is not False)
         else:
             text = render(
                 served, body.messages or [], body.tools, body.add_generation_prompt, body.continue_final_message,
                 body.chat_template_kwargs,
             )  # fmt: skip
-            ids = await encode(served, text, bool(special))
+            ids = await encode(request, served, text, bool(special))
     except InputError as e:
         raise api_error(e, TokenizeRequest.model_fields) from e
     answer = {"count": len(ids), "max_model_len": served.limits.max_model_len, "tokens": ids}

@@ -1,0 +1,69 @@
+"""How much text one token of a tokenizer can stand for, where that can be proved: a text that is too long for a model
+whatever its tokens are is refused by its length, without the seconds that its tokens would take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+NFC_SHRINKS = 9
+"""A text in NFC has at least a ninth of its bytes: a character decomposes to a third of its bytes or more, and what
+a composed character stands for has at most three times its own."""
+_KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}
+
+
+def widest_token(backend: Any) -> int | None:
+    """Bytes of a text that a token covers at most; None where a token may cover any number, or that is not known.
+
+    Known are BPE models that spell every byte, over steps that drop nothing.
+    """
+    from tokenizers import pre_tokenizers
+
+    model = backend.model
+    if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return None
+    shrinks = _shrinks(_state(backend.normalizer))
+    steps = _steps(_state(backend.pre_tokenizer), "pretokenizers")
+    if shrinks is None or not all(_keeps(step) for step in steps):
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    by_bytes = any(step["type"] == "ByteLevel" for step in steps)
+    needed = pre_tokenizers.ByteLevel.alphabet() if by_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
+    if not (by_bytes or model.byte_fallback) or not all(name in vocabulary for name in needed):
+        return None
+    added = backend.get_added_tokens_decoder().values()
+    if any(token.lstrip or token.rstrip for token in added):  # takes all white space beside it
+        return None
+    widest = max(map(len, vocabulary)) if by_bytes else max(len(name.encode()) for name in vocabulary)
+    return max([widest, *(len(token.content.encode()) for token in added)]) * shrinks
+
+
+def _state(step: Any) -> Mapping[str, Any] | None:
+    return None if step is None else json.loads(step.__getstate__())
+
+
+def _steps(state: Mapping[str, Any] | None, several: str) -> list[Mapping[str, Any]]:
+    if state is None:
+        return []
+    return list(state[several]) if state["type"] == "Sequence" else [state]
+
+
+def _keeps(step: Mapping[str, Any]) -> bool:
+    """Whether a pre-tokenizer leaves every character of the text in some word."""
+    return step["type"] in _KEEPING and step.get("behavior") != "Removed"
+
+
+def _shrinks(state: Mapping[str, Any] | None) -> int | None:
+    """By how much a normalizer may shorten a text; None: unknown."""
+    factor = 1
+    for step in _steps(state, "normalizers"):
+        if step["type"] == "NFC":
+            factor *= NFC_SHRINKS
+        elif step["type"] == "Replace":
+            old, new = step["pattern"].get("String"), step["content"]
+            if not old or len(new.encode()) < len(old.encode()):
+                return None
+        elif step["type"] != "Prepend":
+            return None
+    return factor

@@ -1,0 +1,103 @@
+"""What one token may stand for: told where it can be proved, and never too little."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
+
+from llmc.runtime.token_width import NFC_SHRINKS, widest_token
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level(**changes) -> Tokenizer:
+    names = [*BYTES, "Ġa", "ab", "abab"]
+    made = Tokenizer(BPE({name: i for i, name in enumerate(names)}, [("a", "b"), ("ab", "ab"), ("Ġ", "a")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def sentence_piece(**model) -> Tokenizer:
+    names = ["<unk>", "▁", "a", "▁a", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True, **model}
+    made = Tokenizer(BPE(vocabulary, [("▁", "a")], **options))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return made
+
+
+def digits_first() -> Tokenizer:
+    split = pre_tokenizers.Split(Regex(r"\d{1,3}"), "isolated")
+    return byte_level(pre_tokenizer=pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False)]))
+
+
+KNOWN = {"bytes": (byte_level, 4), "pieces": (sentence_piece, 6), "digits": (digits_first, 4),
+         "nfc": (lambda: byte_level(normalizer=normalizers.NFC()), 4 * NFC_SHRINKS)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_it_is_the_longest_tokens_length(name):
+    make, width = KNOWN[name]
+    assert widest_token(make()) == width
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.text(st.sampled_from("ab 1é日\u0301\u212a😀"), max_size=60))
+def test_no_text_has_fewer_tokens_than_it_says(name, text):
+    made = KNOWN[name][0]()
+    assert len(text.encode()) <= widest_token(made) * len(made.encode(text, add_special_tokens=False).ids)
+
+
+def test_an_added_token_counts_with_its_own_length():
+    made = byte_level()
+    made.add_special_tokens(["<|a long end|>"])
+    assert widest_token(made) == 14
+
+
+def unspelt() -> Tokenizer:
+    made = Tokenizer(BPE({name: i for i, name in enumerate(BYTES[1:])}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made
+
+
+def stripping() -> Tokenizer:
+    made = byte_level()
+    made.add_tokens([AddedToken("<mask>", lstrip=True)])
+    return made
+
+
+UNKNOWN = {
+    "words": lambda: Tokenizer(WordLevel({"a": 0}, unk_token="a")),
+    "a normalizer that drops": lambda: byte_level(normalizer=normalizers.Strip()),
+    "a replacement that shortens": lambda: byte_level(normalizer=normalizers.Replace("aa", "a")),
+    "a pattern": lambda: byte_level(normalizer=normalizers.Replace(Regex("a+"), "aaaa")),
+    "a split that drops": lambda: byte_level(pre_tokenizer=pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(False)])),
+    "white space dropped": lambda: byte_level(pre_tokenizer=pre_tokenizers.Whitespace()),
+    "bytes without a token": unspelt, "white space beside a token": stripping,
+    "no fall back to bytes": lambda: sentence_piece(byte_fallback=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", UNKNOWN)
+def test_it_is_not_told_where_a_token_may_cover_any_length(why):
+    assert widest_token(UNKNOWN[why]()) is None
+
+
+def test_nfc_leaves_at_least_a_ninth():
+    """No character decomposes to less than a third of its bytes; none in NFC stands for more than thrice its own."""
+    for code in [*range(0xD800), *range(0xE000, 0x30000)]:
+        character = chr(code)
+        apart = len(unicodedata.normalize("NFD", character).encode())
+        assert 3 * apart >= len(character.encode()), hex(code)
+        assert apart <= 3 * len(character.encode()) or unicodedata.normalize("NFC", character) != character, hex(code)
+    assert NFC_SHRINKS == 9
