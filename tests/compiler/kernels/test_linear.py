@@ -143,7 +143,9 @@ def test_panels_of_another_matrix_are_refused(library: Path) -> None:
 def test_a_matrix_that_cannot_be_is_refused_when_the_graph_is_opened(library: Path, wrong: dict[str, int]) -> None:
     held, _ = matrix(32, 64, 32, 8, offsets=False)
     attrs = attributes(32, 64, 32, 8, False) | wrong
-    with pytest.raises(Exception, match="a matrix needs rows, width, a group that is a multiple of 8, and 4 or 8 bits"):
+    with pytest.raises(
+        Exception, match="a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and"
+    ):
         run(library, "Linear", [("x", np.ones((1, 64), np.float32)), ("w", held["panels"])], ["y", "-s"], **attrs,
             gated=0)  # fmt: skip
 

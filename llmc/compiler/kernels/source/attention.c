@@ -21,6 +21,7 @@ enum {
   KEYS = 64,
   ROWS = 48,        /* query rows of a job: tokens times heads of a group */
   MOST_DIM = 256,
+  MOST_HEADS = 1 << 16,
   FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
   PART = 512,       /* keys, a multiple of KEYS */
   WANTED_JOBS = 8,
@@ -64,9 +65,14 @@ static void turn(const Run *run, const float *from, int64_t position, float *to)
   for (int64_t i = 2 * half; i < dim; i++) to[i] = from[i];
 }
 
+/* To float16, in which what is beyond its range is no number: an infinite key could pass for one that nobody sees. */
 INLINE void narrow(const float *from, uint16_t *to, int64_t count) {
-  for (int64_t i = 0; i < count; i += LANES)
-    _mm256_storeu_si256((__m256i *)(to + i), _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+  for (int64_t i = 0; i < count; i += LANES) {
+    __m512 x = _mm512_loadu_ps(from + i);
+    const __mmask16 beyond = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(65520.0f), _CMP_NLT_UQ);
+    x = _mm512_mask_blend_ps(beyond, x, _mm512_set1_ps(__builtin_nanf("")));
+    _mm256_storeu_si256((__m256i *)(to + i), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
 }
 
 INLINE void widen(const uint16_t *from, float *to, int64_t count) {
@@ -221,9 +227,12 @@ INLINE float weigh(float *scores, int64_t from, int64_t end, float *most, float 
   }
   float higher = _mm512_reduce_max_ps(top);
   if (higher < *most) higher = *most;
-  if (higher == -__builtin_inff()) { /* no key yet */
+  if (higher == -__builtin_inff()) { /* no key yet, unless maxima passed over what is no number */
     UNROLL
-    for (int n = 0; n < 4; n++) _mm512_store_ps(scores + n * LANES, _mm512_setzero_ps());
+    for (int n = 0; n < 4; n++) {
+      if (_mm512_cmp_ps_mask(s[n], s[n], _CMP_UNORD_Q)) *total = __builtin_nanf("");
+      _mm512_store_ps(scores + n * LANES, _mm512_setzero_ps());
+    }
     return 1.0f;
   }
   const __m512 maximum = _mm512_set1_ps(higher);
@@ -248,7 +257,10 @@ typedef struct {
 /* Put the results over the keys that come next to those over the keys so far. */
 static void join(Result so_far, Result next, int64_t dim) {
   const float higher = *so_far.most > *next.most ? *so_far.most : *next.most;
-  if (higher == -__builtin_inff()) return; /* no key yet */
+  if (higher == -__builtin_inff()) { /* no key yet */
+    *so_far.total += *next.total;
+    return;
+  }
   const __m512 a = exp16(_mm512_set1_ps(*so_far.most - higher)), b = exp16(_mm512_set1_ps(*next.most - higher));
   *so_far.most = higher;
   *so_far.total = *so_far.total * _mm512_cvtss_f32(a) + *next.total * _mm512_cvtss_f32(b);
@@ -374,29 +386,44 @@ static Status *compute(void *kernel, Context *context) {
   const Attention *op = kernel;
   const int64_t dim = op->dim, width = op->heads * dim, beside = op->kv_heads * dim;
   Tensor q, k, v, past_k, past_v, rows, cos, sin;
-  Tensor *all[] = {&q, &k, &v, &past_k, &past_v, &rows, &cos, &sin};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) TRY(input(op->api, context, i, all[i]));
-  if (!q.rank || q.dims[q.rank - 1] != width + (k.data ? 0 : 2 * beside) || past_k.rank != 4 ||
-      past_k.dims[3] != dim || past_k.dims[1] != op->kv_heads || rows.rank != 2 || rows.dims[1] != 4)
-    return fail(op->api, "llmc.Attention: inputs of shapes that do not belong together");
+  Api api = op->api;
+  TRY(input(api, context, 0, 0, &q));
+  TRY(optional_input(api, context, 1, &k));
+  TRY(optional_input(api, context, 2, &v));
+  TRY(input(api, context, 3, 4, &past_k));
+  TRY(input(api, context, 4, 4, &past_v));
+  TRY(input(api, context, 5, 2, &rows));
+  TRY(optional_input(api, context, 6, &cos));
+  TRY(optional_input(api, context, 7, &sin));
+  const int packed = !k.there && !v.there, turns = cos.there || sin.there;
+  if (q.dims[q.rank - 1] != width + (packed ? 2 * beside : 0))
+    return fail(api, "llmc.Attention: q has not the width of its heads");
+  if (!packed && (!is_beside(&k, &q, beside) || !is_beside(&v, &q, beside)))
+    return fail(api, "llmc.Attention: k and v have not the tokens of q, or not the width of their heads");
+  if (past_k.dims[1] != op->kv_heads || past_k.dims[3] != dim || !is_beside(&past_v, &past_k, dim))
+    return fail(api, "llmc.Attention: the caches have not the heads of k and v, or differ");
+  if (turns && (cos.rank != 2 || 2 * cos.dims[1] > dim || !is_beside(&sin, &cos, cos.dims[1])))
+    return fail(api, "llmc.Attention: rotary tables are wider than a head, or differ");
+  if (rows.dims[1] != 4) return fail(api, "llmc.Attention: a row has not four numbers");
   Run run = {
       .op = op, .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
-      .q_stride = q.dims[q.rank - 1], .k_stride = beside, .turned = cos.data ? cos.dims[1] : 0, .rows = rows.data,
+      .q_stride = q.dims[q.rank - 1], .k_stride = beside, .turned = turns ? cos.dims[1] : 0, .rows = rows.data,
       .count = rows.dims[0], .capacity = past_k.dims[2], .group = op->heads / op->kv_heads,
   };
-  if (!k.data) {
+  if (packed) {
     run.k = run.q + width;
     run.v = run.k + beside;
     run.k_stride = run.q_stride;
   }
-  int64_t tokens = 1, taken = 0;
-  for (size_t i = 0; i + 1 < q.rank; i++) tokens *= q.dims[i];
-  const int64_t limit = cos.data ? least(run.capacity, cos.dims[0]) : run.capacity;
+  const int64_t tokens = lines_of(&q), limit = turns ? least(run.capacity, cos.dims[0]) : run.capacity;
+  int64_t taken = 0, end = 0; /* of the tokens so far: how many are some row's, and where the last row ends */
   for (int64_t n = 0; n < run.count; n++) {
     const Row row = run.rows[n];
-    if (row.slot < 0 || row.slot >= past_k.dims[0] || row.past < 0 || row.count < 0 || row.first < 0 ||
-        row.past + row.count > limit || row.first + row.count > tokens)
-      return fail(op->api, "llmc.Attention: a row is outside of the tokens, the slots, the cache or the rotary tables");
+    if (row.slot < 0 || row.slot >= past_k.dims[0] || row.count < 0 || row.count > limit || row.past < 0 ||
+        row.past > limit - row.count || row.count > tokens || row.first < 0 || row.first > tokens - row.count)
+      return fail(api, "llmc.Attention: a row is outside of the tokens, the slots, the cache or the rotary tables");
+    if (row.first < end) return fail(api, "llmc.Attention: a row begins before the one before it ends");
+    end = row.first + row.count;
     taken += row.count;
   }
   run.tokens = ROWS / run.group;
@@ -405,10 +432,10 @@ static Status *compute(void *kernel, Context *context) {
   const int64_t room = listed + jobs * run.parts * run.group * (dim + LANES);
   void *y, *keys, *values, *scratch;
   q.dims[q.rank - 1] = width;
-  TRY(output(op->api, context, 0, q.dims, q.rank, &y));
-  TRY(output(op->api, context, 1, past_k.dims, 4, &keys));
-  TRY(output(op->api, context, 2, past_v.dims, 4, &values));
-  TRY(output(op->api, context, 3, &room, 1, &scratch));
+  TRY(output(api, context, 0, q.dims, q.rank, &y));
+  TRY(output(api, context, 1, past_k.dims, 4, &keys));
+  TRY(output(api, context, 2, past_v.dims, 4, &values));
+  TRY(output(api, context, 3, &room, 1, &scratch));
   const int64_t count = past_k.dims[0] * op->kv_heads * run.capacity * dim;
   if (keys != past_k.data) copy(past_k.data, keys, count);
   if (values != past_v.data) copy(past_v.data, values, count);
@@ -419,9 +446,9 @@ static Status *compute(void *kernel, Context *context) {
   if (taken <= FEW_TOKENS) {
     for (int64_t job = 0; job < run.count * op->kv_heads; job++) append(&run, (size_t)job);
   } else {
-    TRY(parallel(op->api, context, (size_t)(run.count * op->kv_heads), append, &run));
+    TRY(parallel(api, context, (size_t)(run.count * op->kv_heads), append, &run));
   }
-  if (jobs) TRY(parallel(op->api, context, (size_t)(jobs * (run.parts ? run.parts : 1)), attend, &run));
+  if (jobs) TRY(parallel(api, context, (size_t)(jobs * (run.parts ? run.parts : 1)), attend, &run));
   if (run.parts)
     for (int64_t at = 0; at < jobs; at++) combine(&run, at);
   return NULL;
@@ -429,19 +456,16 @@ static Status *compute(void *kernel, Context *context) {
 
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
   (void)self;
-  Attention *op = allocate(sizeof(Attention));
-  if (!op) return fail(api, "llmc.Attention: out of memory");
-  op->api = api;
-  *kernel = op;
-  TRY(int_attribute(api, info, "heads", &op->heads));
-  TRY(int_attribute(api, info, "kv_heads", &op->kv_heads));
-  TRY(int_attribute(api, info, "head_dim", &op->dim));
-  TRY(int_attribute(api, info, "window", &op->window));
-  TRY(float_attribute(api, info, "scale", &op->scale));
-  if (op->kv_heads < 1 || op->heads % op->kv_heads || op->heads / op->kv_heads > ROWS || op->dim % LANES ||
-      op->dim < LANES || op->dim > MOST_DIM || op->window < 0)
+  Attention op = {.api = api};
+  TRY(int_attribute(api, info, "heads", &op.heads));
+  TRY(int_attribute(api, info, "kv_heads", &op.kv_heads));
+  TRY(int_attribute(api, info, "head_dim", &op.dim));
+  TRY(int_attribute(api, info, "window", &op.window));
+  TRY(float_attribute(api, info, "scale", &op.scale));
+  if (op.kv_heads < 1 || op.heads < op.kv_heads || op.heads > MOST_HEADS || op.heads % op.kv_heads ||
+      op.heads / op.kv_heads > ROWS || op.dim % LANES || op.dim < LANES || op.dim > MOST_DIM || op.window < 0)
     return fail(api, "llmc.Attention: heads of this number or size are not supported");
-  return NULL;
+  return keep(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "Attention"; }

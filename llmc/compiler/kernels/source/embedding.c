@@ -33,9 +33,10 @@ static void read_row(const Matrix *m, const uint8_t *panels, int64_t row, float 
 static Status *compute(void *kernel, Context *context) {
   const Embedding *op = kernel;
   Tensor ids, panels;
-  TRY(input(op->api, context, 0, &ids));
-  TRY(input(op->api, context, 1, &panels));
-  if (ids.rank + 1 > MAX_RANK) return fail(op->api, "llmc.Embedding: ids have too many dimensions");
+  TRY(optional_input(op->api, context, 0, &ids));
+  TRY(input(op->api, context, 1, 1, &panels));
+  if (!ids.there || ids.rank + 1 > MAX_RANK)
+    return fail(op->api, "llmc.Embedding: ids are missing, or have too many dimensions");
   if (panels.dims[0] != panels_of(&op->matrix) * panel_bytes(&op->matrix))
     return fail(op->api, "llmc.Embedding: panels of another matrix");
   int64_t count = 1;
@@ -53,11 +54,9 @@ static Status *compute(void *kernel, Context *context) {
 
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
   (void)self;
-  Embedding *op = allocate(sizeof(Embedding));
-  if (!op) return fail(api, "llmc.Embedding: out of memory");
-  op->api = api;
-  *kernel = op;
-  return matrix_attributes(api, info, &op->matrix);
+  Embedding op = {.api = api};
+  TRY(matrix_attributes(api, info, &op.matrix));
+  return keep(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "Embedding"; }

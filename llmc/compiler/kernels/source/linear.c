@@ -150,18 +150,20 @@ static Status *compute(void *kernel, Context *context) {
   const Linear *op = kernel;
   const Matrix *m = &op->matrix;
   Tensor x, panels, bias;
-  TRY(input(op->api, context, 0, &x));
-  TRY(input(op->api, context, 1, &panels));
-  TRY(input(op->api, context, 2, &bias));
-  if (!x.rank || x.dims[x.rank - 1] != m->width) return fail(op->api, "llmc.Linear: x has not `width` inputs");
+  TRY(input(op->api, context, 0, 0, &x));
+  TRY(input(op->api, context, 1, 1, &panels));
+  TRY(optional_input(op->api, context, 2, &bias));
+  if (x.dims[x.rank - 1] != m->width) return fail(op->api, "llmc.Linear: x has not `width` inputs");
   if (panels.dims[0] != panels_of(m) * panel_bytes(m)) return fail(op->api, "llmc.Linear: panels of another matrix");
-  Product p = {.op = op, .x = x.data, .bias = bias.data, .panels = panels.data, .rows = 1};
-  for (size_t i = 0; i + 1 < x.rank; i++) p.rows *= x.dims[i];
+  if (bias.there && (op->gated || bias.rank != 1 || bias.dims[0] != m->rows))
+    return fail(op->api, "llmc.Linear: a bias has a number for each row, and a gate has none");
+  Product p = {.op = op, .x = x.data, .bias = bias.data, .panels = panels.data, .rows = lines_of(&x)};
   x.dims[x.rank - 1] = op->gated ? m->rows / 2 : m->rows;
   void *y, *scratch;
   int64_t bytes = activation_bytes(m, p.rows);
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));
   TRY(output(op->api, context, 1, &bytes, 1, &scratch));
+  if (!p.rows) return NULL;
   p.y = y;
   p.activations = place(m, p.rows, scratch);
   p.shares = shares_of(p.rows * m->width / 4, p.rows);
@@ -172,12 +174,12 @@ static Status *compute(void *kernel, Context *context) {
 
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
   (void)self;
-  Linear *op = allocate(sizeof(Linear));
-  if (!op) return fail(api, "llmc.Linear: out of memory");
-  op->api = api;
-  *kernel = op;
-  TRY(matrix_attributes(api, info, &op->matrix));
-  return int_attribute(api, info, "gated", &op->gated);
+  Linear op = {.api = api};
+  TRY(matrix_attributes(api, info, &op.matrix));
+  TRY(int_attribute(api, info, "gated", &op.gated));
+  if (op.gated >> 1 || (op.gated && op.matrix.rows % (2 * LANES)))
+    return fail(api, "llmc.Linear: gated is 0, or 1 for a multiple of 32 rows");
+  return keep(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "Linear"; }

@@ -30,6 +30,7 @@ static void share_of(void *data, size_t share) {
       _mm512_mask_storeu_ps(sum + i, here, s);
     }
     float mean = _mm512_reduce_add_ps(squares) / (float)width + job->eps;
+    if (!(mean <= 3.4028235e38f)) mean = __builtin_nanf(""); /* squares beyond float32 must not make a row of zeros */
     const __m512 over = _mm512_div_ps(_mm512_set1_ps(1.0f), _mm512_sqrt_ps(_mm512_set1_ps(mean)));
     for (int64_t i = 0; i < width; i += LANES) {
       const __mmask16 here = width - i >= LANES ? 0xFFFF : (__mmask16)((1u << (width - i)) - 1);
@@ -42,17 +43,15 @@ static void share_of(void *data, size_t share) {
 static Status *compute(void *kernel, Context *context) {
   const AddNorm *op = kernel;
   Tensor x, residual, weight;
-  TRY(input(op->api, context, 0, &x));
-  TRY(input(op->api, context, 1, &residual));
-  TRY(input(op->api, context, 2, &weight));
-  Job job = {.x = x.data, .residual = residual.data, .weight = weight.data, .eps = op->eps, .rows = 1};
-  if (!x.rank || x.rank != residual.rank || weight.dims[0] != x.dims[x.rank - 1])
+  TRY(input(op->api, context, 0, 0, &x));
+  TRY(input(op->api, context, 1, 0, &residual));
+  TRY(input(op->api, context, 2, 1, &weight));
+  const int64_t width = weight.dims[0];
+  if (!is_beside(&x, &residual, width) || residual.dims[residual.rank - 1] != width)
     return fail(op->api, "llmc.AddNorm: inputs of shapes that do not belong together");
-  for (size_t i = 0; i < x.rank; i++) {
-    if (x.dims[i] != residual.dims[i]) return fail(op->api, "llmc.AddNorm: x and residual have different shapes");
-    if (i + 1 < x.rank) job.rows *= x.dims[i];
-  }
-  job.width = weight.dims[0];
+  Job job = {
+      .x = x.data, .residual = residual.data, .weight = weight.data, .eps = op->eps, .rows = lines_of(&x), .width = width,
+  };
   void *y, *sum;
   TRY(output(op->api, context, 0, x.dims, x.rank, &y));
   TRY(output(op->api, context, 1, x.dims, x.rank, &sum));
@@ -65,11 +64,9 @@ static Status *compute(void *kernel, Context *context) {
 
 static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
   (void)self;
-  AddNorm *op = allocate(sizeof(AddNorm));
-  if (!op) return fail(api, "llmc.AddNorm: out of memory");
-  op->api = api;
-  *kernel = op;
-  return float_attribute(api, info, "eps", &op->eps);
+  AddNorm op = {.api = api};
+  TRY(float_attribute(api, info, "eps", &op.eps));
+  return keep(api, &op, sizeof op, kernel);
 }
 
 static const char *name(const Operator *self) { return (void)self, "AddNorm"; }

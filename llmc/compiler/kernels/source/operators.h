@@ -7,8 +7,8 @@
 
 extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator;
 
-/* Memory for a kernel's attributes; NULL when there is none left. */
-void *allocate(size_t bytes);
+/* Keep a kernel's attributes, `bytes` from `made` on, until `release`. */
+Status *keep(Api api, const void *made, size_t bytes, void **kernel);
 void release(void *kernel);
 
 Status *matrix_attributes(Api api, const void *info, Matrix *out);

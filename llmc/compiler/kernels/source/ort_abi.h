@@ -92,18 +92,18 @@ static inline Status *float_attribute(Api api, const void *info, const char *nam
 enum { MAX_RANK = 6 };
 
 typedef struct {
-  void *data; /* NULL for an optional tensor that is not there */
+  int there; /* 0 for an optional tensor that is not */
+  void *data;
   size_t rank;
   int64_t dims[MAX_RANK];
 } Tensor;
 
-/* An input of the running node, with its shape. */
-static inline Status *input(Api api, const Context *context, size_t at, Tensor *out) {
+/* An input of the running node, with its shape; it may be missing. */
+static inline Status *optional_input(Api api, const Context *context, size_t at, Tensor *out) {
   const Value *value = NULL;
   ShapeInfo *shape = NULL;
   TRY(((Status * (*)(const Context *, size_t, const Value **)) api[CONTEXT_INPUT])(context, at, &value));
-  out->data = NULL;
-  out->rank = 0;
+  *out = (Tensor){.there = value != NULL};
   if (!value) return NULL;
   TRY(((Status * (*)(const Value *, void **)) api[TENSOR_DATA])(value, &out->data));
   TRY(((Status * (*)(const Value *, ShapeInfo **)) api[SHAPE])(value, &shape));
@@ -114,11 +114,34 @@ static inline Status *input(Api api, const Context *context, size_t at, Tensor *
   return bad || out->rank <= MAX_RANK ? bad : fail(api, "llmc: a tensor has more than 6 dimensions");
 }
 
+/* An input that has to be there, of `rank` dimensions, or with 0 of one or more. */
+static inline Status *input(Api api, const Context *context, size_t at, size_t rank, Tensor *out) {
+  TRY(optional_input(api, context, at, out));
+  if (rank ? out->rank == rank : out->rank) return NULL;
+  return fail(api, "llmc: an input is missing, or has another number of dimensions");
+}
+
+/* Whether a tensor is as another but for the last dimension, which is `width`. */
+static inline int is_beside(const Tensor *tensor, const Tensor *other, int64_t width) {
+  if (!tensor->rank || tensor->rank != other->rank || tensor->dims[tensor->rank - 1] != width) return 0;
+  for (size_t i = 0; i + 1 < tensor->rank; i++)
+    if (tensor->dims[i] != other->dims[i]) return 0;
+  return 1;
+}
+
+/* How many there are of the last dimension's lines. */
+static inline int64_t lines_of(const Tensor *tensor) {
+  int64_t lines = 1;
+  for (size_t i = 0; i + 1 < tensor->rank; i++) lines *= tensor->dims[i];
+  return lines;
+}
+
 /* An output of the running node, made with the given shape. */
 static inline Status *output(Api api, Context *context, size_t at, const int64_t *dims, size_t rank, void **data) {
   Value *value = NULL;
   TRY(((Status * (*)(Context *, size_t, const int64_t *, size_t, Value **)) api[CONTEXT_OUTPUT])(context, at, dims,
                                                                                                rank, &value));
+  if (!value) return fail(api, "llmc: an output has no name");
   return ((Status * (*)(Value *, void **)) api[TENSOR_DATA])(value, data);
 }
 

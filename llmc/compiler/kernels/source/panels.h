@@ -88,7 +88,7 @@ static inline void quantise_row(const Matrix *m, const float *x, const Activatio
     float scale = finite ? top / 127.0f : __builtin_nanf(""); /* what is no number stays none */
     const int64_t at = (block * groups + g) * TOGETHER + beside;
     a->scales[at] = scale / SCALE_UNIT;
-    a->starts[at] = -zero_of(m) * total;
+    a->starts[at] = (int32_t)(0u - (uint32_t)zero_of(m) * (uint32_t)total); /* wraps where x is no number */
     if (a->sums) a->sums[at] = scale * (float)total;
   }
 }

@@ -4,7 +4,16 @@
 extern void *malloc(size_t);
 extern void free(void *);
 
-void *allocate(size_t bytes) { return malloc(bytes); }
+enum { MOST_ROWS = 1 << 28, MOST_GROUP = 1 << 14 }; /* products of these, and sums in 32 bits, stay in range */
+
+Status *keep(Api api, const void *made, size_t bytes, void **kernel) {
+  uint8_t *kept = malloc(bytes);
+  if (!kept) return fail(api, "llmc: out of memory");
+  for (size_t i = 0; i < bytes; i++) kept[i] = ((const uint8_t *)made)[i];
+  *kernel = kept;
+  return NULL;
+}
+
 void release(void *kernel) { free(kernel); }
 
 Status *matrix_attributes(Api api, const void *info, Matrix *out) {
@@ -13,8 +22,9 @@ Status *matrix_attributes(Api api, const void *info, Matrix *out) {
   TRY(int_attribute(api, info, "group", &out->group));
   TRY(int_attribute(api, info, "bits", &out->bits));
   TRY(int_attribute(api, info, "offsets", &out->offsets));
-  if (out->rows < 1 || out->width < 1 || out->group < 8 || out->group % 8 || (out->bits != 4 && out->bits != 8))
-    return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, and 4 or 8 bits");
+  if (out->rows < 1 || out->rows > MOST_ROWS || out->width < 1 || out->width > MOST_ROWS || out->group < 8 ||
+      out->group > MOST_GROUP || out->group % 8 || (out->bits != 4 && out->bits != 8) || out->offsets >> 1)
+    return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 or 1");
   return NULL;
 }
 

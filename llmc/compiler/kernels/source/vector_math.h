@@ -4,10 +4,10 @@
 
 #include <immintrin.h>
 
-/* eˣ for x ≤ 88, 0 below −87: powers of two, and a polynomial of their fraction (Cephes' expf, below 2 ulp). */
+/* eˣ for x ≤ 88, e⁸⁸ above, 0 below −87, NaN for NaN: powers of two, and a polynomial of their fraction (Cephes' expf, below 2 ulp). */
 static inline __attribute__((always_inline)) __m512 exp16(__m512 x) {
   const __mmask16 there = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-  __m512 t = _mm512_mul_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(1.44269504f));
+  __m512 t = _mm512_mul_ps(_mm512_min_ps(_mm512_set1_ps(88.0f), x), _mm512_set1_ps(1.44269504f));
   __m512 whole = _mm512_roundscale_ps(t, 8);
   __m512 f = _mm512_mul_ps(_mm512_sub_ps(t, whole), _mm512_set1_ps(0.693147181f));
   __m512 e = _mm512_set1_ps(1.9875691500e-4f);
