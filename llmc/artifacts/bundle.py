@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
 from llmc.artifacts.manifest import Manifest, read_manifest
 from llmc.artifacts.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.native import code_of_bundle
 from llmc.artifacts.stamps import Stamps, signature
 from llmc.errors import ArtifactError
 from llmc.paths import exists, is_dir
@@ -156,8 +157,20 @@ class BundleFiles:
             self._fail(digest, f"was altered: its content has digest {found}")
         return data
 
+    def require_native(self, what: str) -> None:
+        """Raise ArtifactError unless the bundle counts as native (see native.py): `what` is about to be loaded as code.
+
+        Where it came from elsewhere, nobody had to sign what counted as data.
+        """
+        if code_of_bundle(self.manifest) is None:
+            raise ArtifactError(
+                f"{self.folder}: {what} is native code in a bundle that counts as portable, so no signature was asked "
+                f"for; it is not loaded: compile again with `llmc compile MODEL --device {self.manifest.device}`"
+            )
+
     def within(self, name: str) -> BundleFiles:
         """The bundle whose manifest is the file `name` of this one, over the same blobs. Raises ArtifactError."""
+        self.require_native(name)
         manifest = Manifest.from_bytes(self.read(name), f"{self.folder}: {name}")
         if missing := [digest for digest in manifest.blobs if digest not in self.manifest.blobs]:
             raise ArtifactError(f"{self.folder}: {name} names blob {missing[0]}, which the bundle does not have")

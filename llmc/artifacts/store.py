@@ -142,7 +142,11 @@ class Store:
 
     def has(self, blob: Blob) -> bool:
         """Whether the blob is there, by its size; then it stays there."""
-        return claim_blob(self._areas, *blob, verify=False) is not None
+        return self.locate(blob) is not None
+
+    def locate(self, blob: Blob) -> Path | None:
+        """The file of a blob that is there, by its size; then it stays there."""
+        return claim_blob(self._areas, *blob, verify=False)
 
     def hold(self, *names: str) -> None:
         """Keep what leases.py calls by these names from being collected as long as this object lives."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
 
+from llmc.artifacts.native import code_among
 from llmc.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from llmc.artifacts.key import Key
-    from llmc.artifacts.manifest import Manifest
 
 
 class UntrustedError(ArtifactError):
@@ -28,11 +27,26 @@ class Trust(Protocol):
         ...
 
 
-def is_native(key: Key) -> bool:
-    """Whether a key asks for native code."""
-    return key.components.get("state") == "native"
+class Admission:
+    """How something came in: by the id of the trusted key that signed it (`signer`), or without one.
 
+    What came in as data is examined again once its files are here, whose content nobody could see before.
+    """
 
-def holds_native(manifest: Manifest) -> bool:
-    """Whether a bundle holds native code."""
-    return any(item.state == "native" for item in manifest.executables)
+    def __init__(self, trust: Trust, content: bytes, signature: bytes | None, *, native: bool, origin: str) -> None:
+        """Arguments as those of `Trust.require`, which is asked. Raises UntrustedError."""
+        self.signer = trust.require(content, signature, native=native, origin=origin)
+        self._settled = native or self.signer is not None
+        self._trust, self._content, self._signature, self._origin = trust, content, signature, origin
+
+    def examine(self, files: Iterable[Path]) -> None:
+        """Raise UntrustedError when one of the files is code, which it may not be for what came in as data."""
+        if self._settled:
+            return
+        try:
+            found = code_among(files)
+        except OSError as error:
+            raise UntrustedError(f"{self._origin}: what came cannot be read again ({error.strerror})") from error
+        if found is not None:
+            origin = f"{self._origin} (holds {found})"
+            self._trust.require(self._content, self._signature, native=True, origin=origin)

@@ -141,9 +141,10 @@ class Bundle:
 
 def require_signature(files: BundleFiles, settings: Settings) -> None:
     """Raise UntrustedError unless a trusted key signed the bundle's manifest, and so every blob by its digest."""
+    from llmc.artifacts.native import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring
-    from llmc.artifacts.trust import holds_native
 
     manifest = files.manifest
     keyring = Keyring.from_settings(settings)
-    keyring.require(manifest.to_bytes(), files.signature, native=holds_native(manifest), origin=str(files.folder))
+    native = code_of_bundle(manifest) is not None
+    keyring.require(manifest.to_bytes(), files.signature, native=native, origin=str(files.folder))

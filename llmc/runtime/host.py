@@ -12,10 +12,6 @@ _KERNEL_FEATURES = frozenset({
     "i8mm", "bf16", "sve", "sme", "sme2",
 })  # fmt: skip
 
-
-KERNELS = "kernels"
-"""A bundle's file of operators that its runtime does not have (llmc/compiler/kernels)."""
-
 PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 

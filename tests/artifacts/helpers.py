@@ -19,7 +19,9 @@ REPO = Path(__file__).parents[2]
 
 
 def key(kind: str = "executable", **components: str | int | bool | None) -> Key:
-    return Key(kind, {"toolchain.onnxruntime": "1.31.1", "phase": "decode", "batch": 4, **components})
+    """A key; one of kind "executable" is of portable code, unless changed."""
+    portable = {"target": "fake", "state": "portable"}
+    return Key(kind, {"toolchain.onnxruntime": "1.31.1", "phase": "decode", "batch": 4, **portable, **components})
 
 
 def child(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:

@@ -297,3 +297,12 @@ def test_a_full_disk_leaves_the_old_bundle(
     monkeypatch.undo()
     assert BundleFiles.open(bundle).manifest == manifest()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "store"]
+
+
+def test_code_is_refused_to_a_loader_unless_the_bundle_counts_as_native(tmp_path: Path, bundle: Path) -> None:
+    BundleFiles.open(bundle).require_native("kernels")
+    executables = [{**item, "state": "portable"} for item in manifest().to_dict()["executables"]]
+    files = BundleFiles.open(write_bundle(bundle, manifest(executables=executables), sources(tmp_path / "model")))
+    for load in (files.require_native, files.within):
+        with pytest.raises(ArtifactError, match=r"tokenizer.json is native code in a bundle that counts as portable"):
+            load("tokenizer.json")

@@ -202,7 +202,10 @@ def test_what_is_no_bundle_is_not_overwritten(toy: Path) -> None:
     assert (toy / NAME / "model.pt").read_text() == "someone's"
 
 
-def test_a_bundle_that_is_named_is_compared_too(toy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bundle_that_is_named_is_compared_too(
+    toy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     generated(toy)
     shutil.move(toy / NAME, tmp_path / "bundle")
     write_archive(bundle_contents(Store(tmp_path / "s"), BundleFiles.open(tmp_path / "bundle")), tmp_path / "b.tar")

@@ -60,7 +60,7 @@ def settle() -> None:
 
 
 def folder(store: Store, text: object, settings: Settings | None = None) -> Path:
-    return resolve(str(text), settings or Settings(), store, Words())
+    return resolve(str(text), settings or Settings(), store, Words(allow_unsigned=True))
 
 
 def sound(path: Path) -> bool:

@@ -62,7 +62,7 @@ def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) 
     assert lines[0].split() == ["KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS"]
     (row,) = [line for line in lines if NEW.short in line]
     assert row.split()[:9] == ["executable", NEW.short, "4.9", "KiB", "0", "B", "4.9", "KiB", "0"]
-    assert "batch=4 phase=decode toolchain.onnxruntime=1.31.1" in row
+    assert "batch=4 phase=decode state=portable target=fake toolchain.onnxruntime=1.31.1" in row
     assert lines[-1] == f"3 entries; 1 blobs, {size_text(store.usage().total)} on disk in {store.root}"
 
 

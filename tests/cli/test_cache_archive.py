@@ -21,6 +21,12 @@ from tests.manifests import write_manifest
 PROMPT = ("--prompt", "a river", "--max-tokens", 4, "--ignore-eos", "--json")
 
 
+@pytest.fixture(autouse=True)
+def _unsigned(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundles here are native and not signed; test_unsigned_code.py has what happens then."""
+    monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
+
+
 def test_a_bundle_goes_through_one_file(llmc: Llmc, bundle: Path, here: Path) -> None:
     done = llmc("cache", "export", "b.tar.zst", "bundle", "--json").json
     assert done["entries"] == 1 and done["written"] == (here / "b.tar.zst").stat().st_size < done["bytes"]

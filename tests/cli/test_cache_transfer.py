@@ -59,7 +59,10 @@ def test_a_bundle_is_pushed_and_pulled_as_a_folder(llmc: Llmc, bundle: Path, far
         assert files.manifest == BundleFiles.open(bundle).manifest
 
 
-def test_a_bundle_may_be_named_by_a_reference(llmc: Llmc, bundle: Path, far: Path, tmp_path: Path) -> None:
+def test_a_bundle_may_be_named_by_a_reference(
+    llmc: Llmc, bundle: Path, far: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
     digest = BundleFiles.open(bundle).manifest.digest
     llmc("cache", "export", tmp_path / "b.tar", bundle)
     assert llmc("cache", "push", far, f"store:{digest[7:19]}", "--json").json["entries"] == 1

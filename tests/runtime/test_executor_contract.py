@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.native import HEAD_BYTES, code_among, code_in, code_of_bundle, code_of_entry
 from llmc.artifacts.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.lookup import prefill_path
@@ -18,7 +20,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.base import EXECUTABLES, Executor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.step import Step, exact, pad, ragged
 from tests.toy import toy_plan, write_toy
@@ -414,3 +416,36 @@ def test_every_live_token_of_several_rows_is_scored_row_by_row(opened: Open) -> 
         ends = [held + new for held, new in zip(past, tokens, strict=True)]
         for row, sequence in zip(executor.logits(), ends, strict=False):
             assert close(row, alone(sequence)[0])
+
+
+def test_everything_that_it_opens_is_declared_and_code_makes_the_bundle_native(
+    kind: str, bundles: Callable[[str], Path], opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """artifacts/native.py decides by these declarations which bundles and results need a signature."""
+    files = BundleFiles.open(bundles(kind))
+    manifest, seen = files.manifest, set[str]()
+    originals = {verb: getattr(BundleFiles, verb) for verb in ("path", "read", "within")}
+    for verb, original in originals.items():
+
+        def noting(self: BundleFiles, name: str, original: Any = original) -> Any:
+            seen.add(self.digest(name))
+            return original(self, name)
+
+        monkeypatch.setattr(BundleFiles, verb, noting)
+    executor = opened()
+    executor.open_all()
+    executor.warm([(b.phase, b.batch, b.query, b.context) for b in PLAN.buckets])
+    executables = {item.blob for item in manifest.executables}
+    names = {digest: name for name, digest in manifest.files.items()}
+    assert executables <= seen
+    for digest in seen:
+        declared = executor.opens[EXECUTABLES if digest in executables else names[digest]]
+        if code_in(originals["read"](files, digest)[:HEAD_BYTES]):
+            assert declared != "data" and code_of_bundle(manifest), names.get(digest, "an executable")
+
+
+def test_results_that_are_code_count_as_code(kind: str, bundles: Callable[[str], Path]) -> None:
+    store = Store(bundles(kind).parent / "store")
+    for entry in store.entries():
+        if entry.key.kind != "bundle" and code_among(store.path(blob) for blob in entry.outputs.values()):
+            assert code_of_entry(entry.key, {}), entry.key.kind

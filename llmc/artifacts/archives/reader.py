@@ -32,11 +32,13 @@ from llmc.artifacts.digest import PREFIX, digest_bytes
 from llmc.artifacts.entries import MAX_BYTES as MAX_ENTRY
 from llmc.artifacts.entries import Entries, Entry, decode_entry, entry_body
 from llmc.artifacts.gate import gate
+from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST
+from llmc.artifacts.native import code_of_bundle, code_of_entry
 from llmc.artifacts.store import Store
-from llmc.artifacts.trust import Trust, UntrustedError
+from llmc.artifacts.trust import Admission, Trust, UntrustedError
 from llmc.errors import CapacityError
 
 
@@ -56,34 +58,33 @@ class Imported(NamedTuple):
 class Guard:
     """What has to be signed in an archive that a person named.
 
-    A signature that is there must be right. With `required` there must be one, by a key that `trust` knows, over native
-    and portable code alike. Raises UntrustedError.
+    A signature that is there must be right, and native code needs one as from anywhere else. With `required` there must
+    be one, by a key that `trust` knows, over native and portable code alike. Raises UntrustedError.
     """
 
     def __init__(self, trust: Trust, required: bool) -> None:
         self._trust = trust
         self._required = required
 
-    def check(self, content: bytes, signature: bytes | None, origin: str) -> bool:
-        """Whether `content` is signed by a trusted key."""
-        if signature is None and not self._required:
-            return False
-        trusted = self._trust.require(content, signature, native=False, origin=origin) is not None
-        if self._required and not trusted:
+    def check(self, content: bytes, signature: bytes | None, *, native: bool, origin: str) -> Admission:
+        """How `content` comes in."""
+        admission = Admission(self._trust, content, signature, native=native and not self._required, origin=origin)
+        if self._required and admission.signer is None:
             found = "not signed" if signature is None else "signed by a key that is not trusted here"
             raise UntrustedError(
                 f"{origin}: {found}, and a signature is required; nothing was imported: have it signed with "
                 "`llmc cache sign`, and trust the key of whom you expect with `llmc cache trust KEY.pub`"
             )
-        return trusted
+        return admission
 
 
 class _Head(NamedTuple):
-    """What an archive names, before its blobs: a bundle or entries. `vouched` says that the signature is trusted."""
+    """What an archive names, before its blobs: a bundle or entries. `admissions` say how each comes in, but for bundles
+    among several, whose manifests are blobs."""
 
     manifest: Manifest | None
     signature: bytes | None
-    vouched: bool
+    admissions: dict[Key | None, Admission]
     entries: list[Entry]
     next: Member | None
 
@@ -116,9 +117,10 @@ def import_archive(
         store.hold(*map(leases.blob_name, wanted))
         new_blobs, new_bytes = _read_blobs(store, members, head.next, wanted)
         if head.manifest is not None:
-            entries = [publish_arrived(store, head.manifest, head.signature, head.vouched)]
+            vouched = _examined(store, head.manifest, head.admissions[None])
+            entries = [publish_arrived(store, head.manifest, head.signature, vouched)]
         else:
-            entries = _publish_entries(store, members, guard, head.entries)
+            entries = _publish_entries(store, members, guard, head)
     return Imported(
         [entry for entry, _ in entries], sum(new for _, new in entries), len(wanted), sum(wanted.values()), new_blobs,
         new_bytes, time.monotonic() - began,
@@ -130,6 +132,7 @@ def _read_head(members: Members, guard: Guard) -> _Head:
     if member is not None and member.name == FILE_NAME:
         return _read_bundle(members, guard, member)
     entries: list[Entry] = []
+    admissions: dict[Key | None, Admission] = {}
     last, size = "", 0
     while member is not None and member.name.startswith(ENTRY_FOLDER):
         if member.name <= last:
@@ -137,9 +140,13 @@ def _read_head(members: Members, guard: Guard) -> _Head:
         last, size = member.name, size + member.size
         if size > MAX_ENTRY_BYTES:
             members.fail(f"its entries take more than {MAX_ENTRY_BYTES} bytes")
-        entries.append(_read_entry(members, guard, member))
+        entries.append(entry := _read_entry(members, member))
+        if entry.key.kind != KIND:
+            origin = f"{members.name}: {entry.key.kind} {entry.key.short}"
+            native = code_of_entry(entry.key, entry.meta) is not None
+            admissions[entry.key] = guard.check(entry_body(entry), entry.envelope, native=native, origin=origin)
         member = members.next()
-    return _Head(None, None, False, entries, member)
+    return _Head(None, None, admissions, entries, member)
 
 
 def _read_bundle(members: Members, guard: Guard, member: Member) -> _Head:
@@ -156,11 +163,12 @@ def _read_bundle(members: Members, guard: Guard, member: Member) -> _Head:
     if following is not None and following.name == SIGNATURE_NAME:
         signature = members.content(following, MAX_SIGNATURE_BYTES)
         following = members.next()
-    vouched = guard.check(content, signature, members.name)
-    return _Head(manifest, signature, vouched, [], following)
+    native = code_of_bundle(manifest) is not None
+    admission = guard.check(content, signature, native=native, origin=members.name)
+    return _Head(manifest, signature, {None: admission}, [], following)
 
 
-def _read_entry(members: Members, guard: Guard, member: Member) -> Entry:
+def _read_entry(members: Members, member: Member) -> Entry:
     try:
         entry = decode_entry(members.content(member, MAX_ENTRY))
     except ValueError as error:
@@ -169,9 +177,6 @@ def _read_entry(members: Members, guard: Guard, member: Member) -> Entry:
         members.fail(f"{member.name} means something on the machine it was made on only")
     if entry_name(entry.key) != member.name:
         members.fail(f"{member.name!r:.200} is the entry of another key, {entry.key.kind} {entry.key.short}")
-    if entry.key.kind != KIND:
-        origin = f"{members.name}: {entry.key.kind} {entry.key.short}"
-        guard.check(entry_body(entry), entry.envelope, origin)
     return entry
 
 
@@ -237,10 +242,20 @@ def _require_digest(members: Members, member: Member, wanted: str, found: str) -
         members.fail(f"{member.name} is damaged: its content has digest {found}")
 
 
-def _publish_entries(store: Store, members: Members, guard: Guard, entries: list[Entry]) -> list[tuple[Entry, bool]]:
-    bundles = {entry.key: _read_listed(store, members, guard, entry) for entry in entries if entry.key.kind == KIND}
+def _examined(store: Store, manifest: Manifest, admission: Admission) -> bool:
+    """Whether a trusted key signed the bundle, whose blobs are here and may come in."""
+    admission.examine(store.path(Blob(*blob), verify=False) for blob in manifest.blobs.items())
+    return admission.signer is not None
+
+
+def _publish_entries(store: Store, members: Members, guard: Guard, head: _Head) -> list[tuple[Entry, bool]]:
+    for entry in head.entries:
+        if entry.key in head.admissions:
+            head.admissions[entry.key].examine(store.path(blob, verify=False) for blob in entry.outputs.values())
+    listed = [entry for entry in head.entries if entry.key.kind == KIND]
+    bundles = {entry.key: _read_listed(store, members, guard, entry) for entry in listed}
     published = []
-    for entry in entries:
+    for entry in head.entries:
         if entry.key in bundles:
             published.append(publish_arrived(store, *bundles[entry.key]))
         elif (there := store.lookup(entry.key)) is not None:
@@ -265,5 +280,6 @@ def _read_listed(store: Store, members: Members, guard: Guard, entry: Entry) -> 
     origin = f"{members.name}: bundle {entry.key.short}"
     manifest, signature = read_bundle(store, entry)
     content = store.get_bytes(entry.outputs[FILE_NAME].digest)
-    vouched = guard.check(content, signature, origin)
-    return manifest, signature, vouched
+    native = code_of_bundle(manifest) is not None
+    admission = guard.check(content, signature, native=native, origin=origin)
+    return manifest, signature, _examined(store, manifest, admission)

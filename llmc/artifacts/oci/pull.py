@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
+from llmc.artifacts.blobs import Blob
 from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundles import publish_arrived
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
+from llmc.artifacts.native import code_of_bundle
 from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
 from llmc.artifacts.oci.image import GZIP_TYPE, Descriptor, read_diff_ids, read_image
 from llmc.artifacts.oci.layers import Layer, read_facts, split
 from llmc.artifacts.oci.reference import Reference
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
 from llmc.artifacts.remotes.mover import Mover
-from llmc.artifacts.trust import Trust, holds_native
+from llmc.artifacts.trust import Admission, Trust
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def pull(
     config = read_small(images, image.config)
     diff_ids = read_diff_ids(config, len(image.layers), str(reference))
     manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], str(reference))
-    signer = trust.require(manifest.to_bytes(), signature, native=holds_native(manifest), origin=str(reference))
+    native = code_of_bundle(manifest) is not None
+    admission = Admission(trust, manifest.to_bytes(), signature, native=native, origin=str(reference))
 
     parts = _match(split(manifest.blobs), image.layers[:-1], diff_ids, str(reference))
     missing = [part for part in parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
@@ -65,7 +68,8 @@ def pull(
         skipped_bytes=sum(part.blob.size for part in parts) - size,
         seconds=time.monotonic() - began,
     )
-    entry, _ = publish_arrived(store, manifest, signature, vouched=signer is not None)
+    admission.examine(store.path(Blob(*blob), verify=False) for blob in manifest.blobs.items())
+    entry, _ = publish_arrived(store, manifest, signature, vouched=admission.signer is not None)
     return entry, report
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmc.artifacts import leases
 from llmc.artifacts.blobs import Blob, BlobMissingError
@@ -11,6 +13,9 @@ from llmc.artifacts.gate import gate
 from llmc.artifacts.remotes.base import Progress, Remote
 from llmc.artifacts.remotes.partial import fetch_blob
 from llmc.artifacts.workspace import Area
+
+if TYPE_CHECKING:
+    from llmc.artifacts.trust import Admission
 
 
 def expect(area: Area, entries: Iterable[Entry]) -> None:
@@ -33,13 +38,15 @@ def bring(area: Area, remote: Remote, blob: Blob, contents: Mapping[str, bytes],
     return blob.size
 
 
-def settle(area: Area, entry: Entry, there: Callable[[Blob], bool]) -> Entry:
-    """Publish an entry that arrived, if all of its blobs are `there`.
+def settle(area: Area, entry: Entry, admission: Admission, find: Callable[[Blob], Path | None]) -> Entry:
+    """Publish an entry that arrived, if all of its blobs are there, and none is code that may not come in.
 
-    Raises BlobMissingError when one was removed meanwhile, CapacityError or UnwritableError.
+    Raises BlobMissingError when one was removed meanwhile, UntrustedError, CapacityError or UnwritableError.
     """
+    files = {name: find(blob) for name, blob in entry.outputs.items()}
+    admission.examine(path for path in files.values() if path is not None)
     with gate(area.layout):
         for name, blob in entry.outputs.items():
-            if not there(blob):
+            if find(blob) is None:
                 raise BlobMissingError(f"output {name!r} of {entry.key.kind} {entry.key.short} was removed; try again")
         return area.entries.adopt(entry)

@@ -14,8 +14,9 @@ from llmc.artifacts.entries import MAX_BYTES, Entry, decode_entry, entry_body
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import FILE_NAME, SIGNATURE_NAME
 from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST_BYTES
+from llmc.artifacts.native import code_of_bundle, code_of_entry
 from llmc.artifacts.remotes.base import ObjectError, Remote, blob_name, entry_name
-from llmc.artifacts.trust import holds_native, is_native
+from llmc.artifacts.trust import Admission
 
 if TYPE_CHECKING:
     from llmc.artifacts.trust import Trust
@@ -38,17 +39,16 @@ def read_entry(remote: Remote, name: str) -> Entry | None:
     return entry
 
 
-def judge(remote: Remote, entry: Entry, trust: Trust) -> Mapping[str, bytes]:
-    """Let an entry of a remote in, or not; the contents that had to be read for that, by digest.
+def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[Admission, Mapping[str, bytes]]:
+    """Let an entry of a remote in, or not; how, and the contents that had to be read for that, by digest.
 
     A bundle is judged by its manifest and its signature file, which are read and have to agree with the entry;
     anything else by the entry's own signature. Raises UntrustedError, ObjectError or ArtifactError.
     """
     origin = f"{remote.url}: {entry.key.kind} {entry.key.short}"
     if entry.key.kind != KIND:
-        native = is_native(entry.key) or entry.meta.get("state") == "native"
-        trust.require(entry_body(entry), entry.envelope, native=native, origin=origin)
-        return {}
+        native = code_of_entry(entry.key, entry.meta) is not None
+        return Admission(trust, entry_body(entry), entry.envelope, native=native, origin=origin), {}
     if FILE_NAME not in entry.outputs:
         raise ObjectError(f"{origin} names no {FILE_NAME}; delete it there, or push it again")
     content = read_blob(remote, entry.outputs[FILE_NAME], MAX_MANIFEST_BYTES)
@@ -56,8 +56,8 @@ def judge(remote: Remote, entry: Entry, trust: Trust) -> Mapping[str, bytes]:
     signature = None if signed is None else read_blob(remote, signed, MAX_SIGNATURE_BYTES)
     manifest = Manifest.from_bytes(content, origin)
     require_agreement(entry, manifest, signature, origin)
-    trust.require(content, signature, native=holds_native(manifest), origin=origin)
-    return {digest_bytes(item): item for item in (content, signature) if item is not None}
+    admission = Admission(trust, content, signature, native=code_of_bundle(manifest) is not None, origin=origin)
+    return admission, {digest_bytes(item): item for item in (content, signature) if item is not None}
 
 
 def read_blob(remote: Remote, blob: Blob, limit: int) -> bytes:

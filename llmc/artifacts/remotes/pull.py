@@ -27,15 +27,16 @@ from llmc.artifacts.workspace import Area
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.trust import Trust
+    from llmc.artifacts.trust import Admission, Trust
 
 _NAME = re.compile(rf"{re.escape(entries_prefix())}/([^/]+)/([0-9a-f]{{64}})\.json")
 
 
 class _Offer(NamedTuple):
-    """An entry that may come in, contents of it that were read already, and whether it replaces the store's."""
+    """An entry that may come in, how, contents of it that were read already, and whether it replaces the store's."""
 
     entry: Entry
+    admission: Admission
     contents: Mapping[str, bytes]
     wanted: bool
 
@@ -80,7 +81,7 @@ def pull(
             name = name_of(entry_name(offer.entry.key))
             futures = [coming[blob] for blob in offer.entry.outputs.values() if blob in coming]
             if all(mover.outcome(name, future) is not None for future in futures) and offer.wanted:
-                settling = mover.run(settle, area, offer.entry, store.has)
+                settling = mover.run(settle, area, offer.entry, offer.admission, store.locate)
                 entries += mover.outcome(name, settling) is not None
     came = [blob for blob, future in coming.items() if future.exception() is None]
     there = blobs - set(lacking)
@@ -123,4 +124,4 @@ def _offer(area: Area, remote: Remote, name: str, trust: Trust) -> _Offer:
     if entry is None:
         raise ObjectError(f"{remote.url}: {name} is gone; try again")
     entry = entry._replace(used=time.time())
-    return _Offer(entry, judge(remote, entry, trust), not keeps(area.entries.read(entry.key), entry))
+    return _Offer(entry, *judge(remote, entry, trust), not keeps(area.entries.read(entry.key), entry))

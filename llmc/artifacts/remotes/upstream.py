@@ -62,7 +62,7 @@ class RemoteUpstream:
         entry = read_entry(remote, entry_name(key))
         if entry is None:
             return None
-        contents = judge(remote, entry, trust)
+        admission, contents = judge(remote, entry, trust)
         expect(area, [entry])
         lacking = sorted({blob for blob in entry.outputs.values() if area.blobs.find(*blob) is None})
         if len(lacking) == 1:
@@ -72,7 +72,7 @@ class RemoteUpstream:
                 for future in [mover.run(bring, area, remote, blob, contents, mover.moved) for blob in lacking]:
                     mover.result(future)
         logger().info("fetched %s %s from %s", key.kind, key.short, remote.url)
-        return settle(area, entry, lambda blob: area.blobs.find(*blob, verify=False) is not None)
+        return settle(area, entry, admission, lambda blob: area.blobs.find(*blob, verify=False))
 
     def _opened(self) -> tuple[Remote, Trust]:
         with self._lock:

@@ -89,13 +89,17 @@ def import_command(
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse what no key that is trusted here has signed.")
     ] = False,
+    allow_unsigned: Annotated[
+        bool, typer.Option("--allow-unsigned", help="Take native code without a signature by a trusted key.")
+    ] = False,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Bring everything in an archive into the store, verified to the last byte; all of it, or nothing.
 
-    What the store has already stays as it is. A signature that is there has to be right; one is asked for with
-    --require-signature or LLMC_REQUIRE_SIGNATURES. Exit status 5 when the archive is damaged or not trusted.
+    What the store has already stays as it is. Native code has to be signed by a key that is trusted here (see
+    `llmc cache trust`); --require-signature or LLMC_REQUIRE_SIGNATURES ask for that of everything. A signature that
+    is there has to be right. Exit status 5 when the archive is damaged or not trusted.
 
     \b
     Example:
@@ -110,7 +114,7 @@ def import_command(
     settings = Settings.from_environment()
     store = open_cache(cache_dir)
     required = require_signature or settings.require_signatures
-    trust = Keyring.from_settings(settings)
+    trust = Keyring.from_settings(settings, allow_unsigned)
     if file == STREAM:
         done = import_archive(store, sys.stdin.buffer, trust=trust, required=required)
     else:

@@ -127,8 +127,9 @@ def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
 
     `{"status": "trusted" | "unknown" | "invalid" | "none", "keys": [id, …], "name": name of the trusted key | None}`
     """
+    from llmc.artifacts.native import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring, Verdict
-    from llmc.artifacts.trust import UntrustedError, holds_native
+    from llmc.artifacts.trust import UntrustedError
     from llmc.settings import Settings
 
     keyring = Keyring.from_settings(Settings.from_environment())
@@ -138,7 +139,8 @@ def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
         if signature is not None:
             verdict = keyring.check(content, signature, origin)
         if keyring.require_signatures:
-            keyring.require(content, signature, native=holds_native(files.manifest), origin=origin)
+            native = code_of_bundle(files.manifest) is not None
+            keyring.require(content, signature, native=native, origin=origin)
     except UntrustedError as error:
         errors = [str(error)]
     else:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.artifacts.native import KERNELS
 from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
 from llmc.compiler.kernels.limits import FEATURES, runs_on
 from llmc.compiler.options import CompileOptions
@@ -30,7 +31,7 @@ from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.weight_stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import KERNELS, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob

@@ -33,9 +33,14 @@ def executor_class(name: str) -> type[Executor]:
 
 def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
     """Open the executor that `bundle` names, after it checked that this host can run the bundle."""
+    from llmc.runtime.executors.base import EXECUTABLES
+
     try:
         cls = executor_class(bundle.manifest.executor)
     except UnknownNameError as e:
         raise ArtifactError(f"{bundle.path}: {e}; it was made by llmc {bundle.manifest.llmc}, install that") from e
     cls.check(bundle)
+    for name, content in cls.opens.items():
+        if content == "code" and (name == EXECUTABLES or name in bundle.manifest.files):
+            bundle.files.require_native(name)
     return cls(bundle, slots, capacity, threads)

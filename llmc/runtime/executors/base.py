@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.sampling.top import TopLogits
     from llmc.runtime.step import Step
+
+
+Content = Literal["data", "code", "by first bytes"]
+EXECUTABLES = "executables"
 
 
 class Executor(ABC):
@@ -30,6 +34,10 @@ class Executor(ABC):
     """
 
     name: ClassVar[str]
+    opens: ClassVar[Mapping[str, Content]]
+    """Everything that it opens of a bundle, by the file's name (EXECUTABLES for all of those), and whether it loads it
+    as code: before that it asks `BundleFiles.require_native`. artifacts/native.py judges bundles by the same."""
+
     prompt_chunk: ClassVar[int | None] = None
     """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""
     opens_in_thread: ClassVar[bool] = False

@@ -16,6 +16,7 @@ What is behind the device's name chooses among the ways in which real devices ta
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.executors.base import Executor, require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
 from llmc.runtime.executors.fake_program import Array, Program
 from llmc.runtime.executors.top import top_of
 
@@ -43,6 +44,7 @@ class FakeExecutor(Executor):
     """See the module's docstring. The cache is one array [slots, capacity, hidden_size]: the model has no keys."""
 
     name: ClassVar[str] = "fake"
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

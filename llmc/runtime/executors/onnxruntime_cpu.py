@@ -19,9 +19,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache, Tensors
-from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables, bind_array
+from llmc.runtime.executors.ort_executables import LOGIT_ROWS, OPENS, Executables, bind_array
 from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.host import PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
@@ -39,6 +40,7 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
+    opens: ClassVar[Mapping[str, Content]] = OPENS
     opens_in_thread: ClassVar[bool] = True
     prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
 

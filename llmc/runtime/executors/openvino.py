@@ -8,13 +8,14 @@ rows less is filled up with rows of their own in a block that no slot holds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.manifest_schema import STARTER_NAME
-from llmc.runtime.executors.base import Executor, require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.openvino.blocks import BLOCK, BlockCache
@@ -40,6 +41,7 @@ class OpenVinoExecutor(Executor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "openvino"
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data", STARTER_NAME: "code"}
     opens_in_thread: ClassVar[bool] = True
 
     @classmethod

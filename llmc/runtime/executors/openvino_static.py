@@ -7,11 +7,13 @@ where it is not, on the CPU, which proves plan, padding and numbers as verificat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import Tensors
 from llmc.runtime.executors.slotted import SlotCacheExecutor
@@ -36,6 +38,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "openvino-static"
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "by first bytes"}
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

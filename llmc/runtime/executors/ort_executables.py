@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from llmc.artifacts.native import KERNELS
 from llmc.errors import ArtifactError
 from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.ort_session import open_session
-from llmc.runtime.host import KERNELS
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 LOGIT_ROWS = "logit_rows"
 """The graphs' input that says which tokens' logits are wanted (llmc/compiler/lowering/to_onnx.py)."""
+
+OPENS: Mapping[str, Content] = {"weights": "data", EXECUTABLES: "data", KERNELS: "code"}
+"""What is opened of a bundle (see base.py)."""
 
 _BACKGROUND_NICENESS = 10
 
@@ -101,7 +105,10 @@ class Executables:
     def _open(self, executable: Executable) -> Any:
         self._bundle.files.path("weights")  # intact, or an error that names it, before the runtime maps it
         path = str(self._bundle.files.path(executable.blob))
-        library = str(self._bundle.files.path(KERNELS)) if KERNELS in self._bundle.manifest.files else None
+        library = None
+        if KERNELS in self._bundle.manifest.files:
+            self._bundle.files.require_native(KERNELS)
+            library = str(self._bundle.files.path(KERNELS))
         if executable.state != "native":
             COMPILATIONS.record(str(executable))
         try:

@@ -14,9 +14,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.fit import require_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache
-from llmc.runtime.executors.ort_executables import LOGIT_ROWS, Executables, bind_array
+from llmc.runtime.executors.ort_executables import LOGIT_ROWS, OPENS, Executables, bind_array
 from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
 from llmc.runtime.sampling.top import TopLogits
@@ -34,6 +35,7 @@ class KernelExecutor(SlotCacheExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime-llmc"
+    opens: ClassVar[Mapping[str, Content]] = OPENS
     opens_in_thread: ClassVar[bool] = True
     prompt_chunk: ClassVar[int | None] = KERNELS_PROMPT_CHUNK
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.portable_program import PortableProgram
@@ -39,6 +40,7 @@ class TorchExecutor(StaticExecutor):
     """See the module's docstring. `threads` sets torch's thread count, which is one number per process."""
 
     name: ClassVar[str] = "torch"
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", "weights.json": "data", EXECUTABLES: "data"}
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:

@@ -7,6 +7,7 @@ bucket reads more of them. What else happens to slots (copies, import, export, p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.xla.client import Platform, has_tpu, jax_version, open_client
@@ -35,6 +36,9 @@ class XlaExecutor(StaticExecutor):
     """See the module's docstring. `threads` counts where JAX has not computed in this process yet."""
 
     name: ClassVar[str] = "xla"
+    opens: ClassVar[Mapping[str, Content]] = {
+        "weights": "data", "weights.json": "data", EXECUTABLES: "code", **dict.fromkeys(SLOT_PROGRAMS, "code"),
+    }  # fmt: skip
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -182,6 +186,7 @@ class XlaExecutor(StaticExecutor):
         if file in SLOT_PROGRAMS and file not in self.bundle.manifest.files:
             raise ArtifactError(f"{self.bundle.path}: no {file} in the bundle; compile it again")
         source = f"{self.bundle.path}: {name}"
+        self.bundle.files.require_native(name)
         return LoadedProgram(Envelope.parse(self.bundle.files.read(file), source), name, self._devices, source)
 
     def _change(self, program: str, *arguments: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import openvino as ov
 
+from llmc.artifacts.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.openvino.device import MappedWeights, open_core, version
@@ -62,8 +63,9 @@ class StaticModels:
     def _opened(self, executable: Executable, serving: bool) -> StaticRequest:
         source, again = f"{self._bundle.path}: {executable}", self._bundle.recompile_hint
         data = self._bundle.files.read(executable.blob)
-        native = executable.state == "native"
+        native = executable.state == "native" or code_in(data[:HEAD_BYTES]) is not None
         if native:
+            self._bundle.files.require_native(str(executable))
             compiled = open_blob(data, self._bundle.files.path("weights"), self._options(), source, again)
         else:
             compiled = self._compiled(data, source, again)

@@ -88,7 +88,7 @@ def test_endless_zeros_are_not_read_to_their_end(store: Store, tmp_path: Path) -
 
     for source in (Endless(), Path("/dev/zero")):
         with pytest.raises(ArtifactError, match="follows its end"):
-            import_archive(store, source, trust=Words())  # type: ignore[arg-type]
+            import_archive(store, source, trust=Words(allow_unsigned=True))  # type: ignore[arg-type]
     (tmp_path / "in" / "store.tar").touch()
 
 
@@ -149,7 +149,7 @@ def test_what_is_no_file_at_all(store: Store, tmp_path: Path) -> None:
         (tmp_path / "in" / "store.tar" / "below", "Not a directory"),
     ):
         with pytest.raises(ArtifactError, match=words):
-            import_archive(store, source, trust=Words())
+            import_archive(store, source, trust=Words(allow_unsigned=True))
 
 
 def test_what_was_intact_of_a_torn_archive_is_not_fetched_again(store: Store, tmp_path: Path) -> None:
@@ -168,11 +168,12 @@ def test_killed_at_any_moment_it_leaves_a_sound_store(store: Store, tmp_path: Pa
         from pathlib import Path
         from llmc.artifacts.archives import stream
         from llmc.artifacts.archives.reader import import_archive
+        from tests.artifacts.archives.helpers import Words
         from llmc.artifacts.store import Store
         stream.RAW_PIECE = 700
         def kill(done, total):
             if done > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
-        import_archive(Store(sys.argv[1]), Path(sys.argv[2]), trust=None, progress=kill)
+        import_archive(Store(sys.argv[1]), Path(sys.argv[2]), trust=Words(allow_unsigned=True), progress=kill)
     """
     path = tmp_path / "in" / "store.tar"
     path.write_bytes(SOUND)
@@ -192,8 +193,9 @@ def test_two_at_once(store: Store, tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from llmc.artifacts.archives.reader import import_archive
+        from tests.artifacts.archives.helpers import Words
         from llmc.artifacts.store import Store
-        print(len(import_archive(Store(sys.argv[1]), Path(sys.argv[2]), trust=None).entries))
+        print(len(import_archive(Store(sys.argv[1]), Path(sys.argv[2]), trust=Words(allow_unsigned=True)).entries))
     """
     path = tmp_path / "in" / "store.tar"
     path.write_bytes(SOUND)
@@ -226,7 +228,7 @@ def test_a_collection_in_the_middle_takes_nothing_of_it(store: Store, tmp_path: 
             return self._file.read(900)
 
     slow = Slow()
-    import_archive(store, slow, trust=Words())  # type: ignore[arg-type]
+    import_archive(store, slow, trust=Words(allow_unsigned=True))  # type: ignore[arg-type]
     slow._file.close()
     assert set(collected) == {0} and len(collected) > 5
     assert store.lookup(store.entries()[0].key, verify=True) is not None

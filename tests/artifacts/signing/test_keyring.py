@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from llmc.artifacts.entries import decode_entry, encode_entry, entry_body
 from llmc.artifacts.key import canonical_json
+from llmc.artifacts.native import code_of_entry
 from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.signing.signer import Signer
 from llmc.artifacts.signing.statement import make_statement
 from llmc.artifacts.store import Store
-from llmc.artifacts.trust import Trust, UntrustedError, is_native
+from llmc.artifacts.trust import Trust, UntrustedError
 from llmc.errors import DeviceError
 from llmc.settings import Settings
 from tests.artifacts.helpers import key
@@ -295,7 +296,8 @@ def fetch(far: dict[str, bytes], name: str, ring: Trust, near: Store) -> bool:
     """What a border of the store does: believe nothing, ask the keyring, and only then let an entry in."""
     entry = decode_entry(far[name])
     signature = None if entry.signature is None else canonical_json(entry.signature)
-    ring.require(entry_body(entry), signature, native=is_native(entry.key), origin=f"far: {entry.key.kind}")
+    native = code_of_entry(entry.key, entry.meta) is not None
+    ring.require(entry_body(entry), signature, native=native, origin=f"far: {entry.key.kind}")
     near.publish(entry.key, {}, entry.meta)
     return True
 
@@ -305,7 +307,7 @@ def test_native_code_from_afar_comes_in_signed_by_a_trusted_key_or_not_at_all(
 ) -> None:
     far_store, near = Store(tmp_path / "far"), Store(tmp_path / "near")
     native = far_store.publish(key(state="native"), {}, {"seconds": 1.0})
-    portable = far_store.publish(key(state="portable"), {})
+    portable = far_store.publish(key(state="portable", target="fake"), {})
 
     def signed(by: Signer) -> bytes:
         return encode_entry(native._replace(signature=json.loads(by.sign(entry_body(native)))))

@@ -14,8 +14,8 @@ import pytest
 
 from llmc.artifacts.bundle import blob_path
 from llmc.artifacts.key import Key
+from llmc.artifacts.native import code_of_entry
 from llmc.artifacts.store import Store
-from llmc.artifacts.trust import is_native
 from llmc.buckets.limits import Limits
 from llmc.compiler.kernels import build as kernels
 from llmc.compiler.kernels.limits import FEATURES, require_heads
@@ -189,7 +189,7 @@ def test_the_library_counts_as_native_code_which_needs_a_signature_from_elsewher
 
     monkeypatch.setattr(Store, "get_or_build", noting)
     compile_with(tiny.write_model(tmp_path / "model", "llama"), tmp_path, quantize="int8", verify="none")
-    assert {key.kind for key in asked if is_native(key)} == {"kernels", "executable"}
+    assert {key.kind for key in asked if not key.is_local and code_of_entry(key, {})} == {"kernels", "executable"}
 
 
 def test_rows_of_all_lengths_share_a_step(executor: Executor) -> None:

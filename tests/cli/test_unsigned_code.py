@@ -1,0 +1,251 @@
+"""Native code from elsewhere that nobody trusted signed, in every disguise and by every way in: it never runs.
+
+The code is a library that writes a file when it is loaded. Where unsigned code is allowed it does, so that the refusals
+here are of something that would run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.archives.writer import bundle_contents, entry_contents, write_archive
+from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.bundles import publish_bundle
+from llmc.artifacts.entries import Entry
+from llmc.artifacts.manifest import Manifest
+from llmc.artifacts.oci import push_bundle
+from llmc.artifacts.remotes.folder import FolderRemote
+from llmc.artifacts.remotes.push import push
+from llmc.artifacts.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import compile_bundle
+from tests.artifacts.helpers import files_below, key
+from tests.cli.helpers import Llmc
+from tests.compiler import tiny
+
+SOURCE = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void ran(void) {
+    FILE *file = fopen(getenv("LLMC_TEST_MARKER"), "w");
+    if (file) fclose(file);
+}
+void *RegisterCustomOps(void *options, const void *base) { return 0; }
+"""
+PROMPT = ("--prompt", "a", "--max-tokens", 1)
+Disguise = Callable[[Store, BundleFiles, bytes], Entry]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "marker.c").write_text(SOURCE)
+    command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "marker.c", "-o", "marker.so"]
+    places = {"ZIG_LOCAL_CACHE_DIR": os.environ["ZIG_GLOBAL_CACHE_DIR"]}
+    subprocess.run(command, cwd=folder, env={**os.environ, **places}, check=True, capture_output=True)
+    return (folder / "marker.so").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> BundleFiles:
+    """A small bundle for ONNX Runtime, without kernels of llmc's own."""
+    folder = tmp_path_factory.mktemp("sound")
+    model = tiny.write_model(folder / "model", "qwen2")
+    options = CompileOptions(device="onnxruntime", quantize="none", verify="none")
+    compile_bundle(str(model), folder / "bundle", tiny.tiny_plan(), options, Store(folder / "store"), lambda _: None)
+    return BundleFiles.open(folder / "bundle")
+
+
+@pytest.fixture
+def marker(tmp_path: Path, llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the library writes, on a host that trusts no key."""
+    monkeypatch.setenv("LLMC_TEST_MARKER", str(tmp_path / "ran"))
+    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "no keys"))
+    return tmp_path / "ran"
+
+
+def publish(store: Store, sound: BundleFiles, blobs: Mapping[str, bytes], **changes: Any) -> Entry:
+    """The sound bundle with other members, and with files more, in a store of the attacker's."""
+    members = sound.manifest.to_dict()
+    for digest in sound.manifest.blobs:
+        store.put_file(sound.path(digest))
+    added = {name: store.put_bytes(data) for name, data in blobs.items()}
+    members["files"] |= {name: blob.digest for name, blob in added.items()}
+    members["blobs"] |= {blob.digest: blob.size for blob in added.values()}
+    members["executables"] = [{**item, "state": "portable"} for item in members["executables"]]
+    return publish_bundle(store, Manifest(members | changes))
+
+
+def beside_a_portable_executable(store: Store, sound: BundleFiles, code: bytes) -> Entry:
+    return publish(store, sound, {"kernels": code})
+
+
+def in_the_starter_alone(store: Store, sound: BundleFiles, code: bytes) -> Entry:
+    """The outer manifest names the library by its digest only, and as a file that nothing opens."""
+    inner = read(store, publish(store, sound, {"kernels": code}))
+    from importlib.metadata import version
+
+    toolchain = {**sound.manifest.toolchain, "openvino": version("openvino").split("-")[0]}
+    options = {**sound.manifest.options, "kv_cache_dtype": "u8", "properties": {}, "fixed_properties": []}
+    blobs = {"starter.json": inner.to_bytes(), "notes.txt": code}
+    return publish(store, sound, blobs, executor="openvino", toolchain=toolchain, options=options)
+
+
+def for_an_executor_that_says_portable(store: Store, sound: BundleFiles, code: bytes) -> Entry:
+    """XLA's loader goes by the file, not by the state."""
+    return publish(store, sound, {}, executor="xla")
+
+
+def for_an_unknown_executor(store: Store, sound: BundleFiles, code: bytes) -> Entry:
+    return publish(store, sound, {}, executor="neuron")
+
+
+def as_weights(store: Store, sound: BundleFiles, code: bytes) -> Entry:
+    return publish(store, sound, {"more.weights": code})
+
+
+def said_to_be_native(store: Store, sound: BundleFiles, code: bytes) -> Entry:
+    return publish(store, sound, {}, executables=sound.manifest.to_dict()["executables"])
+
+
+DISGUISES = (
+    beside_a_portable_executable, in_the_starter_alone, for_an_executor_that_says_portable, for_an_unknown_executor,
+    as_weights, said_to_be_native,
+)  # fmt: skip
+
+
+def read(store: Store, entry: Entry) -> Manifest:
+    return Manifest.from_bytes(store.get_bytes(entry.outputs["manifest.json"].digest))
+
+
+def by_folder(store: Store, entry: Entry, far: Path) -> list[object]:
+    push(store, [entry], FolderRemote(str(far)))
+    return ["cache", "pull", far, "-o", "pulled"]
+
+
+def by_layout(store: Store, entry: Entry, far: Path) -> list[object]:
+    push_bundle(store, entry, f"oci-layout:{far}:latest")
+    return ["generate", f"oci-layout:{far}:latest", *PROMPT]
+
+
+def by_archive(store: Store, entry: Entry, far: Path) -> list[object]:
+    write_archive(bundle_contents(store, entry), far.with_suffix(".tar"))
+    return ["generate", far.with_suffix(".tar"), *PROMPT]
+
+
+def by_archive_of_several(store: Store, entry: Entry, far: Path) -> list[object]:
+    other = store.publish(key("weights"), {"weights": store.put_bytes(b"0" * 100)})
+    write_archive(entry_contents(store, [entry, other]), far.with_suffix(".tar"))
+    return ["cache", "import", far.with_suffix(".tar")]
+
+
+WAYS = (by_folder, by_layout, by_archive, by_archive_of_several)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_it_is_refused(
+    llmc: Llmc, marker: Path, tmp_path: Path, sound: BundleFiles, library: bytes, disguise: Disguise, way: Any
+) -> None:
+    theirs = Store(tmp_path / "theirs")
+    entry = disguise(theirs, sound, library)
+    done = llmc(*way(theirs, entry, tmp_path / "far"))
+    assert done.code == 5, done
+    assert "native code" in done.err and "is not signed" in done.err and "--allow-unsigned" in done.err
+    assert not marker.exists()
+    mine = Store(tmp_path / "cache")
+    assert mine.entries() == []
+    announced = disguise is not as_weights  # by the manifest; then nothing of it moves, but what is read in one go
+    if announced and way in (by_folder, by_layout):
+        assert not any(mine.locate(blob) for blob in entry.outputs.values() if blob.size > 10_000)
+
+
+@pytest.mark.parametrize("way", [by_folder, by_layout, by_archive])
+@pytest.mark.parametrize("disguise", [beside_a_portable_executable, in_the_starter_alone])
+def test_it_would_run_where_unsigned_code_is_allowed(
+    llmc: Llmc, marker: Path, tmp_path: Path, sound: BundleFiles, library: bytes, disguise: Disguise, way: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
+    theirs = Store(tmp_path / "theirs")
+    command = way(theirs, disguise(theirs, sound, library), tmp_path / "far")
+    done = llmc(*command)
+    if way is by_folder:
+        assert done.code == 0, done
+        done = llmc("generate", "pulled", *PROMPT)
+    assert done.code == 0 and marker.exists(), done
+
+
+def test_a_loader_refuses_code_in_a_bundle_that_counts_as_data(
+    llmc: Llmc, marker: Path, tmp_path: Path, sound: BundleFiles, library: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llmc.artifacts import bundle, native
+
+    theirs = Store(tmp_path / "theirs")
+    command = by_archive(theirs, beside_a_portable_executable(theirs, sound, library), tmp_path / "far")
+    monkeypatch.setenv("LLMC_ALLOW_UNSIGNED", "1")
+    monkeypatch.setattr(bundle, "code_of_bundle", lambda _: None)
+    assert "kernels is native code in a bundle that counts as portable" in llmc(*command).failed(5)
+    assert not marker.exists()
+    assert native.code_of_bundle(sound.manifest) is not None
+
+
+@pytest.mark.parametrize("kind", ["slots", "kernels", "finish", "starter", "a-new-stage"])
+def test_results_of_stages_that_make_code_are_not_taken_by_pull_read_through_or_import(
+    llmc: Llmc, marker: Path, tmp_path: Path, kind: str
+) -> None:
+    from llmc.artifacts.remotes.upstream import RemoteUpstream
+    from llmc.artifacts.signing.keyring import Keyring
+
+    theirs, far = Store(tmp_path / "theirs"), tmp_path / "far"
+    entry = theirs.publish(key(kind), {"slot_copy": theirs.put_bytes(b"code" * 100)})
+    remote = FolderRemote(str(far))
+    push(theirs, [entry], remote)
+    write_archive(entry_contents(theirs, [entry]), tmp_path / "far.tar")
+    assert "is not signed" in llmc("cache", "pull", far).err
+    assert "is not signed" in llmc("cache", "import", tmp_path / "far.tar").failed(5)
+    keyring = Keyring(tmp_path / "no keys")
+    mine = Store(tmp_path / "cache", upstream=RemoteUpstream(lambda: remote, lambda: keyring))
+    assert mine.obtain(entry.key) is None
+    assert not any(path.stat().st_size == 400 for path in files_below(tmp_path / "cache" / "v1" / "blobs"))
+
+
+@pytest.mark.parametrize("way", ["pull", "read-through", "import"])
+def test_what_is_said_to_be_weights_and_is_a_library_is_not_taken(
+    llmc: Llmc, marker: Path, tmp_path: Path, library: bytes, way: str
+) -> None:
+    from llmc.artifacts.remotes.upstream import RemoteUpstream
+    from llmc.artifacts.signing.keyring import Keyring
+
+    theirs, far = Store(tmp_path / "theirs"), tmp_path / "far"
+    entry = theirs.publish(key("weights"), {"weights": theirs.put_bytes(library)})
+    remote = FolderRemote(str(far))
+    push(theirs, [entry], remote)
+    if way == "pull":
+        assert "holds a shared library (ELF)" in llmc("cache", "pull", far).err
+    elif way == "import":
+        write_archive(entry_contents(theirs, [entry]), tmp_path / "far.tar")
+        assert "holds a shared library (ELF)" in llmc("cache", "import", tmp_path / "far.tar").failed(5)
+    else:
+        keyring = Keyring(tmp_path / "no keys")
+        mine = Store(tmp_path / "cache", upstream=RemoteUpstream(lambda: remote, lambda: keyring))
+        assert mine.obtain(entry.key) is None
+    assert Store(tmp_path / "cache").lookup(entry.key) is None
+
+
+def test_import_takes_it_where_the_command_says_so(
+    llmc: Llmc, marker: Path, tmp_path: Path, sound: BundleFiles, library: bytes
+) -> None:
+    theirs = Store(tmp_path / "theirs")
+    by_archive(theirs, beside_a_portable_executable(theirs, sound, library), tmp_path / "far")
+    done = llmc("cache", "import", tmp_path / "far.tar", "--allow-unsigned", "--json").json
+    assert [entry["kind"] for entry in done["entries"]] == ["bundle"]
+    assert json.dumps(done)
