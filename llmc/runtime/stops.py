@@ -7,62 +7,92 @@ from collections.abc import Sequence
 from llmc.errors import InputError
 
 
-class StopChecker:
-    """Cuts a stream of text before the first stop string.
+class StopStrings:
+    """Aho and Corasick's automaton of some stop strings: made once, shared by all texts that are looked at for them.
 
-    The first is the one that is complete earliest (of two complete at once, the longer), so that the result
-    does not depend on how the text was divided. Text that may be the beginning of a stop string is held back.
-    Time per character does not depend on the length of the stop strings.
+    A state stands for the longest beginning of a stop string that the text ends with; `depths` has its length, `ends`
+    the longest stop string that is complete in it. State 0 is the start. Raises InputError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         if any(not stop for stop in stops):
             raise InputError("a stop string must not be empty")
+        self._next: list[dict[str, int]] = [{}]
+        self._border = [0]
+        self.depths = [0]
+        self.ends: list[str | None] = [None]
+        for stop in stops:
+            self.ends[self._spell(stop)] = stop
+        self._link()
+
+    def _spell(self, stop: str) -> int:
+        state = 0
+        for depth, character in enumerate(stop, 1):
+            state = self._next[state].setdefault(character, len(self._next))
+            if state == len(self._next):
+                self._next.append({})
+                self._border.append(0)
+                self.depths.append(depth)
+                self.ends.append(None)
+        return state
+
+    def _link(self) -> None:
+        """From each state to that of its longest proper ending; breadth first, so that shorter ones are linked."""
+        order = list(self._next[0].values())
+        for state in order:
+            for character, after in self._next[state].items():
+                border = self.after(self._border[state], character)
+                self._border[after] = border
+                self.ends[after] = self.ends[after] or self.ends[border]
+                order.append(after)
+
+    def __bool__(self) -> bool:
+        return len(self._next) > 1
+
+    def after(self, state: int, character: str) -> int:
+        """The state once `character` follows."""
+        while character not in self._next[state]:
+            if not state:
+                return 0
+            state = self._border[state]
+        return self._next[state][character]
+
+
+class StopChecker:
+    """Cuts a stream of text before the first stop string.
+
+    The first is the one that is complete earliest (of two complete at once, the longer), so that the result
+    does not depend on how the text was divided. Text that may be the beginning of a stop string is held back.
+    Time per character depends neither on how many stop strings there are nor on their lengths.
+    """
+
+    def __init__(self, stops: StopStrings | Sequence[str] = ()) -> None:
+        self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
         self.matched: str | None = None
         """The stop string that ended the text."""
-        self._matchers = [_Matcher(stop) for stop in stops]
+        self._state = 0
         self._held = ""
 
     def feed(self, text: str) -> str:
         """The text that can be shown; empty once a stop string was met."""
         if self.matched is not None or not text:
             return ""
-        if not self._matchers:
+        stops = self._stops
+        if not stops:
             return text
-        pending = self._held + text
+        pending, state = self._held + text, self._state
         for index in range(len(self._held), len(pending)):
-            complete = [matcher.stop for matcher in self._matchers if matcher.step(pending[index])]
-            if complete:
-                self.matched = max(complete, key=len)
+            state = stops.after(state, pending[index])
+            if stops.ends[state] is not None:
+                self.matched = stops.ends[state]
                 self._held = ""
-                return pending[: index + 1 - len(self.matched)]
-        held = max(matcher.length for matcher in self._matchers)
-        self._held = pending[len(pending) - held :]
-        return pending[: len(pending) - held]
+                return pending[: index + 1 - len(self.matched or "")]
+        self._state = state
+        shown = len(pending) - stops.depths[state]
+        self._held = pending[shown:]
+        return pending[:shown]
 
     def flush(self) -> str:
         """What was held back and turned out not to be a stop string; call once, at the end."""
         held, self._held = self._held, ""
         return held
-
-
-class _Matcher:
-    """Knuth, Morris and Pratt's automaton: the text so far ends with `length` characters of `stop`."""
-
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self.length = 0
-        self._border = [0] * len(stop)
-        length = 0
-        for index in range(1, len(stop)):
-            while length and stop[index] != stop[length]:
-                length = self._border[length - 1]
-            length += stop[index] == stop[length]
-            self._border[index] = length
-
-    def step(self, character: str) -> bool:
-        """Takes one character; True when the stop string is complete."""
-        while self.length and character != self.stop[self.length]:
-            self.length = self._border[self.length - 1]
-        self.length += character == self.stop[self.length]
-        return self.length == len(self.stop)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.stops import StopChecker
+from llmc.runtime.stops import StopChecker, StopStrings
 from llmc.runtime.tokenizer import StreamDetokenizer, Tokenizer
 from tests.timing import least_cpu_seconds
 
@@ -254,3 +254,14 @@ def test_stops_do_not_depend_on_how_text_is_divided(stops, pieces):
 def test_a_tokenizer_json_decoder_of_one_step_is_known():
     assert json.loads(word_level("bytes")._backend.to_str())["decoder"]["type"] == "Sequence"
     assert word_level("bytes").is_byte_level and not word_level("bpe").is_byte_level
+
+
+def test_a_character_costs_the_same_however_many_stop_strings_there_are():
+    one = StopStrings(["a" * 255 + "b"])
+    many = StopStrings(["a" * (255 - i) + "b" * (i + 1) for i in range(64)])
+    text = "a" * 20_000
+
+    def seconds(stops):
+        return least_cpu_seconds(lambda: StopChecker(stops).feed(text))
+
+    assert seconds(many) < 5 * seconds(one)
