@@ -137,12 +137,24 @@ def differences(mine: Mapping[str, Value], theirs: Mapping[str, Value]) -> Itera
 def tell(found: Sequence[Difference], most: int = SHOWN) -> str:
     """Differences in one short line, `theirs → mine`: what people can read before digests, then how many more."""
     order = sorted(found, key=lambda item: (is_digest(item.mine) or is_digest(item.theirs), item.name))
-    told = [f"{name}: {_tell_change(mine, theirs)}" for name, mine, theirs in order[:most]]
+    told = [f"{name}: {_tell_change(name, mine, theirs)}" for name, mine, theirs in order[:most]]
     more = [f"and {len(order) - most} more"] if len(order) > most else []
     return ", ".join(told + more)
 
 
-def _tell_change(mine: Value | Absent, theirs: Value | Absent) -> str:
+def changed_code(difference: Difference) -> list[str]:
+    """The modules in which a component "code" differs (llmc/compiler/code.py says how it is written); else none."""
+    name, mine, theirs = difference
+    if name != "code" or not isinstance(mine, str) or not isinstance(theirs, str):
+        return []
+    one, other = set(mine.split()[1:]), set(theirs.split()[1:])
+    changed = one ^ other if one and other else set()
+    return sorted({word.partition("=")[0] for word in changed})
+
+
+def _tell_change(name: str, mine: Value | Absent, theirs: Value | Absent) -> str:
+    if modules := changed_code(Difference(name, mine, theirs)):
+        return _shorten(", ".join(modules))
     if isinstance(mine, str) and isinstance(theirs, str) and " " in mine and " " in theirs:
         here, there = mine.split(), theirs.split()
         changed = [f"-{word}" for word in there if word not in here]

@@ -32,9 +32,11 @@ from llmc.artifacts.manifest import Manifest
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import HEAD, stored_name
+from llmc.compiler.code import code_digest
 from llmc.compiler.provenance import model_facts, model_name, remember_model
-from llmc.compiler.stages import Report, Stages, code_digest
+from llmc.compiler.stages import Report, Stages
 from llmc.compiler.text_files import text_files
+from llmc.compiler.weight_stage import weights_stage
 from llmc.compiler.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, bound_weights
 from llmc.errors import ArtifactError, CheckpointError, InputError
 
@@ -54,11 +56,6 @@ _SHAPING = (
 )  # fmt: skip
 """Members of a configuration that programs have built in. One that a configuration leaves out is its architecture's
 default, and not compared."""
-
-_CODE = (
-    "llmc.compiler.bind", "llmc.compiler.text_files", "llmc.compiler.weightless", "llmc.compiler.weight_stage",
-    "llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint",
-)  # fmt: skip
 
 
 def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptions) -> str | None:
@@ -100,7 +97,8 @@ def bound(bundle: Path, weights: str, store: Store, report: Report | None = None
         manifest = files.manifest
     _require_unbound(bundle, manifest)
     stages = Stages(store, checkpoint, _plan(bundle, manifest), report or (lambda _: None))
-    identity = [manifest.digest, stages.checkpoint_digest(), model_name(weights), code_digest(*_CODE)]
+    code = code_digest(bind, bound_weights, weights_stage, text_files, type(checkpoint))
+    identity = [manifest.digest, stages.checkpoint_digest(), model_name(weights), code]
     folder = store.layout.bundles / parse(digest_bytes(canonical_json(identity)))[:32]
     if _is_sound(folder):
         with suppress(OSError):

@@ -28,6 +28,7 @@ from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.code import code_digest
 from llmc.compiler.cpu_choice import engine_for
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.provenance import model_facts, provenance, remember_model
@@ -200,8 +201,6 @@ def _require_native(target: Target, options: CompileOptions) -> None:
 
 def executable_key(target: Target, prepared: Prepared, shape: Shape, options: CompileOptions) -> Key:
     """The key of one executable, in named components."""
-    from llmc.compiler.stages import code_digest
-
     return Key(
         "executable",
         {
@@ -217,7 +216,7 @@ def executable_key(target: Target, prepared: Prepared, shape: Shape, options: Co
             "shape.batch": shape.batch,
             "shape.query": shape.query,
             "shape.context": shape.context,
-            "code": code_digest(type(target).__module__, *target.compile_code),
+            "code": code_digest(target.compile),
         },
     )
 

@@ -27,7 +27,7 @@ import llmc
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
 from llmc.artifacts.publish import UnwritableError
-from llmc.compiler.stages import code_digest
+from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
 
@@ -108,7 +108,7 @@ def _model_key(checkpoint: str) -> Key:
 
 def _llmc() -> dict[str, Any]:
     """llmc itself, by the digest of its sources."""
-    found = _dependency("llmc", llmc.__version__) | {"digest": {"sha256": parse(code_digest("llmc"))}}
+    found = _dependency("llmc", llmc.__version__) | {"digest": {"sha256": parse(package_digest())}}
     found["annotations"]["licenseExpression"] = LICENCE
     return found
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -148,20 +145,3 @@ def version_of(package: str, extra: str = "compile") -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         raise DeviceError(f"{package} is not installed; install it with: pip install 'llmc[{extra}]'") from None
-
-
-@cache
-def code_digest(*packages: str) -> str:
-    """Digest of the source of llmc's own modules that shape a stage's output: a change of rule is a change of key."""
-    content = hashlib.sha256()
-    for package in packages:
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.origin is not None
-        root = Path(spec.origin)
-        files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
-        for file in files:
-            source = file.read_bytes()
-            content.update(f"{package}/{file.relative_to(root.parent)} {len(source)}\0".encode())
-            content.update(source)
-    return "sha256:" + content.hexdigest()

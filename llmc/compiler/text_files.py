@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llmc.compiler.stages import Stages, code_digest
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import Stages
 from llmc.compiler.vocabulary import build_index
 from llmc.errors import CheckpointError
 from llmc.runtime.vocabulary import VOCABULARY
@@ -33,9 +34,5 @@ def text_files(stages: Stages) -> dict[str, str]:
             made["chat_template.jinja"] = workspace.put_bytes(template.encode())
         return made
 
-    code = code_digest(
-        "llmc.compiler.checkpoint", "llmc.compiler.vocabulary", "llmc.runtime.vocabulary", "llmc.runtime.tokenizer",
-        __name__,
-    )  # fmt: skip
-    components = {**stages.reading(tokenizer=True), "code": code}
+    components = {**stages.reading(tokenizer=True), "code": code_digest(text_files, type(stages.checkpoint))}
     return {name: blob.digest for name, blob in stages.run("tokenizer", components, build).outputs.items()}

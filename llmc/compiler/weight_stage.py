@@ -7,29 +7,28 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.key import canonical_json
-from llmc.compiler.stages import Stages, code_digest
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import Stages
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
 
-_CODE = ("llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint", __name__)
 _DESCRIBED = ("dtype", "shape")
 
 
-def weights_stage(stages: Stages, recipes: Blob, tables: Blob, *families: str, described_as: str = "recipes") -> Entry:
+def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str = "recipes") -> Entry:
     """An entry with `weights`, the file, and `placements`, JSON {name: {"offset", "length"}} in bytes.
 
     `recipes` is JSON of lowering/recipes.py's, in the key under the name `described_as`; those that have a "dtype" and
-    a "shape" beside keep them in `placements`. `tables` is an npz of the computed ones, `families` the modules of the
-    families of transforms that the recipes may name. Raises CheckpointError.
+    a "shape" beside keep them in `placements`. `tables` is an npz of the computed ones. Raises CheckpointError.
     """
     components = {
         described_as: recipes.digest,
         "tables": tables.digest,
         **stages.reading(),
-        "code": code_digest(*_CODE, *families),
+        "code": code_digest(weights_stage, type(stages.checkpoint)),
     }
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.base import without_place
-from llmc.compiler.stages import Stages, code_digest, toolchain
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import Stages, toolchain
 from llmc.compiler.weight_stage import weights_stage
 
 if TYPE_CHECKING:
@@ -41,10 +42,6 @@ TENSORS, TABLES, CONFIG = "tensors.json", "tables.npz", "config.json"
 WEIGHTS, PLACEMENTS = "weights", "weights.json"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
-_TRACING_CODE = (
-    "llmc.compiler.frontend", "llmc.compiler.lowering.to_export", "llmc.compiler.checkpoint.base",
-    "llmc.runtime.portable_program", __name__,
-)  # fmt: skip
 
 Described = dict[str, Any]
 """One tensor of tensors.json."""
@@ -78,7 +75,7 @@ def trace_stage(stages: Stages, options: CompileOptions, cached: bool) -> Entry:
         "dtype": options.dtype,
         **({"sample_top_k": options.sample_top_k} if options.sample_top_k else {}),
         **toolchain("torch", "transformers", "sympy", "numpy", python=True),
-        "code": code_digest(*_TRACING_CODE),
+        "code": code_digest(trace_stage),
     }
 
     def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -122,7 +119,7 @@ def described_stage(stages: Stages, traced: Entry, stack: Stack | None = None) -
     if stack is None:
         return plain
     data = canonical_json(list(stack(json.loads(stages.store.get_bytes(plain.digest)))))
-    components = {"tensors": plain.digest, "stacked": digest_bytes(data), "code": code_digest(__name__)}
+    components = {"tensors": plain.digest, "stacked": digest_bytes(data), "code": code_digest(described_stage)}
     return stages.run("describe", components, lambda workspace: {"tensors": workspace.put_bytes(data)}).outputs[
         "tensors"
     ]
@@ -155,5 +152,5 @@ def shared_files(stages: Stages, traced: Entry, stack: Stack | None = None) -> S
 def _config_stage(stages: Stages) -> Blob:
     """The configuration that was compiled, canonical: what weights are held against before they are bound."""
     data = canonical_json(without_place(stages.checkpoint.config))
-    components = {"config": stages.config_digest, "code": code_digest(__name__)}
+    components = {"config": stages.config_digest, "code": code_digest(_config_stage)}
     return stages.run("config", components, lambda workspace: {"config": workspace.put_bytes(data)}).outputs["config"]

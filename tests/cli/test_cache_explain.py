@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from llmc.artifacts.bundle import BundleFiles
 from llmc.artifacts.bundles import add_bundle
 from llmc.artifacts.key import Key
 from llmc.artifacts.store import Store
+from llmc.compiler import code
 from llmc.compiler.targets import fake
 from llmc.runtime.executors import fake as executor
 from tests.artifacts.helpers import key
@@ -48,6 +50,37 @@ def test_a_key_alone_is_compared_with_the_nearest(llmc: Llmc, store: Store) -> N
         "a": OLD.digest, "b": NEW.digest,
         "differences": [{"name": "toolchain.onnxruntime", "a": "1.30.0", "b": "1.31.1"}],
     }  # fmt: skip
+
+
+def test_code_that_differs_is_named_by_module(
+    llmc: Llmc, toy: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compile, change a module, compile again: the whole commands, over a copy of the sources."""
+    sources = shutil.copytree(code.ROOT, toy.parent / "llmc", ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(code, "ROOT", sources)
+    asked = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 1, "-o", "made", "-q")
+    try:
+        for name in ("runtime/executors/fake_program.py", "cli/compile.py"):
+            code.forget()
+            assert llmc(*asked).code == 0
+            before = {entry.key.digest for entry in store.entries()}
+            (sources / name).write_text((sources / name).read_text() + "\n")
+            code.forget()
+            said = llmc(*asked, "--dry-run").out
+            assert llmc(*asked).code == 0
+            new = [entry.key for entry in store.entries() if entry.key.digest not in before]
+            if name.startswith("cli/"):
+                assert {key.kind for key in new} <= {"bundle"}, "provenance names all sources"
+                continue
+            assert "code: runtime.executors.fake_program" in said
+            for key in (next(key for key in new if key.kind == kind) for kind in ("executable", "verify", "weights")):
+                assert (
+                    llmc("cache", "explain", key.short).out.splitlines()[-1] == "code: runtime.executors.fake_program"
+                )
+            found = llmc("cache", "explain", key.short, "--json").json["differences"]
+            assert found[-1]["modules"] == ["runtime.executors.fake_program"]
+    finally:
+        code.forget()
 
 
 def test_a_key_that_is_the_only_one_of_its_kind(llmc: Llmc, store: Store) -> None:

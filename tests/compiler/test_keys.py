@@ -28,7 +28,12 @@ TARGETS: dict[str, type[Target]] = {"fake": fake.FakeTarget, "onnxruntime": cpu.
 READ = {"weights:checkpoint", "tokenizer:checkpoint", "reference:checkpoint"}
 FIXED = {"lower:dialect", "lower:cached", "reference:reference"}
 """Components that tell one stage of a target from another: no input changes them."""
-UNUSUAL = {"verify:environment.ATEN_CPU_CAPABILITY", "executable:option.sample_top_k", "lower:sample_top_k"}
+SHAPING = {"verify:option.specialise", "verify:option.static_dims"}
+"""Components that change which keys there are, not only what is in them."""
+UNUSUAL = {
+    "verify:environment.ATEN_CPU_CAPABILITY", "executable:option.sample_top_k", "lower:sample_top_k",
+    "verify:option.sample_top_k",
+}  # fmt: skip
 """Components that are there only where something unusual is set or asked for."""
 
 
@@ -177,9 +182,9 @@ EVERYWHERE: dict[str, tuple[Change, set[str]]] = {
     "tokenizers": (package("tokenizers"), {"reference:toolchain.tokenizers"}),
     "a kernel limit": (limited, {"verify:environment.ATEN_CPU_CAPABILITY"}),
     "target": (attribute("name", "other"), {"executable:target"}),
-    "quantize": (option(quantize="int8"), {"executable:option.quantize"}),
-    "dtype": (option(dtype="bf16"), {"executable:option.dtype"}),
-    "top logits": (option(sample_top_k=5), {"executable:option.sample_top_k"}),
+    "quantize": (option(quantize="int8"), {"executable:option.quantize", "verify:option.quantize"}),
+    "dtype": (option(dtype="bf16"), {"executable:option.dtype", "verify:option.dtype"}),
+    "top logits": (option(sample_top_k=5), {"executable:option.sample_top_k", "verify:option.sample_top_k"}),
     "phase": (shape(phase="other"), {"executable:shape.phase", "verify:executables", "verify:past.executables"}),
     "batch": (shape(batch=77), {"executable:shape.batch", "verify:executables"}),
     "query": (shape(query=77), {"executable:shape.query", "verify:executables"}),
@@ -228,7 +233,7 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
             package("onnxruntime"), {f"{kind}:toolchain.onnxruntime" for kind in ("pack", "executable", "verify")},
         ),
         "isa": (features, {"pack:isa", "executable:isa", "verify:isa"}),
-        "quantize": (option(quantize="int8"), {"lower:block", "executable:option.quantize"}),
+        "quantize": (option(quantize="int8"), {"lower:block", "executable:option.quantize", "verify:option.quantize"}),
         "longer": (longer, {"lower:max_positions", *EVERYWHERE["longer"][1]}),
         "graph": (output("lower", "model"), {"pack:lowered", "executable:input.lowered"}),
         "recipes": (output("lower", "recipes"), {"weights:recipes"}),
@@ -249,8 +254,11 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
         ),
         "isa": (portable_for, {"executable:isa"}),
         "host": (features, {"verify:isa"}),
-        "dtype": (option(dtype="bf16"), {"lower:dtype", "executable:option.dtype"}),
-        "top logits": (option(sample_top_k=5), {"lower:sample_top_k", "executable:option.sample_top_k"}),
+        "dtype": (option(dtype="bf16"), {"lower:dtype", "executable:option.dtype", "verify:option.dtype"}),
+        "top logits": (
+            option(sample_top_k=5),
+            {"lower:sample_top_k", "executable:option.sample_top_k", "verify:option.sample_top_k"},
+        ),
         "program": (
             output("lower", "program"), {"executable:input.program_first", "executable:input.program_cached"},
         ),
@@ -279,7 +287,7 @@ def test_no_component_is_left_without_an_input_that_changes_it(device: str, comp
     named = components(compiled(device)[1])
     tested = set().union(*(expected for _, expected in CHANGES[device].values()))
     code = {name for name in named if name.endswith(":code")}
-    assert named - FIXED - code == tested - UNUSUAL
+    assert named - FIXED - SHAPING - code == tested - UNUSUAL
     assert code == {f"{name.partition(':')[0]}:code" for name in named}, "every kind of key names its code"
 
 
@@ -307,3 +315,18 @@ def test_every_build_of_a_compile_is_logged_once_with_its_reason(
     built = [entry.key for entry in toy.store.entries() if entry.key not in before]
     assert sorted(misses) == sorted(f"miss {key.kind} {key.short}" for key in built)
     assert {key.kind for key in built} == {"executable", "verify", "bundle"}
+
+
+def test_whatever_an_engine_is_opened_with_is_named_by_what_was_verified(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option that only the executor reads changes what is verified, and words for people do not."""
+    keyed, base = compiled("fake")
+    for option, expected in (
+        ("fixed_properties", {"verify:option.fixed_properties"}),
+        ("specialise_memory", {"verify:option.specialise_memory"}),
+        ("remaining", set()), ("choice", set()),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(fake.FakeTarget, "manifest_options", lambda self, options, name=option: {name: "other"})
+            assert changed(base, keyed.ask()) == expected

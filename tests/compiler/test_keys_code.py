@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
-from collections.abc import Iterator
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import llmc
-from llmc.compiler import stages, text_files, weight_stage, weightless
-from llmc.compiler.openvino import base_target, static_target
-from llmc.compiler.targets import cpu, fake, openvino
-from llmc.compiler.verification import stage as verification
+from llmc.artifacts.key import Key
+from llmc.compiler import code
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import executable_key
+from llmc.compiler.targets import _CLASSES, open_target
+from llmc.compiler.targets.base import Prepared, Shape, Target
 from tests.compiler.keyed import DEVICES, Compiled, changed
 
 SOURCES = Path(llmc.__file__).parent
@@ -31,27 +30,34 @@ CODE = {
     "compiler/targets/cpu.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu.py": {"hpu": {"executable"}},
     "compiler/text_files.py": made_by("tokenizer"),
-    "compiler/weight_stage.py": made_by("weights", devices=("cpu", "hpu")),
-    "compiler/weightless.py": {"hpu": {"lower"}},
-    "compiler/frontend/attention.py": made_by("lower", "reference", devices=("cpu", "hpu")),
+    "compiler/weight_stage.py": {
+        "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"lower", "weights", "executable"},
+    },
+    "compiler/weightless.py": {"hpu": {"lower", "executable"}},
+    "compiler/frontend/attention.py": made_by("lower", devices=("cpu", "hpu")),
+    "compiler/frontend/skeleton.py": made_by("lower", "reference", devices=("cpu", "hpu")),
     "compiler/lowering/import_fx.py": {"cpu": {"lower"}},
-    "compiler/lowering/to_onnx.py": {"cpu": {"lower", "pack", "executable"}},
+    "compiler/lowering/to_onnx.py": {"cpu": {"lower"}},
     "compiler/lowering/onnx_model.py": {"cpu": {"lower", "pack", "executable"}},
-    "compiler/lowering/formats.py": {"cpu": {"lower", "pack", "executable"}},
-    "compiler/lowering/nbits.py": {"cpu": {"lower", "weights", "pack", "executable"}},
+    "compiler/lowering/formats.py": {"cpu": {"lower"}},
+    "compiler/lowering/nbits.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
     "compiler/lowering/packing.py": {"cpu": {"pack"}},
     "compiler/lowering/to_export.py": {"hpu": {"lower", "executable"}},
-    "compiler/lowering/recipes.py": {"cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"weights"}},
+    "compiler/lowering/recipes.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
     "compiler/checkpoint/huggingface.py": made_by("weights", "tokenizer", "reference"),
     "compiler/verification/probes.py": made_by("reference", "verify"),
-    "compiler/verification/texts.py": made_by("reference"),
+    "compiler/verification/texts.py": made_by("reference", "verify"),
     "compiler/verification/windows.py": made_by("reference", "verify"),
     "compiler/verification/accuracy.py": made_by("verify"),
     "compiler/verification/verify.py": made_by("verify"),
     "compiler/verification/toy_reference.py": {"fake": {"reference"}},
-    "runtime/executors/fake.py": {**made_by("verify"), "fake": {"weights", "executable", "verify"}},
-    "runtime/executors/ort_session.py": {
-        **made_by("verify"), "cpu": {"pack", "executable", "verify"},
+    "runtime/executors/fake.py": {"fake": {"weights", "executable", "verify"}},
+    "runtime/executors/ort_session.py": {"cpu": {"pack", "executable", "verify"}},
+    "runtime/executors/torch_program.py": {"hpu": {"verify"}},
+    "runtime/sampling/params.py": made_by("verify"),
+    "runtime/host.py": {
+        "fake": {"reference", "verify"}, "cpu": {"lower", "pack", "executable", "reference", "verify"},
+        "hpu": {"reference", "verify"},
     },
     "runtime/engine.py": made_by("verify"),
     "runtime/tokenizer.py": made_by("tokenizer", "reference", "verify"),
@@ -71,16 +77,18 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def elsewhere(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Digests of code are taken from the copy."""
-
-    def find(name: str) -> SimpleNamespace:
-        found = find_spec(name)
-        assert found is not None and found.origin is not None
-        return SimpleNamespace(origin=str(copied / Path(found.origin).relative_to(SOURCES)))
-
-    monkeypatch.setattr(stages, "find_spec", find)
-    stages.code_digest.cache_clear()
+    monkeypatch.setattr(code, "ROOT", copied)
+    code.forget()
     yield copied
-    stages.code_digest.cache_clear()
+    code.forget()
+
+
+def edit(folder: Path, name: str) -> bytes:
+    """Add a line to a source, and return what it was."""
+    source = (folder / name).read_bytes()
+    (folder / name).write_bytes(source + b"\n")
+    code.forget()
+    return source
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -88,114 +96,78 @@ def test_a_change_of_code_changes_the_keys_of_what_it_makes(device: str, compile
     keyed, base = compiled(device)
     assert changed(base, keyed.ask()) == set(), "the same code elsewhere is the same code"
     for name, kinds in CODE.items():
-        source = (elsewhere / name).read_bytes()
-        (elsewhere / name).write_bytes(source + b"\n")
-        stages.code_digest.cache_clear()
+        source = edit(elsewhere, name)
         assert changed(base, keyed.ask()) == {f"{kind}:code" for kind in kinds.get(device, set())}, name
         (elsewhere / name).write_bytes(source)
-        stages.code_digest.cache_clear()
+        code.forget()
 
 
-SHAPES_NOTHING = (
-    "llmc.errors", "llmc.settings", "llmc.artifacts", "llmc.compiler.stages", "llmc.compiler.options",
-    "llmc.compiler.model_size", "llmc.compiler.targets.base", "llmc.compiler.verification.limits",
-    "llmc.compiler.kernels.build", "llmc.runtime.host", "llmc.runtime.compilations",
-    "llmc.runtime.executors.base", "llmc.runtime.executors", "llmc.buckets.bench_file", "llmc.buckets.bench_fit",
-    "llmc.buckets.bench_surface", "llmc.buckets.fields", "llmc.buckets.files", "llmc.buckets.plan",
-    "llmc.buckets.provenance",
+# Executables of every target
+
+INHERITED = ("compiler/targets/base.py",)
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "fake": ("compiler/targets/fake.py", "runtime/executors/fake_program.py"),
+    "cpu": (
+        "compiler/targets/cpu.py", "compiler/lowering/onnx_model.py", "runtime/executors/ort_session.py",
+        "runtime/host.py",
+    ),
+    "onnxruntime": ("compiler/targets/cpu.py", "compiler/lowering/onnx_model.py"),
+    "openvino": ("compiler/targets/openvino.py", "compiler/openvino/base_target.py"),
+    "openvino:NPU": (
+        "compiler/openvino/static_target.py", "compiler/openvino/base_target.py", "compiler/openvino/constants.py",
+        "compiler/lowering/recipes.py",
+    ),
+    "hpu": (
+        "compiler/targets/hpu.py", "compiler/lowering/to_export.py", "runtime/portable_program.py",
+        "compiler/weightless.py",
+    ),
+    "xla": (
+        "compiler/targets/xla.py", "compiler/xla/build.py", "compiler/xla/step.py", "compiler/xla/operators.py",
+        "compiler/xla/torch_xla.py", "compiler/xla/torch_xla_worker.py", "compiler/lowering/to_export.py",
+        "runtime/xla/envelope.py", "runtime/xla/client.py",
+    ),
+    "tpu:v5e-2x2": (
+        "compiler/targets/tpu.py", "compiler/targets/xla.py", "compiler/xla/build.py", "compiler/xla/topology.py",
+        "compiler/xla/rolling.py", "compiler/xla/sharding.py", "compiler/xla/torch_xla_worker.py",
+        "runtime/xla/client.py",
+    ),
+}  # fmt: skip
+"""Modules that shape executables of each device, its own, what it inherits and what it calls."""
+UNRELATED = (
+    "cli/compile.py", "cli/main.py", "runtime/server/app.py", "runtime/server/dashboard.html", "buckets/plots/html.py",
+    "runtime/loadtest/run.py", "errors.py", "api.py", "compiler/estimate.py", "compiler/checkpoint/gguf.py",
 )  # fmt: skip
-"""Modules that no result depends on, or whose part in it (limits, features, options, kernels) is named otherwise."""
 
 
-SEVERAL_STAGES = (
-    "llmc.compiler.weightless", "llmc.compiler.targets", "llmc.compiler.openvino.base_target",
-    "llmc.compiler.openvino.static_target",
-)  # fmt: skip
+def key_of(target: Target, options: CompileOptions) -> Key:
+    """The key of an executable of whatever was prepared."""
+    return executable_key(target, Prepared({}, {}, {}), Shape("decode", 1, 1, 8), options)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_code_of_a_key_leaves_out_no_module_that_its_code_imports(
-    device: str, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (stages, cpu, weight_stage, weightless, text_files, fake, verification):
-        monkeypatch.setattr(module, "code_digest", lambda *packages: " ".join(packages))
-    keyed, _ = compiled(device)
-    seen = set()
-    for key in keyed.ask():
-        named = tuple(str(key.components["code"]).split())
-        if (key.kind, named) in seen:
-            continue
-        seen.add((key.kind, named))
-        assert left_out(named) == set(), key.kind
-    assert {kind for kind, _ in seen} == {key.kind for key in compiled(device)[1]}
+def test_every_target_is_among_those_whose_code_is_changed_here() -> None:
+    assert {device.partition(":")[0] for device in TARGETS} == set(_CLASSES)
 
 
-@pytest.mark.parametrize("stage", ["paged", "static", "paged finished", "static finished"])
-def test_the_code_of_models_of_openvino_leaves_out_no_module_that_it_imports(stage: str) -> None:
-    named = {
-        "paged": (*base_target.LOWERING_CODE, *openvino.LOWERING_CODE),
-        "static": (*base_target.LOWERING_CODE, *static_target.LOWERING_CODE),
-        "paged finished": (*base_target.FINISH_CODE, openvino.__name__),
-        "static finished": (*base_target.FINISH_CODE, *static_target.FINISH_CODE),
-    }
-    assert left_out(named[stage]) == set()
+@pytest.mark.parametrize("device", TARGETS)
+def test_an_executable_is_keyed_by_all_code_that_its_target_has_inherits_or_calls(device: str, elsewhere: Path) -> None:
+    target = open_target(device)
+    options = CompileOptions(device, "none", "f32")
+    base = key_of(target, options)
+    for name in (*TARGETS[device], *INHERITED, *UNRELATED):
+        source = edit(elsewhere, name)
+        found = [difference.name for difference in key_of(target, options).explain(base)]
+        assert found == ([] if name in UNRELATED else ["code"]), name
+        (elsewhere / name).write_bytes(source)
+        code.forget()
+    assert key_of(target, options) == base
 
 
-def left_out(named: tuple[str, ...]) -> set[str]:
-    """What modules import that are not named, though they shape the result, too."""
-    return {
-        f"{module} imports {imported}"
-        for module in modules(named)
-        for imported in imports(module)
-        if not below(imported, (*named, *SHAPES_NOTHING, *_other_stages(module)))
-    }
+def test_the_library_of_kernels_is_keyed_by_its_c_sources(elsewhere: Path) -> None:
+    from llmc.compiler.kernels.build import build
 
-
-def _other_stages(module: str) -> tuple[str, ...]:
-    """What a module that serves several stages imports for the others; each names it where it is used."""
-    if below(module, SEVERAL_STAGES):
-        return (
-            "llmc.compiler.checkpoint.base", "llmc.compiler.frontend", "llmc.compiler.lowering",
-            "llmc.compiler.openvino", "llmc.compiler.weight_stage", "llmc.compiler.xla.program", "llmc.runtime",
-            *SEVERAL_STAGES,
-        )  # fmt: skip
-    if module.startswith("llmc.compiler.verification."):
-        return ("llmc.compiler.verification", "llmc.compiler.checkpoint", "llmc.runtime")
-    return ()
-
-
-def below(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def modules(named: tuple[str, ...]) -> Iterator[str]:
-    """The modules of packages, by name."""
-    for name in named:
-        path = origin(name)
-        if path.name != "__init__.py":
-            yield name
-            continue
-        for found in path.parent.rglob("*.py"):
-            yield ".".join(
-                [name, *(p for p in found.relative_to(path.parent).with_suffix("").parts if p != "__init__")]
-            )
-
-
-def imports(module: str) -> Iterator[str]:
-    """Modules of llmc that a module imports, anywhere but for type checking."""
-    tree = ast.parse(origin(module).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("llmc"):
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                is_module = (SOURCES.parent / inner.replace(".", "/")).with_suffix(".py").is_file()
-                yield inner if is_module else node.module
-
-
-def origin(module: str) -> Path:
-    found = find_spec(module)
-    assert found is not None and found.origin is not None
-    return Path(found.origin)
+    base = code.code_digest(build)
+    for name in ("linear.c", "panels.h"):
+        source = edit(elsewhere, f"compiler/kernels/source/{name}")
+        assert code.code_digest(build) != base, name
+        (elsewhere / "compiler/kernels/source" / name).write_bytes(source)
+        code.forget()

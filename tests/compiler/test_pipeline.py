@@ -26,7 +26,7 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.artifacts.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.compiler import pipeline, stages
+from llmc.compiler import pipeline
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import VerifyReport, dry_run, executable_key
@@ -797,7 +797,7 @@ def test_what_shapes_an_executable_changes_its_key(keyed: Keyed, monkeypatch: py
                 )
             assert keyed.changed(base, keyed.key()) == {component}
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "code_digest", lambda *packages: "sha256:" + "0" * 64)
+        patch.setattr(pipeline, "code_digest", lambda *makers: "sha256:" + "0" * 64)
         assert keyed.changed(base, keyed.key()) == {"code"}
     assert keyed.key() == base
 

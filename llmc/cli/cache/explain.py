@@ -121,8 +121,12 @@ def _differences(one: _Subject, other: _Subject) -> list[Difference]:
 
 
 def _print(found: list[Difference]) -> None:
-    for name, mine, theirs in found[:LINES_SHOWN]:
-        typer.echo(f"{name}: {show_value(mine)} → {show_value(theirs)}")
+    from llmc.artifacts.key import changed_code
+
+    for item in found[:LINES_SHOWN]:
+        modules = changed_code(item)
+        shown = f"{show_value(item.mine)} → {show_value(item.theirs)}"
+        typer.echo(f"{item.name}: {', '.join(modules) or shown}")
     if len(found) > LINES_SHOWN:
         typer.echo(f"and {len(found) - LINES_SHOWN} more; --json lists all")
     if not found:
@@ -131,10 +135,11 @@ def _print(found: list[Difference]) -> None:
 
 def _difference_json(item: Difference) -> dict[str, Any]:
     """The difference; a side that does not have the component has no member for it."""
-    from llmc.artifacts.key import Absent
+    from llmc.artifacts.key import Absent, changed_code
 
-    sides = (("a", item.mine), ("b", item.theirs))
-    return {"name": item.name, **{side: value for side, value in sides if not isinstance(value, Absent)}}
+    sides, modules = (("a", item.mine), ("b", item.theirs)), changed_code(item)
+    found = {"name": item.name, **{side: value for side, value in sides if not isinstance(value, Absent)}}
+    return found | ({"modules": modules} if modules else {})
 
 
 def register(app: typer.Typer) -> None:

@@ -6,7 +6,6 @@ links to nothing: ONNX Runtime hands it its interface, and it takes malloc and f
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -21,15 +20,6 @@ _FLAGS = (
     "-Wextra", "-Werror",
 )  # fmt: skip
 _SECONDS = 600
-
-
-def source_digest() -> str:
-    """Digest of what the library's bytes follow from beside the compiler: its source, and this module."""
-    content = hashlib.sha256()
-    for path in sorted((*SOURCE.iterdir(), Path(__file__))):
-        data = path.read_bytes()
-        content.update(f"{path.name} {len(data)}\0".encode() + data)
-    return "sha256:" + content.hexdigest()
 
 
 def build(folder: Path) -> Path:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.code import code_digest
 from llmc.compiler.openvino.precision import PAGED_INT8, group_of
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
+from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Prepared, Target
 from llmc.compiler.weight_stage import weights_stage
 from llmc.runtime.host import cpu_features
@@ -20,21 +21,11 @@ if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
+    from llmc.compiler.code import Maker
     from llmc.compiler.model_size import Weights
     from llmc.compiler.openvino.constants import Constants
     from llmc.compiler.openvino.finish import FinishedWeights
     from llmc.runtime.openvino.device import MappedWeights
-
-LOWERING_CODE = (
-    "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse",
-    "llmc.compiler.lowering.ir", "llmc.compiler.lowering.recipes", "llmc.compiler.checkpoint.base",
-    "llmc.compiler.openvino.constants", "llmc.compiler.openvino.formats", "llmc.compiler.openvino.precision", __name__,
-)  # fmt: skip
-FINISH_CODE = (
-    "llmc.compiler.openvino.finish", "llmc.compiler.openvino.constants", "llmc.compiler.lowering.recipes",
-    "llmc.compiler.checkpoint.base", "llmc.runtime.openvino.device", __name__,
-)  # fmt: skip
-_FAMILIES = ("llmc.compiler.openvino.compression", "llmc.compiler.lowering.nbits")
 
 Lowered = tuple[Mapping[str, str], str, "Constants"]
 """XML of every model by name, the program that it was made of as text, and the constants that they share."""
@@ -89,13 +80,13 @@ class OpenVinoBase(Target):
         return cpu_features() if self.state == "native" else ()
 
     def lower_stage(
-        self, stages: Stages, options: CompileOptions, form: Mapping[str, Any], code: tuple[str, ...],
+        self, stages: Stages, options: CompileOptions, form: Mapping[str, Any], code: Maker,
         lower: Callable[[Path], Lowered],
     ) -> Entry:  # fmt: skip
         """Models by name, "program", and "recipes" and "tables" of their constants.
 
-        `form` are the key's components that say what kind of model, `code` the modules beside LOWERING_CODE that shape
-        it; `lower` makes the models, and may write in the folder that it is given.
+        `form` are the key's components that say what kind of model, `code` is the method that asks; `lower` makes the
+        models, and may write in the folder that it is given.
         """
         components = {
             "config": stages.config_digest,
@@ -106,7 +97,7 @@ class OpenVinoBase(Target):
             **({} if options.group_size is None else {"group_size": options.group_size}),
             **form,
             **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
-            "code": code_digest(*LOWERING_CODE, *code),
+            "code": code_digest(code),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -122,15 +113,15 @@ class OpenVinoBase(Target):
 
     def weights_stage(self, stages: Stages, lowered: Entry) -> Entry:
         """The weights file of lowered models, and its placements."""
-        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], *_FAMILIES)
+        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
 
     def finish_stage(
-        self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: tuple[str, ...],
+        self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: Maker,
         finish: Finish,
     ) -> Entry:  # fmt: skip
         """The models `names`, each as `finish` compiles it, and "weights", the file of what became of their weights.
 
-        `code` are the modules beside FINISH_CODE that shape them.
+        `code` is the method that asks.
         """
         models = {name: lowered.outputs[name].digest for name in names}
         weights = self.weights_stage(stages, lowered)
@@ -141,7 +132,7 @@ class OpenVinoBase(Target):
             "settings": json.dumps(self.settings(options), sort_keys=True),
             **toolchain(*self.toolchain()),
             "isa": " ".join(self.isa()),
-            "code": code_digest(*FINISH_CODE, *code),
+            "code": code_digest(code),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from llmc.compiler.openvino.formats import WeightFormat
     from llmc.runtime.openvino.device import MappedWeights
 
-LOWERING_CODE = (
-    *(f"llmc.compiler.openvino.{m}" for m in ("angles", "aten", "graph_model", "operations", "portable", "static")),
-    "llmc.compiler.lowering.to_export", "llmc.compiler.xla.program", "llmc.runtime.portable_program", __name__,
-)  # fmt: skip
-FINISH_CODE = ("llmc.compiler.openvino.blobs", "llmc.runtime.openvino.static_blob", __name__)
 _REMAINING = {
     "GPU": "the GPU's host compiles each model when it is first opened, with the plugin and OpenCL driver there",
     "NPU": "the NPU's host compiles each model when it is first opened, with the compiler in its driver",
@@ -45,7 +40,6 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
     executor: ClassVar[str] = "openvino-static"
     why_static: ClassVar[str] = "models over contiguous caches have one shape each, since NPUs take no other"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
-    compile_code = ("llmc.compiler.openvino.constants", "llmc.compiler.lowering.recipes")
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
@@ -125,7 +119,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
                     raise CompileError(f"{e}; and no fused form: {unfused}") from e
 
         form = {"form": "static", "shapes": " ".join(map(_name, sizes))}
-        return self.lower_stage(stages, options, form, LOWERING_CODE, lower)
+        return self.lower_stage(stages, options, form, self._lower, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
         properties = self.settings(options)["properties"]
@@ -136,7 +130,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
             return weightless(open_core().read_model(xml, given.tensor), properties, weights)
 
-        return self.finish_stage(stages, options, names, lowered, FINISH_CODE, finish)
+        return self.finish_stage(stages, options, names, lowered, self._finish, finish)
 
 
 def _fused(stages: Stages, options: CompileOptions, sizes: Sequence[Sizes], folder: Path) -> Lowered:

@@ -119,9 +119,6 @@ class Target(ABC):
     install: ClassVar[str] = "pip install 'llmc[compile]'"
     """The line that installs all of them."""
 
-    compile_code: ClassVar[tuple[str, ...]] = ()
-    """Modules beside the target's own whose source shapes an executable, for its key."""
-
     @classmethod
     def of(cls, detail: str) -> Target:
         """The target as `--device name:detail` asks for it, "" for the name alone; raises InputError."""

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.native import KERNELS
 from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
+from llmc.compiler.code import code_digest
 from llmc.compiler.kernels.limits import FEATURES, runs_on
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, toolchain, version_of
+from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.weight_stage import weights_stage
 from llmc.errors import CompileError, InputError
@@ -50,21 +51,6 @@ PANEL_BITS = {"q8": 8.5, "kept8": 8.5, "kept4": 4.5, "q4": 5}
 """In panels: codes and float16 scales; OFFSET_BITS more where a checkpoint's own 4-bit blocks have offsets."""
 OFFSET_BITS = 0.5
 
-_NBITS = "llmc.compiler.lowering.nbits"
-_PANELS = "llmc.compiler.kernels.panels"
-_BINDING_CODE = (
-    *(f"llmc.compiler.lowering.{m}" for m in ("to_onnx", "onnx_model", "formats", "ir", "recipes", "nbits")),
-    _PANELS, "llmc.compiler.kernels.limits",
-)  # fmt: skip
-_LOWERING_CODE = (
-    "llmc.compiler.frontend", "llmc.compiler.lowering.import_fx", "llmc.compiler.lowering.fuse", *_BINDING_CODE,
-    "llmc.compiler.checkpoint.base", __name__,
-)  # fmt: skip
-_PACKING_CODE = (
-    "llmc.compiler.lowering.packing", *_BINDING_CODE, "llmc.compiler.checkpoint.base",
-    "llmc.runtime.executors.ort_session", __name__,
-)  # fmt: skip
-
 
 class CpuTarget(Target):
     """See the module's docstring."""
@@ -75,7 +61,6 @@ class CpuTarget(Target):
     default_quantize: ClassVar[str] = "int8"
     takes_onnxruntime_options: ClassVar[bool] = True
     for_executor: ClassVar[tuple[str, ...]] = ("kv_cache_dtype",)
-    compile_code = (*_BINDING_CODE, "llmc.compiler.checkpoint.base", "llmc.runtime.executors.ort_session")
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
@@ -158,7 +143,7 @@ class CpuTarget(Target):
         """Trace and lower once, make the weights file, and pack it where that pays."""
         own = options.kernels == "llmc"
         lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize), panels=own))
-        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"], _NBITS, _PANELS)
+        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, lowered, weights)
         file = weights.outputs["weights"]
@@ -182,13 +167,12 @@ class CpuTarget(Target):
         """The library of llmc's own operators."""
 
         from llmc.compiler.kernels.build import build as build_library
-        from llmc.compiler.kernels.build import source_digest
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
                 return {KERNELS: workspace.put_file(build_library(Path(folder)))}
 
-        components = {**toolchain("ziglang"), "code": source_digest(), "state": "native"}
+        components = {**toolchain("ziglang"), "code": code_digest(build_library), "state": "native"}
         return stages.run("kernels", components, build).outputs[KERNELS]
 
     def _onnx_options(self, stages: Stages, quantize: str, *, panels: bool) -> OnnxOptions:
@@ -212,7 +196,7 @@ class CpuTarget(Target):
     def _folds(self, stages: Stages) -> bool:
         """Whether packed matrices take in offsets here."""
         components = {
-            **toolchain(*self.toolchain()), "isa": " ".join(self.isa()), "code": code_digest(*_PACKING_CODE),
+            **toolchain(*self.toolchain()), "isa": " ".join(self.isa()), "code": code_digest(self._folds),
         }  # fmt: skip
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -230,7 +214,7 @@ class CpuTarget(Target):
             **_components(options),
             "max_positions": stages.max_positions,
             **toolchain("torch", "transformers", "sympy", "onnx", "numpy", python=True),
-            "code": code_digest(*_LOWERING_CODE),
+            "code": code_digest(self._lower),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
@@ -262,7 +246,7 @@ class CpuTarget(Target):
             "placements": weights.outputs["placements"].digest,
             **toolchain(*self.toolchain()),
             "isa": " ".join(self.isa()),
-            "code": code_digest(*_PACKING_CODE),
+            "code": code_digest(self._pack),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

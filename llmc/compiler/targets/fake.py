@@ -23,8 +23,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
+from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest
+from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake import FAKE_VERSION, Kind
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
 
-_EXECUTOR_CODE = ("llmc.runtime.executors.fake", "llmc.runtime.executors.fake_program")
-_WEIGHTS_CODE = ("llmc.compiler.targets.fake", "llmc.compiler.checkpoint", *_EXECUTOR_CODE)
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
 
@@ -47,7 +46,6 @@ class FakeTarget(Target):
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
     reference: ClassVar[str] = "toy"
-    compile_code = _EXECUTOR_CODE
 
     def __init__(self, kind: Kind | None = None) -> None:
         self._kind = kind or Kind()
@@ -106,7 +104,7 @@ class FakeTarget(Target):
         """Both tensors in one file, and where each lies in it; built once per checkpoint, by any number of compiles."""
         components = {
             **stages.reading(),
-            "code": code_digest(*_WEIGHTS_CODE),
+            "code": code_digest(self._weights, type(stages.checkpoint)),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -40,8 +40,6 @@ class HpuTarget(StaticTarget):
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     run_needs: ClassVar[tuple[str, ...]] = ("torch",)
     config_only: ClassVar[bool] = True
-    compile_code = ("llmc.compiler.lowering.to_export", "llmc.runtime.portable_program")
-
     executable_seconds: ClassVar[float] = 0.2
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"

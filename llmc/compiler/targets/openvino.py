@@ -47,8 +47,6 @@ DEFAULT_BUDGET = 512 << 20
 STARTER_DEVICE = "onnxruntime"
 CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
-LOWERING_CODE = ("llmc.compiler.openvino.graph_model", "llmc.compiler.openvino.paged", __name__)
-
 
 class OpenVinoTarget(OpenVinoBase):
     """See the module's docstring."""
@@ -164,7 +162,7 @@ class OpenVinoTarget(OpenVinoBase):
                 made[name] = to_xml(model, folder)
             return made, graph.text(), constants
 
-        return self.lower_stage(stages, options, form, LOWERING_CODE, lower)
+        return self.lower_stage(stages, options, form, self._lower, lower)
 
     def _finish(
         self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
@@ -178,7 +176,7 @@ class OpenVinoTarget(OpenVinoBase):
             model = read_paged(xml, given, *heads, name)
             return finish(model, properties_for(settings, models[name]), weights).encode()
 
-        return self.finish_stage(stages, options, models, lowered, (__name__,), finish_one)
+        return self.finish_stage(stages, options, models, lowered, self._finish, finish_one)
 
     def settings(self, options: CompileOptions) -> dict[str, Any]:
         """For the model for every shape "properties"; for those of fixed sizes "fixed_properties", pairs of the most

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
+from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import Stages, code_digest, version_of
+from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
 from llmc.compiler.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
 from llmc.errors import InputError
@@ -39,7 +40,6 @@ CAPACITY_MULTIPLE = 128
 """Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
 
 _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
-_CODE = ("llmc.compiler.xla", "llmc.runtime.xla", "llmc.runtime.portable_program")
 
 
 class XlaTarget(StaticTarget):
@@ -57,7 +57,6 @@ class XlaTarget(StaticTarget):
     install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
     rolls_by_default: ClassVar[bool] = False
     executable_seconds: ClassVar[float] = 3.0
-    compile_code = _CODE
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses combinations that cannot be."""
@@ -211,7 +210,7 @@ class XlaTarget(StaticTarget):
             **self.described_machine(),
             **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
             "isa": " ".join(self.isa()),
-            "code": code_digest(*_CODE, __name__),
+            "code": code_digest(self._slot_stage),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,10 +19,12 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
 from llmc.artifacts.log import logger
 from llmc.artifacts.publish import UnwritableError
+from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.stages import StageReport, Stages, code_digest, filled_folder, toolchain
+from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
 from llmc.errors import CapacityError
+from llmc.runtime.executors import executor_module
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -42,29 +45,14 @@ SAMPLES = 4
 Part: TypeAlias = 'Bucket | Literal["greedy", "accuracy"]'
 """What has an outcome of its own: a bucket, greedy texts over the whole bundle, or its divergence over a text."""
 
-_REPLAY = (
-    "bundle", "engine", "executors", "observer", "openvino", "portable_program", "replay", "requests", "sampling",
-    "scheduling", "sparse", "speculation", "step", "tokenizer", "vocabulary",
-    "xla",
-)  # fmt: skip
-"""What verifies: the engine that serves, without the server around it."""
-_OPENED_WITH = ("kv_cache_dtype", "properties")
-"""Options of a manifest that executors open executables with, where they are there."""
+_WORDS = ("analysis", "choice", "remaining")
+"""Options of a manifest that are words for people; executors may open executables with any other."""
 
-_PARTS = ("accuracy", "divergence", "probes", "stage", "steps", "verify", "windows")
-_CODE = (
-    *(f"llmc.compiler.verification.{module}" for module in _PARTS),
-    *(f"llmc.runtime.{module}" for module in _REPLAY),
-    *(f"llmc.buckets.{module}" for module in ("bucket", "corners", "cost", "coverage", "limits", "lookup", "table")),
-)  # fmt: skip
-_REFERENCE_CODE = (
-    *(f"llmc.compiler.verification.{module}" for module in ("probes", "stage", "texts", "windows")),
-    "llmc.compiler.checkpoint", "llmc.runtime.tokenizer",
-)  # fmt: skip
-_REFERENCES = {
-    "toy": ("llmc.compiler.verification.toy_reference",),
-    "transformers": ("llmc.compiler.verification.transformers_reference", "llmc.compiler.frontend"),
+REFERENCES = {
+    "toy": "llmc.compiler.verification.toy_reference:ToyReference",
+    "transformers": "llmc.compiler.verification.transformers_reference:TransformersReference",
 }
+"""Name that a target gives to "module:class"."""
 
 
 def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
@@ -89,13 +77,9 @@ def parts_of(plan: Plan, every: bool) -> list[Part]:
 
 def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
     """The reference implementation a target names."""
-    if name == "toy":
-        from llmc.compiler.verification.toy_reference import ToyReference
-
-        return ToyReference(checkpoint)
-    from llmc.compiler.verification.transformers_reference import TransformersReference
-
-    return TransformersReference(checkpoint)
+    module, _, attribute = REFERENCES[name].partition(":")
+    made: Reference = getattr(import_module(module), attribute)(checkpoint)
+    return made
 
 
 def probes_stage(stages: Stages, target: Target) -> Entry:
@@ -106,7 +90,7 @@ def probes_stage(stages: Stages, target: Target) -> Entry:
         **stages.reading(),
         "longest": longest,
         **toolchain("numpy", "tokenizers"),
-        "code": code_digest(*_REFERENCE_CODE, *_REFERENCES[target.reference]),
+        "code": code_digest(probes_stage, type(stages.checkpoint), REFERENCES[target.reference].partition(":")[0]),
     }
     if target.reference == "transformers":
         components |= toolchain("torch", "transformers", python=True)
@@ -173,10 +157,10 @@ def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, part
         "reference": probes.outputs[_predictions(part)].digest,
         **{f"toolchain.{name}": version for name, version in manifest.toolchain.items()},
         **toolchain("numpy"),
-        **{f"option.{n}": canonical_json(manifest.options[n]).decode() for n in _OPENED_WITH if n in manifest.options},
+        **{f"option.{n}": canonical_json(v).decode() for n, v in manifest.options.items() if n not in _WORDS},
         "isa": " ".join(cpu_features()),
         **{f"environment.{name}": value for name, value in Settings.from_environment().kernel_limits.items()},
-        "code": code_digest(*_CODE),
+        "code": code_digest(run_parts, executor_module(manifest.executor)),
     }
     if isinstance(part, str):
         components["executables"] = _joint(manifest.executables)

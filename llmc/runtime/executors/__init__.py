@@ -24,11 +24,16 @@ _CLASSES = {
 
 def executor_class(name: str) -> type[Executor]:
     """The executor class called `name`; raises UnknownNameError listing the known ones."""
+    module = executor_module(name)
+    found: type[Executor] = getattr(import_module(module), _CLASSES[name].partition(":")[2])
+    return found
+
+
+def executor_module(name: str) -> str:
+    """The module of that class; raises UnknownNameError listing the known ones."""
     if name not in _CLASSES:
         raise UnknownNameError("executor", name, _CLASSES)
-    module, attribute = _CLASSES[name].split(":")
-    found: type[Executor] = getattr(import_module(module), attribute)
-    return found
+    return _CLASSES[name].partition(":")[0]
 
 
 def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:

@@ -1,0 +1,241 @@
+"""Which of llmc's own sources make a result: what a key names as `code`.
+
+    code = digest of all that follows, " ", {module without "llmc.", "=", first 12 hex digits of its source's digest}
+
+A result is made by functions, methods and classes. What counts is found by reading sources, and imports nothing:
+
+- the module of each of them, and of every class that its class inherits from, with what those import at their top;
+- what the function, and what it reaches by name in those modules, imports as it runs; of a class, any of its methods;
+- of every module so found all that it imports, anywhere but for type checking. Where it runs stages of its own, only
+  what it imports at its top: what its stages make is in keys by digest;
+- modules that a module names in a string of their own, a package that imports its modules by name only when they are
+  asked for, and files that lie beside a module that looks for them there (C sources, measurements).
+
+STOPS are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, TypeAlias
+
+import llmc
+
+Maker: TypeAlias = "Callable[..., Any] | type | str"
+"""A function, a method, a class, or the name of a module, which stands for all that is in it."""
+
+ROOT = Path(llmc.__file__).parent
+STOPS = {
+    "llmc": "the public names and the version, which manifests say",
+    "llmc.errors": "words for people",
+    "llmc.settings": "settings that a result depends on are components by value",
+    "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
+    "llmc.compiler.code": "what is written here is in every `code`",
+    "llmc.compiler.options": "options are components by value",
+    "llmc.compiler.stages": "makes keys and runs what other modules make",
+}
+"""Modules and packages that no result follows from, each with the reason; "llmc" is meant without what is in it."""
+
+_FROM = re.compile(r"from (llmc[\w.]*) import (?:\(([^)]*)\)|(.*))")
+_IMPORT = re.compile(r"import (llmc[\w., \t]*)$", re.MULTILINE)
+_TYPES_ONLY = re.compile(r"\n([ \t]*)if TYPE_CHECKING:(?:\n\1[ \t]+.*|\n[ \t]*(?=\n))+")
+_NAMED = re.compile(r"""llmc((?:\.\w+)+)["']""")
+_QUOTED = re.compile(r"""["']([\w.-]+)["']""")
+_COMMENT = re.compile(r"#.*")
+_RUNS_STAGES = "stages.run("
+
+
+class Source(NamedTuple):
+    """A module: digest of its source and the files that go with it; modules that it imports at its top, and later."""
+
+    digest: str
+    at_top: frozenset[str]
+    later: frozenset[str]
+
+
+@lru_cache(256)
+def code_digest(*makers: Maker) -> str:
+    """The `code` of what these functions, methods and classes make together."""
+    return _told(closure(*makers))
+
+
+def package_digest() -> str:
+    """Digest of all of llmc's own sources."""
+    content = hashlib.sha256()
+    for path in sorted(ROOT.rglob("*.py")):
+        content.update(f"{path.relative_to(ROOT).as_posix()} {hashlib.sha256(_read(path)).hexdigest()}\n".encode())
+    return "sha256:" + content.hexdigest()
+
+
+def forget() -> None:
+    """Read sources again when they are next asked for."""
+    for known in (code_digest, source_of, _is_module):
+        known.cache_clear()
+
+
+def closure(*makers: Maker) -> list[str]:
+    """The modules whose source makes what these make, sorted."""
+    found: set[str] = set()
+    pending = [module for maker in makers for module in _first(maker)]
+    own = {module for maker in makers for module in _own(maker)}
+    found |= own
+    for module in own:
+        pending += source_of(module).at_top
+    while pending:
+        module = pending.pop()
+        if module in found or stopped(module):
+            continue
+        found.add(module)
+        source = source_of(module)
+        pending += source.at_top | source.later
+    return sorted(found)
+
+
+def stopped(module: str) -> bool:
+    """Whether STOPS leave a module out."""
+    return module in STOPS or any(module.startswith(f"{name}.") for name in STOPS if name != "llmc")
+
+
+@cache
+def source_of(module: str) -> Source:
+    """What a module consists of, and imports."""
+    path = _path(module)
+    data = _read(path)
+    text = _TYPES_ONLY.sub("", data.decode())
+    content = hashlib.sha256(data)
+    if "__file__" in text:
+        for file in _files_beside(path, text):
+            content.update(f"\0{file.relative_to(path.parent).as_posix()} ".encode() + file.read_bytes())
+    at_top, later = set[str](), _named(text)
+    for before, names in _imports(text):
+        if not before.strip():
+            (later if before else at_top).update(names)
+    if "\ndef __getattr__(" in text:
+        later.update(f"{module}.{file.stem}" for file in path.parent.glob("*.py") if file != path)
+    if _RUNS_STAGES in text:
+        later.clear()
+    return Source(content.hexdigest(), frozenset(at_top), frozenset(later))
+
+
+def _told(modules: list[str]) -> str:
+    digests = {module.removeprefix("llmc."): source_of(module).digest for module in modules}
+    whole = hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in digests.items()).encode())
+    return " ".join([f"sha256:{whole.hexdigest()}", *(f"{name}={digest[:12]}" for name, digest in digests.items())])
+
+
+def _imports(text: str) -> Iterator[tuple[str, set[str]]]:
+    """Of each import of llmc what stands before it, and the modules."""
+    for found in _FROM.finditer(text):
+        module, several, one = found.groups()
+        names = _COMMENT.sub("", several or one).replace("\n", " ").split(",")
+        yield _before(text, found), {_imported(module, name.split()[0]) for name in names if name.split()}
+    for found in _IMPORT.finditer(text):
+        yield _before(text, found), {name.split()[0] for name in found[1].split(",")}
+
+
+def _before(text: str, found: re.Match[str]) -> str:
+    """What stands before a match in its line."""
+    return text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+
+
+def _named(text: str) -> set[str]:
+    """Modules that strings name."""
+    found = {f"llmc{m[1]}" for m in _NAMED.finditer(text) if text[m.start() - 1] in "\"'"}
+    return {name for name in found if _is_module(name)}
+
+
+def _imported(module: str, name: str) -> str:
+    return inner if _is_module(inner := f"{module}.{name}") else module
+
+
+def _files_beside(path: Path, text: str) -> Iterator[Path]:
+    for name in sorted(set(_QUOTED.findall(text))):
+        beside = path.parent / name
+        if beside.is_dir() and name not in (".", ".."):
+            yield from (file for file in sorted(beside.rglob("*")) if file.is_file() and file.suffix != ".pyc")
+        elif beside.is_file():
+            yield beside
+
+
+@cache
+def _is_module(name: str) -> bool:
+    return _path(name).is_file()
+
+
+def _path(module: str) -> Path:
+    at = ROOT.joinpath(*module.split(".")[1:])
+    return at / "__init__.py" if at.is_dir() else at.with_suffix(".py")
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def _own(maker: Maker) -> set[str]:
+    """Modules of a maker and of the classes that its class inherits from."""
+    if isinstance(maker, str):
+        return set()
+    owner = _owner(maker)
+    classes = [] if owner is None else inspect.getmro(owner)
+    return {m for m in (maker.__module__, *(c.__module__ for c in classes)) if m.startswith("llmc.")}
+
+
+def _owner(maker: Maker) -> type | None:
+    if isinstance(maker, type):
+        return maker
+    bound = getattr(maker, "__self__", None)
+    return bound if bound is None or isinstance(bound, type) else type(bound)
+
+
+def _first(maker: Maker) -> set[str]:
+    """What a maker's code, and all that it reaches by name in its own modules, imports as it runs."""
+    if isinstance(maker, str):
+        return {maker}
+    owner, own, found = _owner(maker), _own(maker), set[str]()
+    if isinstance(maker, type):
+        classes = [c for c in inspect.getmro(maker) if c.__module__ in own]
+        pending = [f for c in classes for member in vars(c).values() for f in _functions(member)]
+    else:
+        pending = list(_functions(maker))
+    seen = set[CodeType]()
+    while pending:
+        function = pending.pop()
+        if function.__code__ in seen or function.__module__ not in own:
+            continue
+        seen.add(function.__code__)
+        for names in _names(function.__code__):
+            found |= {_imported(m, name) for m in names if m.startswith("llmc.") for name in names}
+            for name in names:
+                pending += _functions(function.__globals__.get(name))
+                pending += [f for c in (inspect.getmro(owner) if owner else ()) for f in _functions(vars(c).get(name))]
+    return found
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    """The functions of a function, method, property or class."""
+    if isinstance(value, type):
+        for member in vars(value).values():
+            if not isinstance(member, type):
+                yield from _functions(member)
+        return
+    if isinstance(value, property):
+        yield from (f for f in (value.fget, value.fset) if isinstance(f, FunctionType))
+        return
+    value = getattr(value, "func", None) or getattr(value, "__func__", value)  # cached_property; methods
+    value = inspect.unwrap(value) if callable(value) else value
+    if isinstance(value, FunctionType):
+        yield value
+
+
+def _names(code: CodeType) -> Iterator[tuple[str, ...]]:
+    """Names that code uses, and those of the code in it."""
+    yield code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,256 @@
+"""What makes a result is found by reading sources, as Python's own parser would find it, and nothing is left out."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import llmc
+from llmc.artifacts.key import Difference, Key, changed_code, tell
+from llmc.artifacts.store import Store
+from llmc.compiler import code
+from llmc.compiler.verification import stage as verification
+from llmc.compiler.verification.verify import Verification
+from tests.compiler.keyed import Compiled
+from tests.toy import Toy
+
+SOURCES = Path(llmc.__file__).parent
+MODULES = sorted(
+    ".".join(["llmc", *(part for part in path.relative_to(SOURCES).with_suffix("").parts if part != "__init__")])
+    for path in SOURCES.rglob("*.py")
+)
+
+
+# How sources are read
+
+
+def parsed(path: Path) -> tuple[set[str], set[str]]:
+    """Modules of llmc that a module imports at its top, and later, but for type checking, by Python's own parser."""
+    at_top, later = set[str](), set[str]()
+
+    def walk(node: ast.AST, depth: int) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+                assert not child.orelse, path
+                continue
+            found = at_top if depth == 0 else later
+            if isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative imports are not read"
+                if (child.module or "").split(".")[0] == "llmc":
+                    inner = [f"{child.module}.{alias.name}" for alias in child.names]
+                    found |= {name if name in MODULES else str(child.module) for name in inner}
+            elif isinstance(child, ast.Import):
+                found |= {alias.name for alias in child.names if alias.name.split(".")[0] == "llmc"}
+            walk(child, depth + 1)
+
+    walk(ast.parse(path.read_text()), 0)
+    return at_top, later
+
+
+def test_imports_are_read_as_pythons_parser_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "_RUNS_STAGES", "no module says this")
+    code.forget()
+    for module in MODULES:
+        spec = find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        at_top, later = parsed(Path(spec.origin))
+        found = code.source_of(module)
+        assert set(found.at_top) == at_top, module
+        assert later <= set(found.later), module
+        named = {name for name in found.later - later if f'"{name}"' in Path(spec.origin).read_text()}
+        assert found.later - later <= named or "def __getattr__(" in Path(spec.origin).read_text(), module
+    code.forget()
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., code.Source]]:
+    """Reads modules of a package that a test writes: name to source."""
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+    code.forget()
+
+    def write(files: Mapping[str, str], module: str) -> code.Source:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        code.forget()
+        return code.source_of(module)
+
+    yield write
+    code.forget()
+
+
+def test_what_is_imported_for_types_only_does_not_count(written: Callable[..., code.Source]) -> None:
+    text = (
+        "if TYPE_CHECKING:\n    from llmc.b import B\n\n    from llmc.c import C\nfrom llmc.d import (\n    D,  # why\n"
+        "    e,\n)\ndef f():\n    import llmc.b as b, llmc.c\n    from llmc import g\n"
+    )
+    found = written({"a.py": text, "g.py": "", "d/__init__.py": "", "d/e.py": ""}, "llmc.a")
+    assert found.at_top == {"llmc.d", "llmc.d.e"}
+    assert found.later == {"llmc.b", "llmc.c", "llmc.g"}
+
+
+def test_a_module_that_is_named_in_a_string_counts_and_one_of_a_registry_does_not(
+    written: Callable[..., code.Source],
+) -> None:
+    found = written(
+        {"a.py": 'ONE = "llmc.b"\nKNOWN = {"c": "llmc.c:C"}\nNONE = "llmc.gone"\n', "b.py": "", "c.py": ""}, "llmc.a"
+    )
+    assert found.later == {"llmc.b"}
+
+
+def test_a_package_that_imports_its_modules_when_asked_for_a_name_counts_with_all_of_them(
+    written: Callable[..., code.Source],
+) -> None:
+    found = written({"a/__init__.py": "_HOMES = {}\n\n\ndef __getattr__(name):\n    pass\n", "a/b.py": ""}, "llmc.a")
+    assert found.later == {"llmc.a.b"}
+
+
+@pytest.mark.parametrize("beside", ["table.json", "source/kernel.c", "source/deep/kernel.h"])
+def test_files_beside_a_module_that_looks_for_them_count(beside: str, written: Callable[..., code.Source]) -> None:
+    text = 'TABLE = Path(__file__).with_name("table.json")\nSOURCE = Path(__file__).parent / "source"\n'
+    files = {"a/b.py": text, "a/table.json": "1", "a/source/kernel.c": "1", "a/source/deep/kernel.h": "1", "a/x": "1"}
+    before = written(files, "llmc.a.b")
+    assert written({f"a/{beside}": "2"}, "llmc.a.b").digest != before.digest
+    assert written({f"a/{beside}": "1", "a/x": "2"}, "llmc.a.b").digest == before.digest
+
+
+def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> None:
+    """Files that are no Python: those of the kernels, and the measurements that choose an engine, are seen."""
+    for module, name in (
+        ("llmc.compiler.kernels.build", "linear.c"),
+        ("llmc.compiler.cpu_choice", "cpu_measurements.json"),
+    ):
+        path = code._path(module)
+        assert name in {file.name for file in code._files_beside(path, path.read_text())}
+
+
+# What is left out
+
+
+def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
+    """A stop that nothing reaches is none; and behind none of them lies code that makes results."""
+    reached = {name for module in MODULES for name in (code.source_of(module).at_top | code.source_of(module).later)}
+    for stop in code.STOPS:
+        assert any(name == stop or name.startswith(f"{stop}.") for name in reached), stop
+    behind, pending = set[str](), [module for module in MODULES if code.stopped(module) and module != "llmc"]
+    while pending:
+        source = code.source_of(pending.pop())
+        new = {name for name in source.at_top | source.later if not code.stopped(name)} - behind
+        behind |= new
+        pending += new
+    assert {name for name in behind if name.startswith(("llmc.compiler.", "llmc.runtime."))} <= {
+        "llmc.compiler.checkpoint.base",  # stages.py: what a configuration says of its place
+    }
+
+
+HANDED_IN = {
+    "lower": ("llmc.compiler.checkpoint.",),  # its configuration, which is a component by value
+    "executable": ("llmc.compiler.pipeline",),  # calls the target
+}
+
+
+@pytest.mark.parametrize("device", ["fake", "cpu"])
+def test_no_code_runs_in_a_build_that_its_key_does_not_name(
+    device: str, compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every function of llmc that is called while a result is made is of a module in its `code`, or of a stop."""
+    keyed, _ = compiled(device)
+    ran: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+
+    def noted(key: Key) -> Key:
+        named.setdefault(key.kind, set()).update(f"llmc.{word.partition('=')[0]}" for word in words(key))
+        return key
+
+    def watching(kind: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **options: watched(ran.setdefault(kind, set()), make, *given, **options)
+
+    real = Store.get_or_build
+    monkeypatch.setattr(
+        Store, "get_or_build",
+        lambda self, key, build: real(self, key, build if key.is_local else watching(noted(key).kind, build)),
+    )  # fmt: skip
+    make = verification._key
+    monkeypatch.setattr(verification, "_key", lambda *given: noted(make(*given)))
+    for part in ("bucket", "greedy", "accuracy"):
+        monkeypatch.setattr(Verification, part, watching("verify", getattr(Verification, part)))
+    if device != "fake":  # the tracer calls torch, which takes minutes when it is watched; what it imports is read
+        from llmc.compiler.frontend import trace
+
+        for name in ("trace", "trace_weightless"):
+            monkeypatch.setattr(trace, name, unwatched(getattr(trace, name)))
+    keyed._asked(keyed.store, keyed.model, keyed.plan, {})
+    Toy(keyed.model, Store(tmp_path / "store"), tmp_path / "bundle", keyed.plan).compile(
+        **{"verify": "all", "jobs": 1, **keyed.options}
+    )
+    assert {"executable", "weights", "verify", "reference"} <= set(ran)
+    for kind, modules in ran.items():
+        assert any(not code.stopped(module) for module in modules), f"nothing was seen of {kind}"
+        makers = {module for module in modules if not module.startswith(HANDED_IN.get(kind, ()))}
+        assert {module for module in makers if not code.stopped(module)} <= named[kind], kind
+
+
+def words(key: Key) -> list[str]:
+    return str(key.components.get("code", "")).split()[1:]
+
+
+def watched(seen: set[str], function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Call a function, and note the modules of llmc whose functions it calls, in whatever thread."""
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_globals.get("__name__", "")
+        if event == "call" and name.startswith("llmc.") and frame.f_code.co_name != "<module>":
+            seen.add(name)
+
+    threading.setprofile(see)
+    sys.setprofile(see)
+    try:
+        return function(*given, **options)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*given: Any, **options: Any) -> Any:
+        see = sys.getprofile()
+        sys.setprofile(None)
+        try:
+            return function(*given, **options)
+        finally:
+            sys.setprofile(see)
+
+    return call
+
+
+# How it is told
+
+
+def test_a_changed_module_is_told_by_name() -> None:
+    whole = "sha256:" + "0" * 64
+    one, other = f"{whole} compiler.a=1 compiler.b=1 compiler.c=1", f"{whole} compiler.a=2 compiler.b=1 compiler.d=1"
+    assert changed_code(Difference("code", one, other)) == ["compiler.a", "compiler.c", "compiler.d"]
+    assert tell([Difference("code", one, other)]) == "code: compiler.a, compiler.c, compiler.d"
+    assert changed_code(Difference("code", whole, other)) == [], "an entry of before modules were named"
+    assert changed_code(Difference("isa", one, other)) == []
+
+
+def test_the_digest_in_front_is_over_whole_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short ones are for people: sources whose first digits agree are still different."""
+    digests = iter(["ab" * 32, "ab" * 16 + "cd" * 16])
+    monkeypatch.setattr(code, "closure", lambda *_: ["llmc.x"])
+    sources = SimpleNamespace(read=lambda _: code.Source(next(digests), frozenset(), frozenset()))
+    monkeypatch.setattr(code, "source_of", sources.read)
+    one, other = code._told(["llmc.x"]), code._told(["llmc.x"])
+    assert one.split()[1:] == other.split()[1:]
+    assert one != other
