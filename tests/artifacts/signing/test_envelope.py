@@ -191,7 +191,7 @@ def test_a_statement_about_other_content() -> None:
 
 def test_openssl_verifies_what_we_sign(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
-        pytest.skip("no openssl here")
+        pytest.skip("no openssl: apt-get install openssl")
     one = signer(tmp_path, 1)
     envelope = decode(one.sign(CONTENT))
     (tmp_path / "message").write_bytes(envelope.signed_bytes)

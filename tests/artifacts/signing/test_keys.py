@@ -215,7 +215,7 @@ def test_the_id_is_the_digest_of_the_subject_public_key_info() -> None:
 
 def test_openssl_keys_can_be_used(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
-        pytest.skip("no openssl here")
+        pytest.skip("no openssl: apt-get install openssl")
     make = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", tmp_path / "key"]
     subprocess.run(make, check=True, capture_output=True)
     subprocess.run(

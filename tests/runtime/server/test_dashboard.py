@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         path = found or playwright.chromium.executable_path
         if not Path(path).exists():
-            pytest.skip("no browser: install chromium, or run `playwright install chromium`")
+            pytest.skip("no browser: apt-get install chromium (or playwright install chromium)")
         launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield launched
         launched.close()
