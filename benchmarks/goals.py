@@ -15,7 +15,7 @@ from llmc.runtime.peers.results import Comparison, Series
 class Goal:
     """The ratio of a measurement (by the start of its name) that a bundle is to reach.
 
-    `peer`: the start of one peer's name; None: the best one of the bundle's quality class.
+    `peer`: the start of one peer's name; None: the best one of the bundle's quality class, where that was measured.
     """
 
     measurement: str
@@ -69,7 +69,7 @@ def _is(series: Series, name: str) -> bool:
 
 def _ratios(found: Comparison, series: Series, goal: Goal) -> list[tuple[str, str, float]]:
     if goal.peer is None:
-        return [(r.ours, r.peer, r.median) for r in found.ratios(series)]
+        return [(r.ours, r.peer, r.median) for r in found.ratios(series) if r.by == "class"]
     ours = [c.name for c in found.contenders if c.kind == "llmc" and c.name in series.rounds]
     peers = [c.name for c in found.contenders if c.kind == "peer" and c.name.startswith(goal.peer)]
     there = [name for name in peers if name in series.rounds]

@@ -2,12 +2,11 @@
 
     python benchmarks/roofline.py BUNDLE [BUNDLE …] [--batches 1,4,8] [--prompts 512,2048] [-o result.json]
 
-Bandwidth is measured with numpy: as many threads as cores, each summing its part of an array far larger than the
-caches. A decode step reads every weight once, whatever its batch, and the keys and values of its rows: bytes come from
-the bundle (the packed form, where kernels read that). Arithmetic is measured with ONNX Runtime's MatMulInteger, the
+The share of a decode step is that of `llmc bench --against` and goals.py: the time to read the weights once, at
+their nominal bits, at the bandwidth that was measured at the beginning, over the step's. What the bundle's kernels
+really read (the packed form, scales) is beside it. Arithmetic is measured with ONNX Runtime's MatMulInteger, the
 fastest product of 8-bit integers that it has; a prompt step has two operations for each weight and token, those of
-attention not counted. Bandwidth and steps take turns in every round, so that a machine that drifts does so for both;
-shares are medians of per-round shares.
+attention not counted. Products and steps take turns in every round; shares are medians of per-round shares.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,28 +26,15 @@ from onnx import ModelProto, TensorProto, helper
 
 from llmc.artifacts.bundle import blob_path
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.contenders import nominal_bits
+from llmc.compiler.peer_models import weights_read
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.peers.machine import read_bandwidth
 from llmc.runtime.step import exact
 
-ARRAY_BYTES = 512 << 20
 LOOKED_UP = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "Embedding", "Attention", "AddNorm")
-
-
-class Bandwidth:
-    """Reads from memory with every core."""
-
-    def __init__(self, threads: int) -> None:
-        array = np.ones(ARRAY_BYTES // 8, np.int64)
-        self.parts = np.array_split(array, threads)
-        self.pool = ThreadPoolExecutor(threads)
-
-    def measure(self) -> float:
-        """Bytes a second of one pass."""
-        start = time.perf_counter()
-        list(self.pool.map(np.add.reduce, self.parts))
-        return ARRAY_BYTES / (time.perf_counter() - start)
 
 
 class Arithmetic:
@@ -109,11 +94,13 @@ def matrix_weights(bundle: Bundle) -> int:
     return sum(math.prod(shape) for shape in map(checkpoint.shape, names) if len(shape) == 2)
 
 
-def cache_bytes(bundle: Bundle, tokens: int) -> int:
-    """Bytes of keys and values of one row."""
-    model = bundle.manifest.model
-    size = 2 if bundle.manifest.options.get("kv_cache_dtype") == "f16" else 4
-    return 2 * size * int(model["layers"]) * int(model["kv_heads"]) * int(model["head_dim"]) * tokens
+def nominal_bytes(bundle: Bundle) -> float:
+    """Bytes of the weights that a decode step reads at their nominal bits, as `Comparison.roofline_s` counts them."""
+    checkpoint = open_checkpoint(bundle.manifest.provenance["model"])
+    bits = nominal_bits(bundle.manifest, checkpoint)
+    if bits is None:
+        raise SystemExit(f"{bundle.path}: how many bits a weight has is not known")
+    return weights_read(checkpoint) * bits / 8
 
 
 def decode(executor: Executor, batch: int, past: int, steps: int) -> float:
@@ -149,7 +136,7 @@ def main() -> None:
     args = parser.parse_args()
     batches, prompts = ([int(n) for n in text.split(",") if n] for text in (args.batches, args.prompts))
     threads = os.cpu_count() or 1
-    bandwidth, arithmetic = Bandwidth(threads), Arithmetic()
+    bandwidth, arithmetic = read_bandwidth(threads), Arithmetic()
     results: dict[str, dict] = {}
     for path in args.bundles:
         bundle = Bundle.open(path)
@@ -157,15 +144,14 @@ def main() -> None:
         executor.open_all()
         for slot in range(max(batches)):
             executor.run(exact("prompt", [slot], [[1] * args.past], [0]))
-        weights, multiplied = weight_bytes(bundle), matrix_weights(bundle)
+        weights, nominal, multiplied = weight_bytes(bundle), nominal_bytes(bundle), matrix_weights(bundle)
         phases: dict[str, tuple[Callable[[], float], Callable[[], float], float]] = {}
         for b in batches:
-            read = weights + b * cache_bytes(bundle, args.past)
-            phases[f"decode, batch {b}"] = (partial(decode, executor, b, args.past, 16), bandwidth.measure, read)
+            phases[f"decode, batch {b}"] = (partial(decode, executor, b, args.past, 16), lambda: bandwidth, nominal)
         for n in prompts:
             phases[f"prefill {n}"] = (partial(prefill, executor, n), arithmetic.measure, 2 * multiplied * n)
-        results[path] = {"weight_bytes": weights, "phases": run(phases, args.rounds)}
-        print(f"\n{path}: a decode step reads {weights / 1e6:.1f} MB of weights")
+        results[path] = {"weight_bytes": weights, "nominal_bytes": nominal, "phases": run(phases, args.rounds)}
+        print(f"\n{path}: {nominal / 1e6:.1f} MB of weights at their nominal bits; kernels read {weights / 1e6:.1f} MB")
         for name, r in results[path]["phases"].items():
             unit = "GB/s" if name.startswith("decode") else "Gop/s"
             print(f"  {name:18s} {r['ms']:8.2f} ms   {r['peak'] / 1e9:7.1f} {unit} there are, {r['share']:.0%} used")

@@ -100,6 +100,7 @@ class Suite:
         self.clock = Clock([stage for stage in stages if stage.name in wanted])
         self.results: dict[str, object] = {}
         self.comparisons: list[Comparison] = []
+        self.interrupted = False
 
     def _stages(self) -> list[Stage]:
         work, soak = self.work, self.args.soak_minutes
@@ -133,6 +134,7 @@ class Suite:
         )  # fmt: skip
         found = models.run(model, setting)
         self.comparisons.append(found)
+        self.interrupted |= bool(found.unfinished)
         print(text(found) + "\n" + "\n".join(goals.report(found)) + "\n", flush=True)
         return found.to_dict() | {"goals": goals.report(found)}
 
@@ -163,6 +165,8 @@ class Suite:
                 self.clock.tell(f"FAILED: {error}")
             self.results[stage.name] = result
             self._write()
+            if self.interrupted:
+                raise SystemExit(f"interrupted in {stage.name}: results.json has what was measured")
         return failed
 
     def _write(self) -> None:

@@ -9,7 +9,8 @@ File format, JSON in UTF-8:
                     [, "memory_bytes": integer]            that the compiled graph holds
                     [, "samples": integer] }               steps that "seconds" is of
 
-Other fields beside "device" ("toolchain", "host" …) are kept as they are. No bucket is measured twice.
+Other fields beside "device" ("toolchain", "host" …) are kept as they are; "unmeasured", an array of buckets as text,
+says what an interrupt left out. No bucket is measured twice.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from llmc.errors import InputError
 
 SCHEMA = 1
 """Version of the file format; a bench of any other version is refused."""
+
+UNMEASURED = "unmeasured"
+"""The further field of a bench that was interrupted."""
 
 MAX_MEASUREMENTS = 1 << 15
 """Most measurements of one bench: far beyond what can be timed, low enough to bound the work of interpolating."""
@@ -111,6 +115,12 @@ class Bench:
             if before.bucket == after.bucket:
                 raise InputError(f"the bench has {after.bucket} twice; keep one measurement of it")
 
+    @property
+    def unmeasured(self) -> list[str]:
+        """The buckets that an interrupt left out, in words; none of a whole bench."""
+        left = self.more.get(UNMEASURED)
+        return [str(bucket) for bucket in left] if isinstance(left, list) else []
+
     def measured(self, phase: Phase) -> tuple[Measurement, ...]:
         """The measurements of one phase, ascending by bucket; without any, the phase has no seconds."""
         return tuple(measurement for measurement in self.measurements if measurement.bucket.phase == phase)
@@ -152,7 +162,9 @@ class Bench:
 
     def describe(self) -> str:
         """One line for reports and provenance: the device, and for each phase the points and the model's error."""
-        return f"bench of {self.device}: {', '.join(self._describe(phase) for phase in PHASES)}"
+        left = len(self.unmeasured)
+        incomplete = f"; interrupted: {left} buckets were not measured" if left else ""
+        return f"bench of {self.device}: {', '.join(self._describe(phase) for phase in PHASES)}{incomplete}"
 
     def _describe(self, phase: Phase) -> str:
         count, error = len(self.measured(phase)), self.model_error(phase)

@@ -170,12 +170,14 @@ def buckets(
 
 
 def _buckets(bundle: str, seconds: float, threads: int | None, output: Path | None, as_json: bool) -> None:
+    from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.measure import measure
 
     opened = Bundle.open(bundle)
-    with StepProgress("measure", hidden=as_json and not sys.stderr.isatty()) as progress:
+    hidden = as_json and not sys.stderr.isatty()
+    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
         found = measure(
             opened, seconds=seconds, threads=threads,
             report=lambda bucket, took, done, total: progress(f"{bucket}: {took * 1e3:.2f} ms", done, total),
@@ -184,6 +186,7 @@ def _buckets(bundle: str, seconds: float, threads: int | None, output: Path | No
         found.save(output)
         typer.echo(f"wrote {output}", err=True)
     typer.echo(found.to_json() if as_json else _text(found), nl=False)
+    end_incomplete(found.unmeasured)
 
 
 bench_serve.register(app)

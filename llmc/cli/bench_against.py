@@ -54,6 +54,7 @@ def run(bundle: str, flags: Flags) -> None:
     """Measure, then print the tables or the JSON document, and write what was asked for."""
     from llmc.artifacts.opening import open_store
     from llmc.buckets.plots import check
+    from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
     from llmc.compiler.contenders import checkpoint_of, default_folder, make_ready
     from llmc.runtime.bundle import Bundle
@@ -78,7 +79,7 @@ def run(bundle: str, flags: Flags) -> None:
             "quality" in scope.kinds,
         )  # fmt: skip
     logs = folder / "logs"
-    with StepProgress("measure", hidden) as progress:
+    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
         found = compare.run(
             ready.contenders, scope, model=ready.model, threads=flags.threads or settings.threads,
             vocabulary=ready.vocabulary, logs=logs, progress=progress, reference=ready.reference, texts=ready.texts,
@@ -86,6 +87,7 @@ def run(bundle: str, flags: Flags) -> None:
         )  # fmt: skip
     _write(found, flags)
     typer.echo(json.dumps(found.to_dict()) + "\n" if flags.as_json else text(found), nl=False)
+    end_incomplete(found.unfinished)
 
 
 def _write(found: Comparison, flags: Flags) -> None:

@@ -102,6 +102,8 @@ def _measure(
             ready.contenders, scope, model=ready.model, threads=threads, vocabulary=ready.vocabulary,
             logs=work / "logs", progress=progress, weights=ready.weights,
         )  # fmt: skip
+    if found.unfinished:  # a choice wants all of it
+        raise KeyboardInterrupt
     return {
         "schema": SCHEMA,
         "machine": f"{found.host['cpu']}, {threads} threads",

@@ -135,6 +135,7 @@ def serve(
       llmc bench serve http://127.0.0.1:8000 --traffic azure.csv --scale 0.125 --max-model-len 2048 --rate trace -n 1000
     """
     from llmc.buckets.plots import check
+    from llmc.cli.interrupts import end_incomplete
     from llmc.runtime.loadtest import plots
     from llmc.runtime.loadtest.report_text import text
     from llmc.runtime.loadtest.run import LoadTest, run
@@ -199,6 +200,7 @@ def serve(
         plots.draw(plot, report)
         typer.echo(f"wrote {plot}", err=True)
     typer.echo(json.dumps(report.to_dict()) + "\n" if as_json else text(report), nl=False)
+    end_incomplete([f"{report.unfinished} of {requests} requests"] if report.unfinished else [])
 
 
 class _Progress:

@@ -7,6 +7,7 @@ Forms, by name
     genai-int8, -int4   onnxruntime-genai's model builder: blocks of 32, accuracy level 4, the head quantised too
     openvino-int8, openvino-int8-sym   openvino-genai's IR of gguf-f16, 8 bits with a scale a channel
     openvino-q8_0    openvino-genai's IR of gguf-q8_0, as it reads it
+    optimum-int8     OpenVINO's documented way, optimum-intel with NNCF: a cross-check of openvino-int8
 
 Each is a file or folder FOLDER/FORM…, made beside and renamed when it is whole, so that what is there is good.
 """
@@ -53,6 +54,8 @@ class PeerModels:
             return self._gguf(precision.upper())
         if kind == "genai":
             return self._genai(form, precision)
+        if kind == "optimum":
+            return self._optimum(form, precision)
         if kind == "openvino":
             return self._openvino(form, precision)
         raise CompileError(f"unknown form of a model {form!r}")
@@ -110,6 +113,14 @@ class PeerModels:
         weights = precision if precision.startswith("int8") else "as-is"
         script = str(SCRIPTS / "openvino_ir.py")
         return self._made(form, lambda out: self._tool([script, str(source), str(out), weights], form))
+
+    def _optimum(self, form: str, precision: str) -> Path:
+        source = self._hugging_face()
+        command = [
+            str(Path(self.python).with_name("optimum-cli")), "export", "openvino", "--model", str(source), "--task",
+            "text-generation-with-past", "--weight-format", precision,
+        ]  # fmt: skip
+        return self._made(form, lambda out: self._tool([*command, str(out)], form))
 
     def _made(self, name: str, make: Callable[[Path], None]) -> Path:
         target = self.folder / name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmc.buckets.bench_file import Bench, Measurement
+from llmc.buckets.bench_file import UNMEASURED, Bench, Measurement
 from llmc.buckets.bucket import Bucket
 from llmc.runtime.step import pad
 
@@ -32,23 +32,30 @@ def measure(
 
     A bucket is run once unmeasured, then for about `seconds`, at least LEAST_SAMPLES (one, where a step takes over SLOW
     seconds) and at most MOST_SAMPLES times, each time from freshly padded token ids, as the engine does. `report` is
-    called after each with the bucket, its seconds, and how many of how many are done. Raises ArtifactError or
-    DeviceError when this host cannot run the bundle.
+    called after each with the bucket, its seconds, and how many of how many are done. An interrupt (KeyboardInterrupt)
+    ends it early: the bench has what was measured, and names the buckets that were not (`Bench.unmeasured`); with
+    nothing measured it is raised again. Raises ArtifactError or DeviceError when this host cannot run the bundle.
     """
-    executor = bundle.executor(threads=threads)
+    executor, buckets = bundle.executor(threads=threads), bundle.plan.buckets
+    found: list[Measurement] = []
     try:
         executor.open_all()
-        buckets = bundle.plan.buckets
         vocabulary = int(bundle.manifest.model["vocab_size"])
-        found = []
         for done, bucket in enumerate(buckets, 1):
             times = _times(executor, bucket, vocabulary, seconds)
             found.append(Measurement(bucket, median(times), samples=len(times)))
             if report is not None:
                 report(bucket, found[-1].seconds, done, len(buckets))
+    except KeyboardInterrupt:
+        if not found:
+            raise
     finally:
         executor.close()
-    more = {"threads": executor.threads, "toolchain": dict(bundle.manifest.toolchain), "isa": list(bundle.manifest.isa)}
+    more: dict[str, object] = {
+        "threads": executor.threads, "toolchain": dict(bundle.manifest.toolchain), "isa": list(bundle.manifest.isa)
+    }  # fmt: skip
+    if left := [str(bucket) for bucket in buckets[len(found) :]]:
+        more[UNMEASURED] = left
     return Bench(bundle.manifest.device, tuple(found), str(bundle.path), more)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from llmc.compiler.contenders import checkpoint_of, nominal_bits
 from llmc.compiler.peer_models import PeerModels, weights_read
 from llmc.errors import CheckpointError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.peers.catalogue import parse
 from llmc.runtime.peers.forms.openvino_ir import quantised
 from tests.compiler import tiny
 from tests.toy import Toy, write_toy
@@ -50,6 +52,26 @@ def test_a_form_is_made_once_and_what_it_is_made_of_too(
     assert made == ["gguf-q8_0.gguf", "gguf-f16.gguf", "gguf-q4_1.gguf"] or made == [
         "gguf-f16.gguf", "gguf-q8_0.gguf", "gguf-q4_1.gguf",
     ]  # fmt: skip
+
+
+def test_the_documented_tool_of_openvino_makes_the_model_that_cross_checks_ours(
+    models: tuple[PeerModels, list[str]], tmp_path: Path
+) -> None:
+    """optimum-cli beside the peers' Python; here a script that writes down what it was asked for."""
+    forms, made = models
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "bin" / "optimum-cli").write_text(
+        "import pathlib, sys\nout = pathlib.Path(sys.argv[-1])\nout.mkdir()\n"
+        "(out / 'asked').write_text(str(sys.argv[1:-1]))\n"
+    )
+    forms.python = str(tmp_path / "bin" / "python")
+    asked = parse("openvino-genai:int8-optimum")[0]
+    folder = forms.get(asked.variant.form)
+    said = ast.literal_eval((folder / "asked").read_text())
+    assert said[:2] == ["export", "openvino"] and said[-2:] == ["--weight-format", "int8"]
+    assert said[said.index("--model") + 1] == str(tmp_path / "model")
+    assert asked.variant.options == parse("openvino-genai:int8")[0].variant.options and made == ["optimum-int8"]
 
 
 def test_a_folder_for_transformers_is_its_own_form(models: tuple[PeerModels, list[str]], tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class Report:
     time a token after its first; `connect` is part of ttft. `refused` answers were 429 or 503, and
     `refusal` is how long these took. `peak_concurrency` is of requests sent and not ended. `late_p99_s` is how
     late this client sent, `client_cpu` its share of one core. `counted` says whether the server counted tokens;
-    otherwise pieces of text count as tokens, and prompts as what was asked for.
+    otherwise pieces of text count as tokens, and prompts as what was asked for. `unfinished` requests of the workload
+    were not sent, or had not ended, when an interrupt ended the run; they count nowhere else.
     """
 
     url: str
@@ -97,6 +98,7 @@ class Report:
     counted: bool
     goodput: Goodput | None
     outcomes: tuple[Outcome, ...] = field(repr=False)
+    unfinished: int = 0
 
     def to_dict(self, *, each: bool = False) -> dict[str, Any]:
         """For JSON; with `each` every request's own times too."""
@@ -119,6 +121,7 @@ def make_report(
     sent: str = "",
     objectives: Mapping[str, float] | None = None,
     client_cpu: float = 0.0,
+    unfinished: int = 0,
 ) -> Report:
     """The figures of a run's outcomes, at least one."""
     whole = [outcome for outcome in outcomes if outcome.ok]
@@ -162,6 +165,7 @@ def make_report(
         counted=all(o.output_tokens is not None for o in whole),
         goodput=_goodput(outcomes, objectives, duration) if objectives else None,
         outcomes=tuple(sorted(outcomes, key=lambda o: o.index)),
+        unfinished=unfinished,
     )
 
 

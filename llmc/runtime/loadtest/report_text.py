@@ -65,6 +65,11 @@ def _errors(report: Report) -> list[tuple[str, str, str]]:
 
 def _notes(report: Report) -> list[str]:
     notes = []
+    if report.unfinished:
+        notes.append(
+            f"interrupted: {report.unfinished} of {report.requests + report.unfinished} requests were not sent or had "
+            "not ended; the figures are of the others"
+        )
     if report.retry_after_s is not None:
         low, high = report.retry_after_s
         notes.append(f"refusals said to come again after {low:g} s" if low == high else

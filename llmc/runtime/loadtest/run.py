@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -54,15 +56,24 @@ def run(test: LoadTest, progress: Progress | None = None) -> Report:
     """Run a load test to its end, in an event loop of its own (uvloop's where it is installed).
 
     Raises InputError for a workload or URL that cannot be used and for what the server refuses of every request,
-    LlmcError when it cannot be reached or no request of the run succeeded.
+    LlmcError when it cannot be reached or no request of the run succeeded. SIGINT and SIGTERM end a run early:
+    the report is of the requests that had ended, and counts the others; before the first had, it is KeyboardInterrupt.
     """
     asks = test.workload.asks()
     site = Site.parse(test.url)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(test, site, asks, progress or (lambda *_: None)))
+        try:
+            return runner.run(_run(test, site, asks, progress or (lambda *_: None)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
 async def _run(test: LoadTest, site: Site, asks: list[Ask], progress: Progress) -> Report:
+    with _cancelled_by_signals():
+        return await _measured(test, site, asks, progress)
+
+
+async def _measured(test: LoadTest, site: Site, asks: list[Ask], progress: Progress) -> Report:
     caller = Caller(
         site, test.model or "", test.endpoint, test.api_key, test.temperature, test.ignore_eos, test.timeout_s,
         test.extra,
@@ -79,14 +90,20 @@ async def _run(test: LoadTest, site: Site, asks: list[Ask], progress: Progress) 
     with _many_files(len(asks)):
         cpu = time.process_time()
         start = perf_counter()
-        if test.workload.rate is None:
-            outcomes = await _closed(caller, asks, made, test.workload.concurrency, progress)
-        else:
-            outcomes = await _open(caller, asks, made, progress)
+        ended = _Ended(len(asks), progress)
+        try:
+            if test.workload.rate is None:
+                await _closed(caller, asks, made, test.workload.concurrency, ended)
+            else:
+                await _open(caller, asks, made, ended)
+        except asyncio.CancelledError:
+            if not ended.outcomes:
+                raise
+        outcomes = ended.outcomes
         share = (time.process_time() - cpu) / (perf_counter() - start)
     report = make_report(
         outcomes, url=site.url, model=caller.model, endpoint=caller.endpoint, sent=test.workload.describe(),
-        objectives=test.objectives, client_cpu=share,
+        objectives=test.objectives, client_cpu=share, unfinished=len(asks) - len(outcomes),
     )  # fmt: skip
     if not report.ok:
         first = report.errors[0]
@@ -96,11 +113,10 @@ async def _run(test: LoadTest, site: Site, asks: list[Ask], progress: Progress) 
     return report
 
 
-async def _open(caller: Caller, asks: list[Ask], prompts: list[Prompt], progress: Progress) -> list[Outcome]:
+async def _open(caller: Caller, asks: list[Ask], prompts: list[Prompt], ended: _Ended) -> None:
     """Send each request when it is due, whatever became of those before."""
     outcomes = [Outcome(i, ask.due_s or 0.0, ask.prompt, ask.output) for i, ask in enumerate(asks)]
     tasks = []
-    ended = _Ended(len(asks), progress)
     async with asyncio.TaskGroup() as group:
         began = perf_counter()
         for outcome, prompt in zip(outcomes, prompts, strict=True):
@@ -108,42 +124,55 @@ async def _open(caller: Caller, asks: list[Ask], prompts: list[Prompt], progress
             if left > 0:
                 await asyncio.sleep(left)
             tasks.append(group.create_task(ended.after(caller.call(outcome, prompt, began))))
-    return outcomes
 
 
-async def _closed(
-    caller: Caller, asks: list[Ask], prompts: list[Prompt], concurrency: int, progress: Progress
-) -> list[Outcome]:
+async def _closed(caller: Caller, asks: list[Ask], prompts: list[Prompt], concurrency: int, ended: _Ended) -> None:
     """`concurrency` clients, each of which sends its next request when its last has ended."""
-    outcomes: list[Outcome] = []
-    ended = _Ended(len(asks), progress)
     waiting = iter(enumerate(asks))
     began = perf_counter()
 
     async def client() -> None:
         for i, ask in waiting:
             outcome = Outcome(i, perf_counter() - began, ask.prompt, ask.output)
-            outcomes.append(outcome)
             await ended.after(caller.call(outcome, prompts[i], began))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(asks))):
             group.create_task(client())
-    return outcomes
 
 
 class _Ended:
-    """Counts requests that end, for the progress."""
+    """The requests that have ended, in that order, and the progress of it."""
 
     def __init__(self, total: int, progress: Progress) -> None:
         self._total, self._progress = total, progress
-        self._done = self._failed = 0
+        self._failed = 0
+        self.outcomes: list[Outcome] = []
 
     async def after(self, call: Coroutine[Any, Any, Outcome]) -> None:
         outcome = await call
-        self._done += 1
+        self.outcomes.append(outcome)
         self._failed += not outcome.ok
-        self._progress(f"{self._failed} failed" if self._failed else "all well", self._done, self._total)
+        self._progress(f"{self._failed} failed" if self._failed else "all well", len(self.outcomes), self._total)
+
+
+@contextlib.contextmanager
+def _cancelled_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM cancel the current task, in the main thread."""
+    task = asyncio.current_task()
+    if task is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    for signum in before:
+        loop.add_signal_handler(signum, task.cancel)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            loop.remove_signal_handler(signum)
+            signal.signal(signum, handler)
 
 
 @contextlib.contextmanager

@@ -23,18 +23,24 @@ PINS = {
 }
 """Distribution → version."""
 
+APART = {"optimum-intel": "2.2.0", "nncf": "3.4.0"}
+"""What only the cross-check `openvino-genai:int8-optimum` needs, in an environment of its own with openvino-genai:
+optimum-intel takes older versions of transformers than the others."""
+
 
 @dataclass(frozen=True)
 class Variant:
     """`form` names the model's form (FORMS of peer_models.py), `bits` what a weight has nominally, without scales.
 
-    `options` go to the engine; `distributions` are what running and making it need beside the peer's own.
+    `options` go to the engine; `distributions` are what running and making it need beside the peer's own. `searched`
+    are options of the engine that the best value is searched for (tuning.py).
     """
 
     form: str
     bits: int
     options: Mapping[str, Any] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
+    searched: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,15 @@ class Asked:
 _BUILDER = ("onnxruntime", "torch", "transformers")
 """What onnxruntime-genai's model builder needs beside it, with onnx and onnx_ir, which have no pin."""
 
+_PAGED = {"attention": "paged"}
+_STEPS = {"batched_tokens": (256, 512, 1024, 2048)}
+"""Tokens of one step of openvino-genai's scheduler; 256 is its default."""
+_GENAI = {"chunk": (0, 512), "dynamic_block_base": (0, 4)}
+"""Tokens that onnxruntime-genai computes of a prompt at once, 0 for all; and how finely ONNX Runtime's threads share
+work ("session.dynamic_block_base"), 0 for its default."""
+_MICRO_BATCHES = {"micro_batch": (256, 512, 1024)}
+"""Tokens of one pass over the weights in llama.cpp; 512 is its default."""
+
 PEERS = {
     peer.name: peer
     for peer in (
@@ -81,8 +96,8 @@ PEERS = {
             "genai",
             ("onnxruntime-genai",),
             {
-                "int8": Variant("genai-int8", 8, {}, _BUILDER),
-                "int4": Variant("genai-int4", 4, {}, _BUILDER),
+                "int8": Variant("genai-int8", 8, {}, _BUILDER, _GENAI),
+                "int4": Variant("genai-int4", 4, {}, _BUILDER, _GENAI),
             },
         ),
         Peer(
@@ -90,17 +105,21 @@ PEERS = {
             "openvino_pipeline",
             ("openvino-genai",),
             {
-                "int8": Variant("openvino-int8", 8, {"attention": "paged"}),
-                "int8-sym": Variant("openvino-int8-sym", 8, {"attention": "paged"}),
+                "int8": Variant("openvino-int8", 8, _PAGED, (), _STEPS),
+                "int8-sym": Variant("openvino-int8-sym", 8, _PAGED, (), _STEPS),
                 "int8-sdpa": Variant("openvino-int8", 8, {"attention": "sdpa"}),
-                "q8_0": Variant("openvino-q8_0", 8, {"attention": "paged"}, ("llama-cpp-python",)),
+                "q8_0": Variant("openvino-q8_0", 8, _PAGED, ("llama-cpp-python",), _STEPS),
+                "int8-optimum": Variant("optimum-int8", 8, _PAGED, ("optimum-intel", "nncf"), _STEPS),
             },
         ),
         Peer(
             "llama-cpp",
             "llama",
             ("llama-cpp-python",),
-            {"q8_0": Variant("gguf-q8_0", 8), "q4_1": Variant("gguf-q4_1", 4)},
+            {
+                "q8_0": Variant("gguf-q8_0", 8, {}, (), _MICRO_BATCHES),
+                "q4_1": Variant("gguf-q4_1", 4, {}, (), _MICRO_BATCHES),
+            },
         ),
         Peer("transformers", "eager", ("transformers", "torch"), {"f32": Variant("huggingface", 32)}),
     )
@@ -127,4 +146,4 @@ def parse(text: str) -> list[Asked]:
 
 def requirement(distribution: str) -> str:
     """As pip takes it."""
-    return f"{distribution}=={PINS[distribution]}"
+    return f"{distribution}=={(PINS | APART)[distribution]}"

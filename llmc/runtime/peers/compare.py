@@ -12,6 +12,7 @@ from llmc.runtime.peers.measure import Measurer
 from llmc.runtime.peers.results import Comparison
 from llmc.runtime.peers.rounds import Progress
 from llmc.runtime.peers.scope import Scope
+from llmc.runtime.peers.tuning import tune
 from llmc.runtime.peers.worker import Contender
 
 OF_ROOFLINE = "of the roofline"
@@ -26,36 +27,51 @@ def run(
     """Measure what the scope asks for, in the order of KINDS.
 
     Quality is of `texts` against the float32 `reference`, and left out, with a note, where there is none. `weights`:
-    values that a decode step reads, for its share of the roofline. Raises DeviceError when no bundle of llmc could be
-    measured at all; what others could not do is in the results.
+    values that a decode step reads, for its share of the roofline. An interrupt (KeyboardInterrupt) ends it early:
+    what was measured comes back, and `unfinished` says what was not; with nothing measured it is raised again. Raises
+    DeviceError when no bundle of llmc could be measured at all; what others could not do is in the results.
     """
     found = Comparison(model, describe(), threads, list(contenders), weights=weights)
-    found.bandwidth = read_bandwidth(threads)
     logs.mkdir(parents=True, exist_ok=True)
     measurer = Measurer(contenders, scope, threads, vocabulary, logs, progress)
-    if "quality" in scope.kinds:
-        if reference is None or not texts:
-            found.notes.append("quality was not measured: there is no float32 reference or no text")
-        else:
-            try:
-                found.quality, found.notes = measurer.quality(reference, texts)
-            except LlmcError as error:
-                found.notes.append(f"quality was not measured: {error}")
-    for kinds, measure in (
-        (("decode", "prefill"), measurer.steps),
-        (("first-token",), measurer.first_tokens),
-        (("memory",), measurer.memory),
-        (("streams",), measurer.streams),
-        (("trace",), measurer.trace),
-    ):
-        if set(kinds) & set(scope.kinds):
-            found.series += measure()
+    found.series = measurer.series
+    try:
+        found.bandwidth = read_bandwidth(threads)
+        if "quality" in scope.kinds:
+            _quality(found, measurer, reference, texts)
+        tune(measurer, scope, found.tuning)
+        for kinds, measure in (
+            (("decode", "prefill"), measurer.steps),
+            (("first-token",), measurer.first_tokens),
+            (("memory",), measurer.memory),
+            (("streams",), measurer.streams),
+            (("trace",), measurer.trace),
+        ):
+            if set(kinds) & set(scope.kinds):
+                measure()
+    except KeyboardInterrupt:
+        if not found.quality and not any(series.rounds for series in found.series):
+            raise
+        found.unfinished = measurer.unfinished(found.quality)
     found.contenders = [
         replace(c, versions={**c.versions, **measurer.abouts.get(c.name, {}).get("versions", {})}) for c in contenders
     ]
     _add_roofline(found)
-    _require_ours(found)
+    if not found.unfinished:
+        _require_ours(found)
     return found
+
+
+def _quality(
+    found: Comparison, measurer: Measurer, reference: Contender | None, texts: Sequence[Sequence[int]]
+) -> None:
+    if reference is None or not texts:
+        found.notes.append("quality was not measured: there is no float32 reference or no text")
+        return
+    try:
+        measurer.quality(reference, texts, found.quality, found.notes)
+    except LlmcError as error:
+        found.notes.append(f"quality was not measured: {error}")
 
 
 def _add_roofline(found: Comparison) -> None:

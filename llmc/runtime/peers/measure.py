@@ -7,7 +7,7 @@ Processes stay open through a measurement; memory and first tokens are of proces
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -19,28 +19,55 @@ from llmc.errors import LlmcError
 from llmc.runtime.loadtest.workload import Ask, Workload
 from llmc.runtime.peers.quality import Quality, compare
 from llmc.runtime.peers.results import Series
-from llmc.runtime.peers.rounds import ROOM, Progress, Rounds, settings
+from llmc.runtime.peers.rounds import ROOM, Progress, Rounds, in_turn, settings
 from llmc.runtime.peers.scope import Scope
+from llmc.runtime.peers.tuning import combinations, uses
 from llmc.runtime.peers.worker import Contender, Worker, first_token
 
+FROM_START = "process start to first token"
 UNCOUNTED = 7
 """Tokens at the start of a text after which an engine's quality does not count, as in `llmc verify`."""
 
 
 class Measurer(Rounds):
-    """Runs the measurements of a scope over contenders."""
+    """Runs the measurements of a scope over contenders.
+
+    Each is in `series` from its first question on, so that an interrupt loses nothing that was answered.
+    """
 
     def __init__(
         self, contenders: Sequence[Contender], scope: Scope, threads: int, vocabulary: int, logs: Path,
         progress: Progress,
     ) -> None:  # fmt: skip
-        super().__init__(contenders, threads, vocabulary, logs, questions(scope) * len(contenders), progress)
+        total = questions(scope) * len(contenders) + len(uses(scope)) * sum(len(combinations(c)) for c in contenders)
+        super().__init__(contenders, threads, vocabulary, logs, total, progress)
         self.scope = scope
+        self.series: list[Series] = []
 
-    def quality(self, reference: Contender, texts: Sequence[Sequence[int]]) -> tuple[dict[str, Quality], list[str]]:
-        """Each contender's quality against the reference engine's logits; and words about those that have none."""
-        found: dict[str, Quality] = {}
-        notes = []
+    def _begin(self, *series: Series) -> None:
+        self.series += series
+
+    def unfinished(self, quality: Collection[str]) -> list[str]:
+        """What of the scope has no figures yet, or not of every round, in words; `quality`: who has one."""
+        names = [contender.name for contender in self.contenders]
+        begun = {series.name: series for series in self.series}
+        found = []
+        if "quality" in self.scope.kinds and (left := [name for name in names if name not in quality]):
+            found.append(f"quality of {', '.join(left)}")
+        for title, rounds in titles(self.scope).items():
+            series = begun.get(title)
+            if series is None:
+                found.append(title)
+                continue
+            have = {name: len(series.rounds.get(name, ())) for name in names if name not in series.missing}
+            if short := [f"{name} {count} of {rounds}" for name, count in have.items() if count < rounds]:
+                found.append(f"{title} in every round ({', '.join(short)})")
+        return found
+
+    def quality(
+        self, reference: Contender, texts: Sequence[Sequence[int]], found: dict[str, Quality], notes: list[str]
+    ) -> None:
+        """Each contender's quality against the reference's logits, into `found`; why one has none, into `notes`."""
         with tempfile.TemporaryDirectory(dir=self.logs) as folder:
             wanted = Path(folder) / "reference.npy"
             self._logits(reference, texts, wanted)
@@ -53,20 +80,20 @@ class Measurer(Rounds):
                     notes.append(f"quality of {contender.name} was not measured: {error}")
                 file.unlink(missing_ok=True)
                 self.tell(f"quality: {contender.name}")
-        return found, notes
 
     def _logits(self, contender: Contender, texts: Sequence[Sequence[int]], file: Path) -> None:
         sizes = settings(contender, sequences=1, length=max(map(len, texts)) + ROOM)
         with Worker(contender, self.threads, self.log(contender), **sizes) as worker:
             worker.ask("logits", texts=texts, file=str(file))
 
-    def steps(self) -> list[Series]:
+    def steps(self) -> None:
         """Decode steps at each batch size, and prompts of each length; milliseconds."""
-        scope, found = self.scope, []
+        scope = self.scope
         longest = max([scope.decode_prompt + scope.steps, *scope.prompts])
-        with self.open(sequences=max(scope.batches), length=longest + ROOM, batched_tokens=longest) as opened:
+        sizes = {"sequences": max(scope.batches), "length": longest + ROOM, "batched_tokens": longest}
+        with self.open("latency", **sizes) as opened:
             for batch in scope.batches if "decode" in scope.kinds else ():
-                series = Series(f"decode step, batch {batch}", "ms")
+                self._begin(series := Series(_decode(batch), "ms"))
                 outside: dict[str, list[float]] = {}
 
                 def decode(worker: Worker, turn: int, batch: int = batch, outside: Any = outside) -> list[float]:
@@ -81,9 +108,8 @@ class Measurer(Rounds):
                 self.ask(opened, [series], scope.rounds, decode)
                 for name, values in outside.items():
                     series.share(name, "outside the graphs", values)
-                found.append(series)
             for length in scope.prompts if "prefill" in scope.kinds else ():
-                series = Series(f"prefill of {length:,} tokens", "ms")
+                self._begin(series := Series(_prefill(length), "ms"))
 
                 def prefill(worker: Worker, turn: int, length: int = length) -> list[float]:
                     self.check(worker, 1, length, 1)
@@ -91,14 +117,16 @@ class Measurer(Rounds):
                     return [worker.ask("prefill", prompt=prompt)["seconds"] * 1e3]
 
                 self.ask(opened, [series], scope.rounds, prefill)
-                found.append(series)
-        return found
 
-    def first_tokens(self) -> list[Series]:
+    def first_tokens(self) -> None:
         """From starting a process to its first token's text; milliseconds. The files are in the page cache."""
-        series, failed = Series("process start to first token", "ms"), {}
+        series, failed = Series(FROM_START, "ms"), dict[str, str]()
+        self._begin(series)
         for turn in range(self.scope.first_token_rounds + 1):
-            for contender in self.contenders:
+            order = in_turn(self.contenders, turn)
+            if turn:
+                series.orders.append([contender.name for contender in order if contender.name not in failed])
+            for contender in order:
                 if contender.name not in failed:
                     try:
                         took = first_token(
@@ -113,13 +141,12 @@ class Measurer(Rounds):
                 self.tell(f"{series.name}: {contender.name}")
         for name, why in failed.items():
             series.drop(name, why)
-        return [series]
 
-    def memory(self) -> list[Series]:
+    def memory(self) -> None:
         """The most memory (PSS) of a process that answers several prompts at once; MB. One process at a time."""
         scope = self.scope
         rows, prompt, tokens = scope.memory_streams, scope.memory_prompt, scope.stream_tokens
-        series = Series(f"memory (PSS), {rows} streams of {prompt} + {tokens} tokens", "MB")
+        self._begin(series := Series(_memory(scope), "MB"))
         for contender in self.contenders:
             sizes = settings(contender, sequences=rows, length=prompt + tokens + ROOM)
             prompts = [self.ids(f"memory {row}", prompt) for row in range(rows)]
@@ -132,18 +159,14 @@ class Measurer(Rounds):
             except LlmcError as error:
                 series.drop(contender.name, str(error))
             self.tell(f"{series.name}: {contender.name}")
-        return [series]
 
-    def streams(self) -> list[Series]:
+    def streams(self) -> None:
         """Answers of several prompts at once, prefill and all; generated tokens a second."""
-        scope, found = self.scope, []
+        scope = self.scope
         length = scope.stream_prompt + scope.stream_tokens
-        with self.open(sequences=max(scope.streams), length=length + ROOM) as opened:
+        with self.open("throughput", sequences=max(scope.streams), length=length + ROOM) as opened:
             for rows in scope.streams:
-                word = "stream" if rows == 1 else "streams"
-                series = Series(
-                    f"{rows} {word} of {scope.stream_prompt} + {scope.stream_tokens} tokens", "tokens/s", "more"
-                )
+                self._begin(series := Series(_streams(scope, rows), "tokens/s", "more"))
                 parts: dict[str, dict[str, list[float]]] = {}
 
                 def stream(worker: Worker, turn: int, rows: int = rows, parts: Any = parts) -> list[float]:
@@ -161,20 +184,18 @@ class Measurer(Rounds):
                 for name, shares in parts.items():
                     for what, values in shares.items():
                         series.share(name, what, values)
-                found.append(series)
-        return found
 
-    def trace(self) -> list[Series]:
+    def trace(self) -> None:
         """Requests of recorded lengths in a closed loop, continuously batched: throughput, and gaps between tokens."""
-        scope, title = self.scope, f"recorded lengths, {self.scope.concurrency} at a time"
-        rate = Series(f"{title}: throughput", "generated tokens/s", "more")
-        gap = Series(f"{title}: p95 between tokens", "ms")
-        middle = Series(f"{title}: p50 between tokens", "ms")
-        first = Series(f"{title}: p95 to the first token", "ms")
+        scope = self.scope
+        of_rate, *of_times = _trace(scope)
+        rate = Series(of_rate, "generated tokens/s", "more")
+        gap, middle, first = (Series(title, "ms") for title in of_times)
+        self._begin(rate, gap, middle, first)
         asks = Workload(
             scope.requests * scope.trace_rounds, traffic=scope.trace, scale=scope.scale, max_model_len=scope.max_len
         ).asks()
-        with self.open(sequences=scope.concurrency, length=scope.max_len) as opened:
+        with self.open("throughput", sequences=scope.concurrency, length=scope.max_len) as opened:
 
             def serve(worker: Worker, turn: int) -> list[float]:
                 self.check(worker, scope.concurrency, 1, scope.max_len - 1)
@@ -186,7 +207,41 @@ class Measurer(Rounds):
                 return _served(answer)
 
             self.ask(opened, [rate, gap, middle, first], scope.trace_rounds, serve)
-        return [rate, gap, middle, first]
+
+
+def titles(scope: Scope) -> dict[str, int]:
+    """The name of every series that the scope asks for, in their order, and the rounds that count."""
+    every = {
+        "decode": ([_decode(batch) for batch in scope.batches], scope.rounds),
+        "prefill": ([_prefill(length) for length in scope.prompts], scope.rounds),
+        "first-token": ([FROM_START], scope.first_token_rounds),
+        "memory": ([_memory(scope)], 1),
+        "streams": ([_streams(scope, rows) for rows in scope.streams], scope.rounds),
+        "trace": (_trace(scope), scope.trace_rounds),
+    }  # fmt: skip
+    return {name: rounds for kind, (names, rounds) in every.items() if kind in scope.kinds for name in names}
+
+
+def _decode(batch: int) -> str:
+    return f"decode step, batch {batch}"
+
+
+def _prefill(length: int) -> str:
+    return f"prefill of {length:,} tokens"
+
+
+def _memory(scope: Scope) -> str:
+    return f"memory (PSS), {scope.memory_streams} streams of {scope.memory_prompt} + {scope.stream_tokens} tokens"
+
+
+def _streams(scope: Scope, rows: int) -> str:
+    word = "stream" if rows == 1 else "streams"
+    return f"{rows} {word} of {scope.stream_prompt} + {scope.stream_tokens} tokens"
+
+
+def _trace(scope: Scope) -> list[str]:
+    what = ("throughput", "p95 between tokens", "p50 between tokens", "p95 to the first token")
+    return [f"recorded lengths, {scope.concurrency} at a time: {one}" for one in what]
 
 
 def questions(scope: Scope) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.plots import check
 from llmc.runtime import pictures
-from llmc.runtime.peers.report_text import contenders, measurement, number, ratios
+from llmc.runtime.peers.report_text import HEADS, contenders, measurement, notes, number, ratios
 from llmc.runtime.peers.results import Comparison, Series
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ BAR = 0.24
 HOW = """All engines have the same weights and as many threads, stay open in processes of their own and take turns in
 every round; prompts are random and new in each round, so that no cache of prefixes helps. Bars are medians over rounds,
 lines their extremes. A ratio is llmc's figure over the best peer's of its quality class in the same round, the median
-over rounds: below 1 llmc is the better in times and memory, above 1 in rates. What is lost is listed with the rest."""
+over rounds: below 1 llmc is the better in times and memory, above 1 in rates. Where quality was not measured, peers of
+as many nominal bits or more count, which says nothing of a class. What is lost is listed with the rest."""
 
 
 def draw(path: Path, found: Sequence[Comparison], title: str = "llmc against other engines", more: str = "") -> None:
@@ -59,7 +60,8 @@ def heading(found: Comparison) -> str:
 def _notes(found: Comparison) -> list[str]:
     read = found.bandwidth
     words = [f"memory read by {found.threads} threads: {read / 1e9:.1f} GB/s"] if read else []
-    return ["", *words, *(f"note: {note}" for note in found.notes)] if words or found.notes else []
+    said = [*words, *(f"note: {note}" for note in notes(found))]
+    return ["", *said] if said else []
 
 
 def _pre(lines: Sequence[str]) -> str:
@@ -72,11 +74,10 @@ def _plots(found: Comparison) -> list[Plot]:
 
     if not found.series:
         return []
-    rows = sum(len(found.ratios(series)) for series in found.series)
+    ratios_found = [ratio for series in found.series for ratio in found.ratios(series)]
     name = heading(found)
-    plots = [
-        Plot(f"{name}: llmc over the best peer of its class", 0.8 + BAR * max(1, rows), partial(_ratios, found=found))
-    ]
+    head = "; ".join(HEADS[by] for by in HEADS if any(r.by == by for r in ratios_found)) or HEADS["class"]
+    plots = [Plot(f"{name}: {head}", 0.8 + BAR * max(1, len(ratios_found)), partial(_ratios, found=found))]
     for series in found.series:
         height = 0.7 + BAR * max(1, len(series.rounds))
         plots.append(Plot(f"{series.name}, {series.unit}", height, partial(_bars, found=found, series=series)))
@@ -98,7 +99,9 @@ def _ratios(figure: FigureBase, found: Comparison) -> None:
             axes.plot([min(ends), max(ends)], [place, place], color=color, linewidth=1.5)
             axes.plot([middle], [place], "o", color=color, markersize=5)
             labels.append(
-                f"{series.name}: {one.ours} over {one.peer}" + (" (turned over)" if series.better == "more" else "")
+                f"{series.name}: {one.ours} over {one.peer}"
+                + (" (turned over)" if series.better == "more" else "")
+                + (" (by bits)" if one.by == "bits" else "")
             )
     axes.axvline(1.0, color=FAINT, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(labels)), labels)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from llmc.buckets.text_table import table
-from llmc.runtime.peers.results import Comparison, Ratio, Series
+from llmc.runtime.peers.results import By, Comparison, Ratio, Series
+
+HEADS: Mapping[By, str] = {
+    "class": "llmc over the best peer of its class",
+    "bits": "llmc over the best peer of as many bits or more (quality was not measured, so no class is known)",
+}
 
 
 def text(found: Comparison) -> str:
@@ -21,8 +28,33 @@ def text(found: Comparison) -> str:
     for series in found.series:
         lines += ["", *measurement(found, series)]
     lines += ["", *ratios(found)]
-    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"note: {note}" for note in notes(found)]
     return "\n".join(lines) + "\n"
+
+
+def notes(found: Comparison) -> list[str]:
+    """What a reader has to know beside the figures: what was left out, the order of turns, the peers' settings."""
+    more = [f"interrupted: {what} was not measured" for what in found.unfinished]
+    if any(len(order) > 1 for series in found.series for order in series.orders):
+        more.append("the order of engines turns by one each round")
+    return [*more, *settings(found), *found.notes]
+
+
+def settings(found: Comparison) -> list[str]:
+    """The settings that each peer was measured with where several were tried, and what they were chosen from."""
+    lines = []
+    for one in (trial for trial in found.tuning if trial.chosen):
+        tried = [t for t in found.tuning if (t.contender, t.use) == (one.contender, one.use)]
+        others = ", ".join(
+            f"{words(t.options)} {'failed' if t.seconds is None else f'{t.seconds * 1e3:.0f} ms'}" for t in tried
+        )
+        lines.append(f"{one.contender} for {one.use}: {words(one.options)} (tried: {others})")
+    return lines
+
+
+def words(options: Mapping[str, Any]) -> str:
+    """Options in words; "its defaults" for none."""
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "its defaults"
 
 
 def contenders(found: Comparison) -> list[str]:
@@ -59,13 +91,17 @@ def measurement(found: Comparison, series: Series) -> list[str]:
 
 
 def ratios(found: Comparison) -> list[str]:
-    """Each bundle against the best peer of its quality class, measurement by measurement."""
-    rows = [("llmc over the best peer of its class", "bundle", "peer", "ratio", "range", "")]
-    for series in found.series:
-        for ratio in found.ratios(series):
-            spread = f"{ratio.least:.2f}–{ratio.most:.2f}"
-            rows.append((series.name, ratio.ours, ratio.peer, f"{ratio.median:.2f}", spread, verdict(series, ratio)))
-    return table(rows, right=(3,)) if len(rows) > 1 else ["no bundle and peer of one quality class were measured"]
+    """Each bundle against the best peer of its quality class, or without a measured one of its bits, in turn."""
+    tables: list[str] = []
+    for by, head in HEADS.items():
+        rows = [(head, "bundle", "peer", "ratio", "range", "")]
+        for series in found.series:
+            for one in (ratio for ratio in found.ratios(series) if ratio.by == by):
+                spread = f"{one.least:.2f}–{one.most:.2f}"
+                rows.append((series.name, one.ours, one.peer, f"{one.median:.2f}", spread, verdict(series, one)))
+        if len(rows) > 1:
+            tables += [*([""] if tables else []), *table(rows, right=(3,))]
+    return tables or ["no bundle and peer of one quality class were measured"]
 
 
 def verdict(series: Series, ratio: Ratio) -> str:

@@ -3,7 +3,7 @@
 A ratio is llmc's figure over a peer's in the same round, and the median of these over the rounds; for times and memory
 below 1, for rates above 1, llmc is the better. The peer of a ratio is the best one, by its median, of those whose
 quality is in the class of the bundle's or a nearer one to float32. Where no quality was measured, it is of those that
-have as many bits a weight or more.
+have as many bits a weight or more, and the ratio says so: no class is known then.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from llmc.errors import InputError
 from llmc.runtime.peers.quality import Quality
 from llmc.runtime.peers.worker import Contender
 
+By = Literal["class", "bits"]
+"""What makes a peer one that a bundle is compared with: measured quality, or nominal bits alone."""
+
 VERSION = 1
 """Of the JSON document."""
 KIND = "llmc-comparison"
@@ -29,8 +32,9 @@ KIND = "llmc-comparison"
 class Series:
     """One measurement: a figure of each contender in each round, in the order of the rounds.
 
-    `missing` says why a contender has none. `shares` are further figures of a contender, between 0 and 1: "outside the
-    graphs", the part of llmc's time that its executables did not run; "of the roofline", see Comparison.
+    `orders` has the order in which contenders were asked in each round. `missing` says why one has none. `shares` are
+    further figures of a contender, between 0 and 1: "outside the graphs", the part of llmc's time that its executables
+    did not run; "of the roofline", see Comparison.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Series:
     rounds: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     shares: dict[str, dict[str, float]] = field(default_factory=dict)
+    orders: list[list[str]] = field(default_factory=list)
 
     def add(self, name: str, value: float) -> None:
         """One more round."""
@@ -69,13 +74,29 @@ class Series:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A bundle's figure over the best peer's, the median over rounds and its extremes."""
+    """A bundle's figure over the best peer's, the median over rounds and its extremes; `by`: why this peer counts."""
 
     ours: str
     peer: str
     median: float
     least: float
     most: float
+    by: By = "class"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting of a peer that was tried for measurements of one `use` (tuning.py): `seconds`, or why it failed.
+
+    `chosen`: the measurements were made with it.
+    """
+
+    contender: str
+    use: str
+    options: Mapping[str, Any]
+    seconds: float | None = None
+    error: str = ""
+    chosen: bool = False
 
 
 @dataclass
@@ -84,6 +105,9 @@ class Comparison:
 
     `weights`: values in the matrices that a decode step reads, a tied head once. The roofline of a step is the time to
     read them once, at the contender's nominal bits (scales do not count), at `bandwidth` bytes a second.
+
+    `tuning`: each setting of a peer that was tried, see tuning.py. `unfinished`: what an interrupt left unmeasured, in
+    words; empty where everything that was asked for was tried.
     """
 
     model: str
@@ -95,6 +119,8 @@ class Comparison:
     quality: dict[str, Quality] = field(default_factory=dict)
     series: list[Series] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tuning: list[Trial] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
 
     def roofline_s(self, contender: Contender) -> float | None:
         """Seconds of a decode step that only reads the weights."""
@@ -104,17 +130,19 @@ class Comparison:
 
     def peers_of(self, ours: Contender) -> list[str]:
         """Names of the peers that a bundle is to be compared with."""
-        mine = self.quality.get(ours.name)
         found = []
         for peer in (c for c in self.contenders if c.kind == "peer"):
-            theirs = self.quality.get(peer.name)
-            if mine is not None and theirs is not None:
-                fair = theirs.rank <= mine.rank
+            if self.by(ours.name, peer.name) == "class":
+                fair = self.quality[peer.name].rank <= self.quality[ours.name].rank
             else:
                 fair = ours.bits is None or peer.bits is None or peer.bits >= ours.bits
             if fair:
                 found.append(peer.name)
         return found
+
+    def by(self, ours: str, peer: str) -> By:
+        """What says whether a peer is of a bundle's class: the quality of both, or where one has none their bits."""
+        return "class" if {ours, peer} <= set(self.quality) else "bits"
 
     def ratios(self, series: Series) -> list[Ratio]:
         """Each bundle against the best of its peers, in the order of the bundles."""
@@ -124,7 +152,9 @@ class Comparison:
             if peers:
                 best = (min if series.better == "less" else max)(peers, key=series.median)
                 values = series.ratios(ours.name, best)
-                found.append(Ratio(ours.name, best, median(values), min(values), max(values)))
+                if values:
+                    middle, by = median(values), self.by(ours.name, best)
+                    found.append(Ratio(ours.name, best, middle, min(values), max(values), by))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,15 +178,16 @@ class Comparison:
             raise InputError(
                 f"{source}: not a comparison of version {VERSION}; measure again with llmc bench --against"
             )
-        names = ("name", "unit", "better", "rounds", "missing", "shares")
+        names = ("name", "unit", "better", "rounds", "missing", "shares", "orders")
         try:
             return cls(
                 data["model"], data["host"], data["threads"],
                 [Contender(python="", model="", **one) for one in data["contenders"]],
                 data["bandwidth"], data["weights"],
                 {name: Quality(**one) for name, one in data["quality"].items()},
-                [Series(**{name: one[name] for name in names}) for one in data["series"]],
-                list(data["notes"]),
+                [Series(**{name: one[name] for name in names if name in one}) for one in data["series"]],
+                list(data["notes"]), [Trial(**one) for one in data.get("tuning", [])],
+                list(data.get("unfinished", [])),
             )  # fmt: skip
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{source}: a damaged comparison ({error!r}); measure again") from error

@@ -1,17 +1,18 @@
 """Several engines asked in turn, round by round: what all measurements share.
 
-Each round asks every engine, so that a host that drifts does so for all. A contender that fails is left out of that
-measurement, which says why; one that does not even open, of all that need it open.
+Each round asks every engine, so that a host that drifts does so for all, and begins with another one, so that none is
+always asked after the same quiet or the same load: with n engines, round t begins with number t mod n. A contender that
+fails is left out of that measurement, which says why; one that does not even open, of all that need it open.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmc.errors import LlmcError
 from llmc.runtime.peers.results import Series
@@ -19,6 +20,8 @@ from llmc.runtime.peers.worker import Contender, Worker
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how many questions are answered, and of how many."""
+
+T = TypeVar("T")
 
 ROOM = 128
 """Tokens that an engine with a fixed cache gets beyond the longest prompt."""
@@ -41,6 +44,7 @@ class Rounds:
     ) -> None:  # fmt: skip
         self.contenders, self.threads, self.vocabulary, self.logs = list(contenders), threads, vocabulary, logs
         self.abouts: dict[str, dict[str, Any]] = {}
+        self.tuned: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._progress = progress
         self._done, self._total = 0, total
 
@@ -50,13 +54,14 @@ class Rounds:
         self._progress(words, self._done, self._total)
 
     @contextmanager
-    def open(self, **sizes: int) -> Iterator[Opened]:
-        """All contenders' processes at once; `sizes` as in `settings`."""
-        opened = Opened([], {})
+    def open(self, use: str = "", **sizes: int) -> Iterator[Opened]:
+        """All contenders' processes at once; `sizes` as in `settings`, `use` as in tuning.py."""
+        opened, interrupted = Opened([], {}), False
         try:
             for contender in self.contenders:
                 try:
-                    worker = Worker(contender, self.threads, self.log(contender), **settings(contender, **sizes))
+                    options = settings(contender, **sizes) | dict(self.tuned.get((contender.name, use), {}))
+                    worker = Worker(contender, self.threads, self.log(contender), **options)
                 except LlmcError as error:
                     opened.failed[contender.name] = str(error)
                     continue
@@ -66,9 +71,12 @@ class Rounds:
                 except LlmcError as error:
                     opened.failed[contender.name] = str(error)
             yield opened
+        except BaseException as error:
+            interrupted = not isinstance(error, Exception)
+            raise
         finally:
             for worker in opened.workers:
-                worker.close()
+                worker.close(at_once=interrupted)
 
     def warm(self, worker: Worker) -> None:
         """Hear what the engine is, and have it ready."""
@@ -89,7 +97,11 @@ class Rounds:
         """Ask each worker in each round for a figure of each of the series; the first round, 0, only warms."""
         failed = dict(opened.failed)
         for turn in range(rounds + 1):
-            for worker in opened.workers:
+            order = in_turn(opened.workers, turn)
+            if turn:
+                for one in series:
+                    one.orders.append([worker.name for worker in order if worker.name not in failed])
+            for worker in order:
                 if worker.name not in failed:
                     try:
                         figures = ask(worker, turn)
@@ -113,6 +125,12 @@ class Rounds:
             raise LlmcError(f"the bundle takes prompts of {about['prompt']} tokens")
         if length > about.get("length", length):
             raise LlmcError(f"the bundle takes {about['length']} tokens")
+
+
+def in_turn(every: Sequence[T], turn: int) -> list[T]:
+    """All in their order, beginning with number `turn`, round and round."""
+    first = turn % len(every) if every else 0
+    return [*every[first:], *every[:first]]
 
 
 def settings(

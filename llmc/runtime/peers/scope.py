@@ -18,7 +18,8 @@ class Scope:
     decode: `steps` steps after prompts of `decode_prompt` tokens, at each of `batches`. prefill: of each of `prompts`
     tokens. first-token: `question`, from starting a process on. memory and streams: `streams` answers at a time of
     `stream_tokens` tokens to prompts of `stream_prompt`. trace: in each round `requests` further requests of the file
-    `trace`, lengths times `scale`, cut to `max_len` tokens, `concurrency` at a time.
+    `trace`, lengths times `scale`, cut to `max_len` tokens, `concurrency` at a time. `tune`: search the peers' settings
+    first (tuning.py).
     """
 
     kinds: tuple[str, ...] = KINDS[:-1]
@@ -40,6 +41,7 @@ class Scope:
     scale: float = 0.125
     max_len: int = 1024
     concurrency: int = 8
+    tune: bool = True
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -49,10 +51,10 @@ class Scope:
             raise InputError("the measurement 'trace' needs a file of request lengths: --traffic FILE")
 
     def quick(self) -> Scope:
-        """The same measurements with few rounds, for a first look: medians of two are no figures to publish."""
+        """The same measurements with few rounds and the peers' own defaults, for a first look: nothing to publish."""
         return replace(
             self, rounds=2, steps=12, first_token_rounds=3, trace_rounds=1, requests=min(24, self.requests),
-            stream_tokens=32,
+            stream_tokens=32, tune=False,
         )  # fmt: skip
 
     def only(self, names: str) -> Scope:

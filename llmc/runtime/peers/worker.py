@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
@@ -31,7 +31,8 @@ class Contender:
     """What is compared: an engine (a file of engines/) over a model, in `python`.
 
     `kind`: a bundle of llmc, or a peer. `bits` of a weight, nominally; None where it is not known. `versions` of what
-    it runs on. `variant` is the peer's, or how a bundle was quantised.
+    it runs on. `variant` is the peer's, or how a bundle was quantised. `searched`: options of the engine that tuning.py
+    chooses a value for.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Contender:
     bits: float | None = None
     variant: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    searched: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class Worker:
@@ -57,8 +59,8 @@ class Worker:
         self.process = start(contender, threads, self._log, **more)
         try:
             self._answer("open")
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(at_once=not isinstance(error, Exception))
             raise
 
     @property
@@ -119,8 +121,10 @@ class Worker:
         said = " ".join(self.log.read_text(errors="replace")[-LOG_TAIL:].split())
         return f"…{said} (all of it in {self.log})"
 
-    def close(self) -> None:
-        """End the process by ending its input."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the process by ending its input; `at_once`, without waiting for what it does."""
+        if at_once:
+            self.process.kill()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
@@ -135,17 +139,19 @@ class Worker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self.close(at_once=error is not None and not isinstance(error, Exception))
 
 
 def start(contender: Contender, threads: int, log: Any, **more: Any) -> subprocess.Popen[str]:
-    """The engine's process, before it has answered anything."""
+    """The engine's process, before it has answered anything. A terminal's Ctrl-C reaches only who started it."""
     options = {"model": contender.model, "threads": threads, **contender.options, **more}
     command = [
         contender.python or sys.executable, str(ENGINES / "launch.py"), str(ENGINES / f"{contender.engine}.py"),
         json.dumps(options),
     ]  # fmt: skip
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+    )
 
 
 def first_token(contender: Contender, threads: int, question: str, log: Path, **more: Any) -> float:

@@ -17,7 +17,14 @@ FAKE = str(Path(__file__).with_name("fake_engine"))
 
 @pytest.fixture
 def contender() -> Callable[..., Contender]:
-    def make(name: str, kind: Any = "peer", model: str = "model", bits: float | None = 8, **options: Any) -> Contender:
-        return Contender(name, kind, FAKE, sys.executable, model, options, bits)
+    def make(
+        name: str,
+        kind: Any = "peer",
+        model: str = "model",
+        bits: float | None = 8,
+        searched: Any = None,
+        **options: Any,
+    ) -> Contender:
+        return Contender(name, kind, FAKE, sys.executable, model, options, bits, searched=searched or {})
 
     return make

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 
@@ -15,6 +16,13 @@ class Engine:
         print("a complaint", file=sys.stderr)
         self.model, self.threads, self.options = model, threads, options
         self.vocabulary, self.step_s = vocabulary, step_ms / 1e3
+        self.slower = options.get("slower", 1)
+
+    def _interrupt(self, rows: int) -> None:
+        """Send its owner the signal that the options name, when asked for so many rows, and be busy for long."""
+        if (asked := self.options.get("interrupts")) and rows >= asked["rows"]:
+            os.kill(os.getppid(), asked["signal"])
+            time.sleep(60)
 
     def about(self) -> dict[str, Any]:
         limits = {"sequences": 4, "prompt": 600, "length": 700} if self.model == "small" else {}
@@ -27,6 +35,7 @@ class Engine:
         return {"text": "" if self.model == "silent" else "Well", "after_s": 0.0}
 
     def decode(self, prompts: list[list[int]], steps: int) -> dict[str, Any]:
+        self._interrupt(len(prompts))
         if self.model == "dies":
             os._exit(7)
         if self.model == "refuses":
@@ -34,11 +43,11 @@ class Engine:
         return {"steps": [self.step_s * len(prompts)] * steps, "execute": [self.step_s * len(prompts) * 0.9] * steps}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        return {"seconds": len(prompt) * 1e-3}
+        return {"seconds": len(prompt) * 1e-3 * self.slower}
 
     def streams(self, prompts: list[list[int]], tokens: int, replay: bool = False) -> dict[str, Any]:
         ours = {"execute_s": 0.9, "bare_s": 0.8} if replay else {}
-        return {"seconds": 1.0, "tokens": tokens * len(prompts), **ours}
+        return {"seconds": float(self.slower), "tokens": tokens * len(prompts), **ours}
 
     def serve(self, prompts: list[list[int]], tokens: list[int], concurrency: int) -> dict[str, Any]:
         times = [[0.5 + 0.01 * i for i in range(count)] for count in tokens]

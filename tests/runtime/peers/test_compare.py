@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from llmc.cli.interrupts import sigterm_interrupts
 from llmc.errors import DeviceError, InputError, UnknownNameError
 from llmc.runtime.peers import compare, machine
 from llmc.runtime.peers.compare import OF_ROOFLINE
+from llmc.runtime.peers.report_text import text
 from llmc.runtime.peers.results import Comparison
 from llmc.runtime.peers.rounds import ROOM, settings
 from llmc.runtime.peers.scope import KINDS, Scope
@@ -130,6 +134,62 @@ def test_recorded_requests_are_others_in_each_round(contender: Make, tmp_path: P
     assert rate[0] != rate[1], "other lengths, other counts of tokens"
     assert gap == pytest.approx([10, 10]) and middle == pytest.approx([10, 10])
     assert first == pytest.approx([400, 400])
+
+
+def test_the_order_of_engines_turns_each_round_and_is_recorded(contender: Make, tmp_path: Path) -> None:
+    every = [contender("a", "llmc"), contender("b"), contender("c", model="refuses")]
+    found, _ = run(every, replace(SMALL, rounds=3).only("decode,first-token"), tmp_path)
+    decode, first = found.series[0], found.series[-1]
+    assert decode.orders == [["b", "a"], ["a", "b"], ["a", "b"]], "c fails in the round that warms"
+    assert first.orders == [["b", "c", "a"]]
+    again, _ = run(every, replace(SMALL, rounds=3).only("decode,first-token"), tmp_path)
+    assert [s.orders for s in again.series] == [s.orders for s in found.series]
+    assert "note: the order of engines turns by one each round\n" in text(found)
+
+
+def test_the_best_setting_of_a_peer_is_searched_first_and_measured_with(contender: Make, tmp_path: Path) -> None:
+    ours, peer = contender("llmc", "llmc"), contender("peer", searched={"slower": (4, 0.5, 2), "prefetch": ("no",)})
+    found, told = run([ours, peer], SMALL.only("prefill,streams,memory"), tmp_path)
+    assert [(t.use, t.options["slower"], t.seconds, t.chosen) for t in found.tuning] == [
+        ("latency", 4, pytest.approx(8.192), False), ("latency", 0.5, pytest.approx(1.024), True),
+        ("latency", 2, pytest.approx(4.096), False), ("throughput", 4, 4.0, False), ("throughput", 0.5, 0.5, True),
+        ("throughput", 2, 2.0, False),
+    ]  # fmt: skip
+    assert found.series[0].rounds["peer"] == pytest.approx([256, 256]), "half of the 512 ms of its default"
+    assert found.series[-1].rounds["peer"] == pytest.approx([64, 64]), "twice its default's 32 tokens a second"
+    assert told[-1].split()[0] == f"{len(told)}/{len(told)}"
+    assert run([ours, peer], SMALL.only("memory"), tmp_path)[0].tuning == [], "memory is of the defaults"
+    assert run([ours, peer], SMALL.only("prefill").quick(), tmp_path)[0].tuning == []
+
+
+def test_a_setting_that_fails_is_told_and_another_taken(contender: Make, tmp_path: Path) -> None:
+    peer = contender("peer", searched={"model": ("does-not-open", "model")})
+    found, _ = run([contender("llmc", "llmc"), peer], SMALL.only("prefill"), tmp_path)
+    failed, taken = found.tuning
+    assert "no such model" in failed.error and not failed.chosen and taken.chosen
+    assert set(found.series[0].rounds) == {"llmc", "peer"}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_measured_and_names_the_rest(contender: Make, tmp_path: Path, signum: int) -> None:
+    """The engine sends the signal as it is asked for eight rows, and would be busy for a minute."""
+    peer = contender("peer", interrupts={"rows": 8, "signal": signum})
+    began = time.monotonic()
+    with sigterm_interrupts():
+        found, _ = run([contender("llmc", "llmc"), peer], SMALL.only("quality,decode,first-token"), tmp_path)
+    assert time.monotonic() - began < 30
+    assert set(found.series[0].rounds) == {"llmc", "peer"} and len(found.series[0].rounds["peer"]) == 2
+    assert found.unfinished == [
+        "quality of llmc, peer", "decode step, batch 8 in every round (llmc 0 of 2, peer 0 of 2)",
+        "process start to first token",
+    ]  # fmt: skip
+    assert "note: interrupted: process start to first token was not measured" in text(found)
+
+
+def test_an_interrupt_before_anything_was_measured_is_one(contender: Make, tmp_path: Path) -> None:
+    peer = contender("peer", interrupts={"rows": 1, "signal": signal.SIGINT})
+    with pytest.raises(KeyboardInterrupt):
+        run([peer], SMALL.only("decode"), tmp_path)
 
 
 def test_an_unknown_measurement_or_a_missing_trace_is_refused() -> None:

@@ -11,7 +11,7 @@ from llmc.errors import InputError
 from llmc.runtime.peers import page
 from llmc.runtime.peers.quality import Quality
 from llmc.runtime.peers.report_text import text
-from llmc.runtime.peers.results import Comparison, Series
+from llmc.runtime.peers.results import Comparison, Series, Trial
 from llmc.runtime.peers.worker import Contender
 
 HOST = {"cpu": "a <CPU>", "cores": 2, "memory_gib": 4.0}
@@ -72,11 +72,39 @@ def test_where_no_quality_is_known_bits_decide() -> None:
     assert found.peers_of(found.contenders[0]) == ["alike", "slower", "coarse"]
 
 
+def test_a_ratio_says_whether_quality_or_bits_alone_chose_its_peer() -> None:
+    found = make()
+    del found.quality["alike"]
+    assert [(r.peer, r.by) for r in found.ratios(found.series[0])] == [("alike", "bits")]
+    found.series[0].drop("alike", "it fell over")
+    assert [(r.peer, r.by) for r in found.ratios(found.series[0])] == [("slower", "class")]
+    assert [r["by"] for r in found.to_dict()["series"][0]["ratios"]] == ["class"]
+    found.quality = {}
+    said = text(found)
+    assert "quality was not measured, so no class is known" in said and "of its class" not in said
+
+
+def test_settings_that_were_searched_are_named_with_what_they_were_chosen_from() -> None:
+    found = make()
+    found.tuning = [
+        Trial("alike", "latency", {"batched_tokens": 256}, 0.25),
+        Trial("alike", "latency", {"batched_tokens": 512}, 0.125, chosen=True),
+        Trial("alike", "latency", {"batched_tokens": 1024}, error="no room"),
+    ]
+    assert (
+        "note: alike for latency: batched_tokens 512 (tried: batched_tokens 256 250 ms, batched_tokens 512 125 ms, "
+        "batched_tokens 1024 failed)"
+    ) in text(found)
+
+
 def test_the_document_reads_back(tmp_path: Path) -> None:
     found = make()
     found.series[0].drop("four", "it fell over")
     found.series[0].share("ours", "of the roofline", [0.5, 0.7, 0.6])
     found.notes = ["a note"]
+    found.series[0].orders = [["ours", "alike"], ["alike", "ours"]]
+    found.tuning = [Trial("alike", "latency", {"batched_tokens": 256}, 0.2, chosen=True)]
+    found.unfinished = ["prefill of 512 tokens"]
     found.save(tmp_path / "bench.json")
     read = Comparison.load(tmp_path / "bench.json")
     assert read.to_dict() == found.to_dict()

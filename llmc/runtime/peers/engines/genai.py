@@ -14,11 +14,20 @@ og: Any = import_module("onnxruntime_genai")
 
 
 class Engine:
-    """Answers for one model folder; see __init__.py."""
+    """Answers for one model folder; see __init__.py.
 
-    def __init__(self, model: str, threads: int) -> None:
+    `chunk`: tokens of a prompt that are computed at once, `dynamic_block_base`: ONNX Runtime's option of that name; 0
+    leaves either at its default.
+    """
+
+    def __init__(self, model: str, threads: int, chunk: int = 0, dynamic_block_base: int = 0) -> None:
         config = og.Config(model)
-        options = {"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}
+        session: dict[str, Any] = {"intra_op_num_threads": threads}
+        if dynamic_block_base:
+            session["session.dynamic_block_base"] = str(dynamic_block_base)
+        options: dict[str, Any] = {"model": {"decoder": {"session_options": session}}}
+        if chunk:
+            options["search"] = {"chunk_size": chunk}
         config.overlay(json.dumps(options))
         self.model = og.Model(config)
 

@@ -14,9 +14,14 @@ BATCH, MICRO_BATCH = 2048, 512
 
 
 class Engine:
-    """Answers for one file, with `sequences` of up to `length` tokens; see __init__.py."""
+    """Answers for one file, with `sequences` of up to `length` tokens; see __init__.py.
 
-    def __init__(self, model: str, threads: int, sequences: int = 1, length: int = 512) -> None:
+    `micro_batch`: tokens of one pass over the weights.
+    """
+
+    def __init__(
+        self, model: str, threads: int, sequences: int = 1, length: int = 512, micro_batch: int = MICRO_BATCH
+    ) -> None:
         lc.llama_backend_init()
         self._quiet = lc.llama_log_callback(lambda *_: None)
         lc.llama_log_set(self._quiet, ctypes.c_void_p(0))
@@ -25,7 +30,7 @@ class Engine:
             raise OSError(f"{model}: llama.cpp does not read it")
         params = lc.llama_context_default_params()
         params.n_ctx, params.n_seq_max = sequences * length, sequences
-        params.n_batch, params.n_ubatch = BATCH, MICRO_BATCH
+        params.n_batch, params.n_ubatch = BATCH, micro_batch
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = False
         self.context = lc.llama_init_from_model(self.model, params)
