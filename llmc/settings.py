@@ -30,6 +30,9 @@ Variables
                             best, so what was verified under them counts for such runs only
     LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
+    LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
+                            default: 3
+    LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use
     VLLM_BUCKETING_STRATEGY     lin | exp | pad, for both phases
@@ -161,6 +164,8 @@ class Settings:
     skip_warmup: bool = False
     api_key: str | None = field(default=None, repr=False)
     threads_override: int | None = None
+    grammar_seconds: float = 3.0
+    grammar_memory: int = 128
     strategy: str | None = None
     strategy_variable: str | None = None
     phase_strategies: Mapping[str, str] = field(default_factory=dict)
@@ -205,7 +210,9 @@ class Settings:
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
             api_key=environ.get("LLMC_API_KEY", "").strip() or environ.get("VLLM_API_KEY", "").strip() or None,
-            threads_override=_threads(environ),
+            threads_override=_at_least_one(environ, "LLMC_THREADS", "unset it to use every usable CPU"),
+            grammar_seconds=_seconds(environ, "LLMC_GRAMMAR_SECONDS", 3.0),
+            grammar_memory=_at_least_one(environ, "LLMC_GRAMMAR_MEMORY", "unset it for 128") or 128,
             strategy=strategy,
             strategy_variable=strategy_variable,
             phase_strategies={phase: name for phase, name in phases.items() if name is not None},
@@ -288,11 +295,22 @@ def _integer(environ: Mapping[str, str], variable: str) -> int | None:
         raise InputError(f"{variable}={text!r} is not an integer; set a whole number or unset it") from None
 
 
-def _threads(environ: Mapping[str, str]) -> int | None:
-    threads = _integer(environ, "LLMC_THREADS")
-    if threads is not None and threads < 1:
-        raise InputError(f"LLMC_THREADS={threads} must be at least 1; unset it to use every usable CPU")
-    return threads
+def _at_least_one(environ: Mapping[str, str], variable: str, remedy: str) -> int | None:
+    number = _integer(environ, variable)
+    if number is not None and number < 1:
+        raise InputError(f"{variable}={number} must be at least 1; {remedy}")
+    return number
+
+
+def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float:
+    text = environ.get(variable, "").strip()
+    try:
+        seconds = float(text or default)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"{variable}={text!r} is not a number of seconds above 0; set one, or unset it")
+    return seconds
 
 
 def _strategy(environ: Mapping[str, str], variable: str) -> str | None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.errors import EngineDeadError, InputError, OverloadedError
@@ -88,6 +89,8 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._streams: dict[str, tuple[Stream, int]] = {}
         self._in_flight = 0
+        self._preparing = 0
+        self._cutting = False
         self._seconds = 0.0
         self._closing = False
         self._error: BaseException | None = None
@@ -97,11 +100,22 @@ class AsyncEngine:
         self._thread.start()
 
     async def open(self, request: Request) -> Stream:
-        """As `submit`, but what takes time (a grammar's compilation) is done in a thread of its own."""
+        """As `submit`, but a grammar is compiled aside; meanwhile its request counts as one that waits, and cancelling
+        this ends it."""
         if request.params.structured_outputs is None:
             return self.submit(request)
         self.check_room()
-        return self._queue(await asyncio.to_thread(self.generator.prepare, request))
+        choices = request.params.choices
+        with self._wake:
+            self._preparing += 1
+            self._in_flight += choices
+        try:
+            prepared = await self.generator.aprepare(request)
+        finally:
+            with self._wake:
+                self._preparing -= 1
+                self._in_flight -= choices
+        return self._queue(prepared, admitted=True)
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Raises InputError (cannot be run), OverloadedError (queue full or draining; the message and
@@ -109,12 +123,15 @@ class AsyncEngine:
         self.check_room()
         return self._queue(self.generator.prepare(request))
 
-    def check_room(self) -> None:
-        """Raise what `submit` would for any request now: OverloadedError or EngineDeadError."""
+    def _check_alive(self) -> None:
         if self._error is not None:
             raise self.death()
         if self._closing:
             raise EngineDeadError("the engine is closed")
+
+    def check_room(self) -> None:
+        """Raise what `submit` would for any request now: OverloadedError or EngineDeadError."""
+        self._check_alive()
         if self.draining:
             raise OverloadedError("the server is shutting down; send the request to another one", LONGEST_RETRY_S)
         if self._in_flight >= self._bound:
@@ -126,12 +143,14 @@ class AsyncEngine:
         """Seconds until a place in the queue should be free: one request's time over the slots."""
         return min(LONGEST_RETRY_S, max(1.0, self._seconds / self._slots))
 
-    def _queue(self, prepared: Prepared) -> Stream:
+    def _queue(self, prepared: Prepared, admitted: bool = False) -> Stream:
         choices = len(prepared.samplers)
         request = prepared.request
         stream = Stream(self, request, min(request.params.n, choices))
         with self._wake:
-            self.check_room()
+            self._check_alive()
+            if not admitted or self._cutting:
+                self.check_room()
             if request.request_id in self._streams:
                 raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
             self._streams[request.request_id] = (stream, choices)
@@ -148,8 +167,8 @@ class AsyncEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges of now, as the last step left them; requests that the engine has not yet seen count as waiting."""
-        return self._stats
+        """Gauges of now, as the last step left them; requests whose grammar compiles count as waiting."""
+        return replace(self._stats, waiting=self._stats.waiting + self._preparing) if self._preparing else self._stats
 
     @property
     def in_flight(self) -> int:
@@ -171,6 +190,7 @@ class AsyncEngine:
         how many requests were cancelled."""
         self.draining = True
         await self._idle(timeout_s)
+        self._cutting = True
         rest = list(self._streams)
         for request_id in rest:
             self.cancel(request_id)
@@ -180,7 +200,7 @@ class AsyncEngine:
     async def _idle(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
-        while self._streams and self._error is None and loop.time() < end:
+        while (self._streams or (self._preparing and not self._cutting)) and self._error is None and loop.time() < end:
             await asyncio.sleep(min(0.02, max(0.0, end - loop.time())))
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -203,10 +223,11 @@ class AsyncEngine:
         with self._wake:
             self._closing = self._closing or self._error is not None
             streams, self._streams = list(self._streams.values()), {}
-            self._in_flight = 0
+            self._in_flight -= sum(choices for _, choices in streams)
         for stream, _ in streams:
             stream.put(None)
             stream.end()
+        self.generator.close()
         if self._on_close is not None:
             self._on_close()
 

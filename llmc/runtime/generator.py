@@ -6,6 +6,7 @@ so that the prompt is computed once.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -22,9 +23,8 @@ from llmc.runtime.text import SequenceText
 if TYPE_CHECKING:
     from llmc.runtime.engine import Engine, Outcome, TokenEvent
     from llmc.runtime.observer import EngineStats
-    from llmc.runtime.sampling import SamplingParams, SequenceSampler
-    from llmc.runtime.sampling.constraint import Constraint
-    from llmc.runtime.sampling.guided import ConstraintFactory
+    from llmc.runtime.sampling import SequenceSampler
+    from llmc.runtime.sampling.guided import ConstraintFactory, GrammarConstraint
     from llmc.runtime.tokenizer import Tokenizer
 
 
@@ -87,10 +87,27 @@ class Generator:
         self._choices: dict[int, tuple[_Running, _Choice]] = {}
 
     def prepare(self, request: Request) -> Prepared:
-        """Check a request and do what takes time before it can run (a grammar's compilation); any thread may.
+        """Check a request, and compile its grammar, if it has one; any thread may.
 
         Raises InputError for a prompt that cannot run here, and for parameters that cannot be met.
         """
+        structured, constraint = request.params.structured_outputs, None
+        if structured is not None:
+            self.engine.check(request.prompt_token_ids)
+            constraint = self.constraints().compile(structured)
+        return self._prepared(request, constraint)
+
+    async def aprepare(self, request: Request) -> Prepared:
+        """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
+        structured, constraint = request.params.structured_outputs, None
+        if structured is not None:
+            self.engine.check(request.prompt_token_ids)
+            if self._factory is None:
+                await asyncio.to_thread(self.constraints)
+            constraint = await self.constraints().acompile(structured)
+        return self._prepared(request, constraint)
+
+    def _prepared(self, request: Request, constraint: GrammarConstraint | None) -> Prepared:
         params = request.params
         if params.truncate_prompt_tokens is not None:
             request = replace(request, prompt_token_ids=request.prompt_token_ids[-params.truncate_prompt_tokens :])
@@ -98,28 +115,29 @@ class Generator:
         if params.stop_strings and self.tokenizer is None:
             raise InputError("stop strings need text, and this bundle has no tokenizer; use stop_token_ids")
         ranked = params.choices > params.n
-        samplers = [self._sampler(request, params.child(i), ranked) for i in range(params.choices)]
-        return Prepared(request, tuple(samplers))
-
-    def _sampler(self, request: Request, params: SamplingParams, ranked: bool) -> SequenceSampler:
         if ranked and params.logprobs is None:
             params = replace(params, logprobs=0)
         words: tuple[tuple[int, ...], ...] = ()
         if params.bad_words and self.tokenizer is not None:
             tokenizer = self.tokenizer
             words = bad_word_ids(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
-        constraint = self._constraint(params)
-        return self.engine.sampler(request.prompt_token_ids, params, request.end_ids, constraint, words)
+        ids = request.prompt_token_ids
+        first = self.engine.sampler(ids, params.child(0), request.end_ids, constraint, words)
+        return Prepared(request, (first, *(first.sibling(params.child(i)) for i in range(1, params.choices))))
 
-    def _constraint(self, params: SamplingParams) -> Constraint | None:
-        if params.structured_outputs is None:
-            return None
+    def constraints(self) -> ConstraintFactory:
+        """What makes constraints, opened once. Raises InputError where there is no tokenizer, or no llguidance."""
         if self._open_constraints is None:
             raise InputError("structured outputs need a tokenizer, and this bundle has none")
         with self._opening:
             if self._factory is None:
                 self._factory = self._open_constraints()
-        return self._factory.compile(params.structured_outputs)
+        return self._factory
+
+    def close(self) -> None:
+        """End the processes in which grammars are tried."""
+        if self._factory is not None:
+            self._factory.close()
 
     def add(self, prepared: Prepared) -> list[int]:
         """Queue a request; the numbers of its sequences, as step records name them.

@@ -165,6 +165,7 @@ class BundleLLM:
 
     def close(self) -> None:
         """Release executables and cache, and save what was verified."""
+        self._offline.generator.close()
         self.executor.close()
         self.bundle.files.close()
 

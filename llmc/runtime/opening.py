@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.log import logger
 from llmc.errors import InputError
+from llmc.runtime.confined.limits import Limits
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class EngineOptions:
     scheduler's) bounds what a prompt may hold up running sequences by. `prefix_slots`: finished prompts that outlive a
     full batch in slots of their own, which cost memory once they are used; `enable_prefix_caching`: whether prefixes
     are reused at all. `speculative_config`: vLLM's, for its method "ngram", see speculation/config.py; None: no drafts.
+    `grammar_limits`: what compiling a request's grammar may take; None: as the environment says.
     """
 
     threads: int | None = None
@@ -34,6 +36,7 @@ class EngineOptions:
     prefix_slots: int = 2
     enable_prefix_caching: bool = True
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
+    grammar_limits: Limits | None = None
 
     def __post_init__(self) -> None:
         if self.speculative_config is not None:
@@ -77,11 +80,12 @@ def open_generator(
     from llmc.runtime.engine import Engine
     from llmc.runtime.generator import Generator
 
-    vocab_size = int(bundle.manifest.model["vocab_size"])
+    vocab_size, settings = int(bundle.manifest.model["vocab_size"]), Settings.from_environment()
+    limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
     engine = Engine(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,
         min_prefix=None if options.enable_prefix_caching else 0,
-        on_compilation="refuse" if Settings.from_environment().check_recompilation else "warn",
+        on_compilation="refuse" if settings.check_recompilation else "warn",
         speculation=options.speculation,
     )  # fmt: skip
     if "tokenizer.json" not in bundle.manifest.files:
@@ -90,6 +94,7 @@ def open_generator(
     def constraints() -> ConstraintFactory:
         from llmc.runtime.sampling.guided import ConstraintFactory
 
-        return ConstraintFactory(bundle.files.read("tokenizer.json").decode(), vocab_size, bundle.eos_token_ids)
+        text = bundle.files.read("tokenizer.json").decode()
+        return ConstraintFactory(text, vocab_size, bundle.eos_token_ids, limits)
 
     return Generator(engine, bundle.tokenizer, constraints, observer)

@@ -9,7 +9,15 @@ import numpy.typing as npt
 
 
 class Constraint(ABC):
-    """The state of one sequence; to be used in one thread at a time."""
+    """The state of one sequence; to be used in one thread at a time.
+
+    One that fails raises nothing: from then on it is `finished`, and `error` says why. Its sequence ends with
+    finish_reason `error`; no other one notices.
+    """
+
+    @abstractmethod
+    def copy(self) -> Constraint:
+        """Another one, at the same place of the text."""
 
     @abstractmethod
     def mask(self) -> npt.NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import numpy as np
 
@@ -29,6 +30,12 @@ class SeenTokens:
         self._ids = np.concatenate([seen, np.zeros(64, np.int64)])
         self._counts = np.zeros(self._ids.size, np.float32)
         self._places = dict(zip(seen.tolist(), range(seen.size), strict=True))
+
+    def copy(self) -> SeenTokens:
+        """The same, to go on by itself."""
+        made = copy(self)
+        made._ids, made._counts, made._places = self._ids.copy(), self._counts.copy(), self._places.copy()
+        return made
 
     def add(self, token_id: int) -> None:
         """Count a token of the output."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -61,6 +62,16 @@ class SequenceSampler:
             self._allowed = np.zeros(vocab_size, np.bool_)
             self._allowed[index(allowed)] = True
         self._adjusts = bool(bias) or not all(x is None for x in (self._seen, self._bad, self._allowed, constraint))
+
+    def sibling(self, params: SamplingParams) -> SequenceSampler:
+        """One for another choice of the same request, whose `params` differ in their seed; before the first token."""
+        made = copy(self)
+        made.params = params
+        made._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
+        made._seen = None if self._seen is None else self._seen.copy()
+        made._bad = copy(self._bad)
+        made.constraint = None if self.constraint is None else self.constraint.copy()
+        return made
 
     @property
     def plain(self) -> bool:

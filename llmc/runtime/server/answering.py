@@ -28,7 +28,7 @@ async def answer(
 ) -> Response:
     """The answer to `request`; raises what `start` raises before anything is sent."""
     if streamed:
-        generation = await start
+        generation = await unless_disconnected(request.receive, start)
         return EventStream(writer.stream(generation), generation.cancel)
 
     async def whole() -> Response:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
 import threading
+import time
 
 import jsonschema
 import numpy as np
 import pytest
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.sampling import SamplingParams, SequenceSampler, StructuredOutputsParams, sample
-from llmc.runtime.sampling.guided import MAX_GRAMMARS, ConstraintFactory
+from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.pool import Job
+from llmc.runtime.sampling import SamplingParams, SequenceSampler, StructuredOutputsParams, grammars, guided, sample
+from llmc.runtime.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
 from llmc.runtime.tokenizer import Tokenizer
 from tests.toy import BYTES, EOS, VOCAB, tokenizer_json
 
@@ -174,7 +178,8 @@ def test_a_model_without_an_end_token_finishes_all_the_same():
         ({"regex": "[a"}, "regex cannot be followed: .*unclosed character class"),
         ({"regex": "(?=a)b"}, "regex cannot be followed: .*look-around"),
         ({"regex": "[^\\s\\S]"}, "regex cannot be followed: no text meets it"),
-        ({"regex": "a" * (1 << 20) + "b"}, "regex has 1048577 characters; at most 1048576"),
+        ({"regex": "a" * (1 << 18) + "b"}, "regex has 262145 characters; at most 262144 are taken: make it smaller"),
+        ({"choice": ["a" * (1 << 17)] * 3}, "choice has 393216 characters; at most 262144"),
         ({"grammar": "start: foo"}, 'grammar cannot be followed: .*unknown name: "foo"$'),
         ({"grammar": "start: " + "(" * 10_000}, "grammar cannot be followed: .*too deeply nested"),
         ({"grammar": " "}, "grammar cannot be followed: Empty grammar"),
@@ -195,18 +200,15 @@ def test_deep_schemas_do_no_harm(factory, schema):
         factory.compile(StructuredOutputsParams(json=schema))
 
 
-def test_grammars_are_compiled_once_and_forgotten_in_turn():
+def test_grammars_are_compiled_once_and_forgotten_in_turn(monkeypatch):
     made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
-    compiled, kind = [], made._matcher
+    compiled, build = [], grammars.build
 
-    class Counting:
-        grammar_from_regex = kind.grammar_from_regex
+    def counted(*args):
+        compiled.append(args)
+        return build(*args)
 
-        def __new__(cls, *args, **options):
-            compiled.append(args)
-            return kind(*args, **options)
-
-    made._matcher = Counting
+    monkeypatch.setattr(grammars, "build", counted)
     for _ in range(3):
         made.compile(StructuredOutputsParams(regex="a"))
     assert len(compiled) == 1
@@ -251,3 +253,129 @@ def test_without_llguidance_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match=r"not installed; run: pip install 'llmc\[serve\]'"):
         ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
+
+
+def wrapped(ref: dict) -> dict:
+    return {"type": "object", "properties": {"a": ref}, "required": ["a"], "additionalProperties": False}
+
+
+def chained(count: int, link=wrapped) -> dict:
+    """A schema of so many definitions, each of which needs the next."""
+    defs = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{count}": {"type": "integer"}}}
+
+
+SMALL = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20)
+HOSTILE = [
+    ({"json": chained(2000)}, "nested or chained too deeply for a stack of 1 MiB; make it flatter"),
+    ({"json": chained(3000, lambda ref: ref)}, "too deeply"),
+    ({"json": chained(1500, lambda ref: {"anyOf": [ref, {"type": "null"}]})}, "too deeply"),
+    ({"grammar": "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(4000)) + 'r4000: "b"'}, "too deeply"),
+    ({"regex": "".join(f"(x{i}|y{i})?" for i in range(12_000))},
+     "more than 0.5 s of processor time; make it smaller, or raise LLMC_GRAMMAR_SECONDS of the server"),
+    ({"regex": "(a{1000}){1000}"}, "more than (0.5 s of processor time|256 MiB of memory)"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS], SMALL)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("fields", "message"), HOSTILE)
+def test_a_hostile_grammar_is_refused_by_the_limit_that_it_passes(bounded, fields, message):
+    with pytest.raises(InputError, match=f"^structured_outputs.{next(iter(fields))} cannot be followed: .*{message}"):
+        bounded.compile(StructuredOutputsParams(**fields))
+    assert bounded.compile(StructuredOutputsParams(regex="good")).mask().sum() == 1
+
+
+def test_what_was_refused_is_not_tried_again(bounded, monkeypatch):
+    structured = StructuredOutputsParams(json=chained(1999))
+    with pytest.raises(InputError) as first:
+        bounded.compile(structured)
+    monkeypatch.setattr(bounded, "_pool", None)
+    with pytest.raises(InputError) as again:
+        bounded.compile(structured)
+    assert str(again.value) == str(first.value)
+
+
+def test_what_held_in_the_child_is_built_here_with_stack_to_spare(factory, tokenizer):
+    depth = 500
+    structured = StructuredOutputsParams(json=chained(depth))
+    text = tokenizer.decode(write(factory, structured, 0, most=100_000))
+    assert text.count("{") == depth
+
+
+def test_a_text_whose_grammar_becomes_too_complex_ends_with_the_reason(factory):
+    """What no first step shows: the pattern comes after a constant."""
+    pattern = {"type": "string", "pattern": "^(a{1000}){1000}$"}
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": pattern}, "required": ["a", "b"]}
+    constraint = factory.compile(StructuredOutputsParams(json=schema))
+    for _ in range(200):
+        allowed = np.flatnonzero(constraint.mask())
+        if constraint.finished:
+            break
+        constraint.accept(int(allowed[0]))
+    assert constraint.finished and "too many" in constraint.error
+    assert constraint.mask().tolist() == [i == EOS for i in range(VOCAB)]
+    constraint.accept(EOS)
+    assert constraint.finished and constraint.error is not None
+
+
+def test_a_text_whose_masks_take_too_long_ends_with_the_reason(factory, monkeypatch):
+    constraint = factory.compile(StructuredOutputsParams(json_object=True))
+    times = iter(range(100))
+    monkeypatch.setattr(time, "thread_time", lambda: next(times) * 1.1)
+    assert constraint.mask().any() and constraint.finished and "processor time" in constraint.error
+    assert constraint.mask().tolist() == [i == EOS for i in range(VOCAB)]
+
+
+def test_native_code_that_panics_fails_its_text_alone(factory):
+    class PanicException(BaseException):  # as pyo3 raises it
+        pass
+
+    class Matcher:
+        def compute_bitmask(self):
+            raise PanicException("index out of bounds")
+
+    constraint = GrammarConstraint(Matcher(), VOCAB, [EOS])
+    assert constraint.mask().tolist() == [i == EOS for i in range(VOCAB)]
+    assert (constraint.finished, constraint.error) == (True, "index out of bounds")
+
+
+def test_4096_choices_are_followed_to_their_end(factory, tokenizer):
+    choice = [f"choice {i * 7919 % 4096} of them" for i in range(4096)]
+    assert tokenizer.decode(write(factory, StructuredOutputsParams(choice=choice), 0)) in choice
+
+
+def test_on_a_loop_equal_grammars_are_compiled_once_and_cancelled_with_the_last(bounded, monkeypatch):
+    jobs, arun = [], bounded._pool.arun
+    monkeypatch.setattr(bounded._pool, "arun", lambda job, then: jobs.append(job) or arun(job, then))
+
+    async def work():
+        masks = await asyncio.gather(*(bounded.acompile(StructuredOutputsParams(regex="once")) for _ in range(8)))
+        assert len(jobs) == 1 and len({id(one._matcher) for one in masks}) == 8
+        slow = StructuredOutputsParams(regex="".join(f"(p{i}|q{i})?" for i in range(12_000)))
+        first, second = (asyncio.ensure_future(bounded.acompile(slow)) for _ in range(2))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.sleep(0.02)
+        assert len(bounded._pending) == 1 and bounded._pool._busy == 1
+        second.cancel()
+        await asyncio.wait([first, second])
+        await asyncio.sleep(0.02)
+        assert not bounded._pending and bounded._pool._busy == 0 and len(jobs) == 2
+
+    asyncio.run(work())
+
+
+def test_the_memory_of_kept_grammars_is_bounded(monkeypatch):
+    monkeypatch.setattr(guided, "MAX_GRAMMAR_BYTES", 1000)
+    made = ConstraintFactory(tokenizer_json(), VOCAB, [EOS])
+    monkeypatch.setattr(made._pool, "run", lambda job: Job(None, 400))
+    for i in range(5):
+        made.compile(StructuredOutputsParams(regex=f"b{i}"))
+        assert sum(one.size for one in made._compiled.values()) <= 1000
+    assert len(made._compiled) == 2

@@ -1,0 +1,8 @@
+"""Work of unknown cost, in child processes that can be stopped: schemas, expressions and grammars of requests, and chat
+templates of bundles. A child has a bound on time, memory and stack; what goes beyond one costs that request alone.
+
+pool.py (this process)
+    ── a socket for each child ──►  nursery.py (one process): forks children, tells their ends, kills those whose
+                                    socket was closed, and ends with all of them when this process does
+    ◄── JSON (frames.py) ──►        a child: jobs one after the other, each within the bounds of limits.py
+"""

@@ -1,0 +1,25 @@
+"""What one job may take, and how many there may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on jobs of one kind.
+
+    `seconds` of processor time, `memory_bytes` beyond what a child begins with and `stack_bytes` are for each job.
+    `workers` run at a time; further ones wait, `waiting` at most.
+    """
+
+    seconds: float = 3.0
+    memory_bytes: int = 128 << 20
+    stack_bytes: int = 16 << 20
+    workers: int = 2
+    waiting: int = 64
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds by the clock after which a child counts as stuck, on a host however busy."""
+        return 30.0 + 10.0 * self.seconds

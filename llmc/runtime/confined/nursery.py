@@ -1,0 +1,199 @@
+"""The process that children are forked from: it has imported and read what every job needs, so that a child begins in a
+millisecond and shares the memory.
+
+A request for a child is one byte on `control` with the child's end of a socket. The nursery keeps a copy of it: when
+the other end is closed the child is killed; when a child ends by a signal, that is told on it. The end of `control` is
+the end of the process that asked: the nursery kills its children and ends. Where it is killed, the kernel kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import InputError
+from llmc.runtime.confined import frames
+
+WORN_BYTES = 32 << 20
+"""A child that has grown by more than this does no further job."""
+_PR_SET_PDEATHSIG = 1
+_STATM = Path("/proc/self/statm")
+
+Work = Callable[[Any], Any]
+"""Does one job: JSON to JSON. InputError says why it cannot be done."""
+
+
+@dataclass(frozen=True)
+class _Child:
+    pid: int
+    connection: socket.socket
+
+
+def main(control_fd: int, config_fd: int) -> None:
+    """Serve until `control` ends. The config is JSON: {"work": "module:factory", "options", "seconds", …}."""
+    control = socket.socket(fileno=control_fd)
+    with open(config_fd, "rb") as file:
+        config = json.loads(file.read())
+    module, _, factory = config["work"].partition(":")
+    work: Work = getattr(importlib.import_module(module), factory)(**config["options"])
+    _Nursery(control, work, config).run()
+
+
+class _Nursery:
+    def __init__(self, control: socket.socket, work: Work, config: Mapping[str, Any]) -> None:
+        self._control = control
+        self._work = work
+        self._config = config
+        self._children: dict[int, _Child] = {}
+        self._bell, ring = socket.socketpair()
+        ring.setblocking(False)
+        self._ring = ring
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._bell, select.POLLIN)
+
+    def run(self) -> None:
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._bell.fileno():
+                    self._bell.recv(4096)
+                    self._reap()
+                elif fd != self._control.fileno():
+                    child = self._children.get(fd)
+                    if child is not None:  # nobody waits for it any more
+                        os.kill(child.pid, signal.SIGKILL)
+                        self._poll.unregister(fd)
+                elif not self._admit():
+                    self._end()
+                    return
+
+    def _end(self) -> None:
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+        for child in self._children.values():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, 0)
+
+    def _admit(self) -> bool:
+        byte, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+        if not byte:
+            return False
+        for fd in fds:
+            connection = socket.socket(fileno=fd)
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _tell(connection, {"failed": f"no process could be started: {error.strerror}"})
+                connection.close()
+                continue
+            if pid == 0:
+                self._become_child(connection)
+            self._children[fd] = _Child(pid, connection)
+            self._poll.register(fd, 0)  # of its end one hears in any case
+        return True
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for fd, child in list(self._children.items()):
+                if child.pid == pid:
+                    del self._children[fd]
+                    with contextlib.suppress(KeyError):
+                        self._poll.unregister(fd)
+                    if os.WIFSIGNALED(status):
+                        _tell(child.connection, {"killed": os.WTERMSIG(status)})
+                    child.connection.close()
+
+    def _become_child(self, connection: socket.socket) -> None:
+        try:
+            parent = os.getppid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with_parent()
+            if os.getppid() != parent:
+                os._exit(1)
+            for other in (self._control, self._bell, self._ring, *(c.connection for c in self._children.values())):
+                other.close()
+            threading.stack_size(self._config["stack_bytes"])
+            thread = threading.Thread(target=_serve, args=(connection, self._work, self._config))
+            thread.start()
+            thread.join()
+        finally:
+            os._exit(0)
+
+
+def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any]) -> None:
+    """Do jobs until nobody asks for more, in a thread whose stack is the bound on theirs."""
+    with contextlib.suppress(OSError, ValueError):
+        os.nice(config["niceness"])
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _bound_memory(config["memory_bytes"])
+    began = _resident()
+    while (job := frames.read(connection)) is not None:
+        before = _resident()
+        signal.setitimer(signal.ITIMER_PROF, config["seconds"])  # its signal ends the process, whatever it does
+        try:
+            answer = {"done": work(job)}
+        except InputError as error:
+            answer = {"refused": str(error)}
+        except MemoryError:
+            answer = {"limit": "memory"}
+        except RecursionError:
+            answer = {"limit": "stack"}
+        except BaseException as error:  # noqa: BLE001 - a panic of native code is one that is no Exception
+            answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        now = _resident()
+        answer["bytes"] = max(0, now - before)
+        worn = now - began > WORN_BYTES or "limit" in answer
+        answer["last"] = worn
+        _tell(connection, answer)
+        if worn:
+            return
+
+
+def _tell(connection: socket.socket, answer: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(frames.pack(answer))
+
+
+def _die_with_parent() -> None:
+    """Only Linux can; elsewhere a child ends with its socket, after its job."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _bound_memory(beyond: int) -> None:
+    """Let this process map no more than `beyond` further bytes; without effect where the system cannot."""
+    with contextlib.suppress(OSError, ValueError):
+        data = int(_STATM.read_text().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (data + beyond, data + beyond))
+
+
+def _resident() -> int:
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,310 @@
+"""Jobs for the children of one nursery, for a caller that waits and for one on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from llmc.errors import InputError, LlmcError, OverloadedError
+from llmc.runtime.confined import frames
+from llmc.runtime.confined.limits import Limits
+
+T = TypeVar("T")
+Limit = Literal["time", "memory", "stack"]
+_RUN = "import sys; sys.path[:] = {path!r}; from llmc.runtime.confined.nursery import main; main({control}, {config})"
+_BY_SIGNAL: dict[int, Limit] = {
+    signal.SIGPROF: "time", signal.SIGXCPU: "time", signal.SIGSEGV: "stack", signal.SIGBUS: "stack",
+    signal.SIGABRT: "memory", signal.SIGKILL: "memory",
+}  # fmt: skip
+_END_S = 2.0
+_RETRY_S = 1.0
+
+
+class LimitError(InputError):
+    """A job went beyond a limit of its child; `limit` says which."""
+
+    def __init__(self, limit: Limit, limits: Limits) -> None:
+        self.limit = limit
+        super().__init__(
+            {
+                "time": f"it takes more than {limits.seconds:g} s of processor time",
+                "memory": f"it takes more than {limits.memory_bytes >> 20} MiB of memory",
+                "stack": f"it is nested or chained too deeply for a stack of {limits.stack_bytes >> 20} MiB",
+            }[limit]
+        )
+
+
+class JobError(LlmcError):
+    """A job failed for a reason that is neither its input's nor a limit's."""
+
+
+class Job:
+    """What a job gave: its value, and the memory in bytes that its child grew by."""
+
+    def __init__(self, value: Any, size: int) -> None:
+        self.value = value
+        self.size = size
+
+
+class Pool:
+    """Children that do `work` ("module:factory", called with `options`, JSON, once in the nursery).
+
+    `run` and `arun` do one job: JSON in, JSON out. They raise InputError for what `work` refuses, LimitError, JobError,
+    and OverloadedError where more than limits.waiting jobs wait. A child that was stopped costs the next job
+    milliseconds. `run` may be called in any thread, `arun` on one event loop; who cancels it kills its child.
+    The nursery starts with `start`, or the first job, and ends with `close`, or this process.
+    """
+
+    def __init__(self, work: str, options: Mapping[str, Any], limits: Limits, *, niceness: int = 0) -> None:
+        self.limits = limits
+        self._config = {"work": work, "options": dict(options), "niceness": niceness, **asdict(limits)}
+        self._lock = threading.Lock()
+        self._nursery: _Nursery | None = None
+        self._idle: list[_Child] = []
+        self._busy = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        self._forget = weakref.finalize(self, _close, self._idle)
+
+    def start(self) -> None:
+        """Start the nursery, unless it runs; takes a few milliseconds, it is ready later."""
+        with self._lock:
+            self._started()
+
+    def _started(self) -> _Nursery:
+        if self._closed:
+            raise JobError("the pool of child processes is closed")
+        if self._nursery is None or not self._nursery.alive:
+            if self._nursery is not None:
+                self._nursery.close()
+            try:
+                self._nursery = _Nursery(self._config)
+            except OSError as error:
+                raise OverloadedError(f"no process could be started ({error.strerror}); try again later") from error
+        return self._nursery
+
+    def close(self) -> None:
+        """End the nursery and its children; jobs that still run fail."""
+        with self._lock:
+            self._closed = True
+            nursery, self._nursery = self._nursery, None
+            self._forget()
+        if nursery is not None:
+            nursery.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The nursery's process."""
+        return None if self._nursery is None else self._nursery.pid
+
+    def _take(self) -> _Child:
+        with self._lock:
+            while self._idle:
+                child = self._idle.pop()
+                if child.usable:
+                    return child
+                child.close()
+            return self._started().child()
+
+    def _keep(self, child: _Child, answer: Mapping[str, Any] | None) -> None:
+        """Let a child that has answered do further jobs; end any other."""
+        with self._lock:
+            lasts = answer is not None and not answer.get("last", True)
+            if lasts and not self._closed and len(self._idle) < self.limits.workers:
+                self._idle.append(child)
+                return
+        child.close()
+
+    def run(self, job: Any) -> Job:
+        """Do a job, and wait for it."""
+        return self._told(self._attempt(job) or self._attempt(job))
+
+    def _attempt(self, job: Any) -> dict[str, Any] | None:
+        """The answer; None where the nursery ended meanwhile, which does not happen twice."""
+        child, answer = self._take(), None
+        try:
+            child.connection.settimeout(self.limits.patience_s)
+            child.connection.sendall(frames.pack(job))
+            answer = frames.read(child.connection)
+        except TimeoutError:
+            raise LimitError("time", self.limits) from None
+        except OSError:
+            pass
+        finally:
+            self._keep(child, answer)
+        return answer
+
+    async def arun(self, job: Any, then: Callable[[Job], Awaitable[T]]) -> T:
+        """As `run`, on an event loop; gives what `then` makes of it, and keeps the job's place until it has."""
+        async with _Place(self):
+            return await then(self._told(await self._attempt_aside(job) or await self._attempt_aside(job)))
+
+    async def _attempt_aside(self, job: Any) -> dict[str, Any] | None:
+        child, answer = self._take(), None
+        try:
+            child.connection.setblocking(False)
+            async with asyncio.timeout(self.limits.patience_s):
+                loop = asyncio.get_running_loop()
+                await loop.sock_sendall(child.connection, frames.pack(job))
+                answer = await _read(loop, child.connection)
+        except TimeoutError:
+            raise LimitError("time", self.limits) from None
+        except OSError:
+            pass
+        finally:
+            self._keep(child, answer)
+        return answer
+
+    def _told(self, answer: dict[str, Any] | None) -> Job:
+        if answer is None:
+            raise JobError("the child process ended without an answer; its parent has ended or could not start")
+        if "done" in answer:
+            return Job(answer["done"], answer.get("bytes", 0))
+        if "refused" in answer:
+            raise InputError(answer["refused"])
+        limit = answer.get("limit") or _BY_SIGNAL.get(answer.get("killed", 0))
+        if limit is not None:
+            raise LimitError(limit, self.limits)
+        raise JobError(str(answer.get("failed") or f"the child process ended by signal {answer.get('killed')}"))
+
+
+class _Place:
+    """One of the pool's places, in order of arrival."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def __aenter__(self) -> None:
+        pool = self._pool
+        if pool._busy < pool.limits.workers:
+            pool._busy += 1
+            return
+        if len(pool._queue) >= pool.limits.waiting:
+            raise OverloadedError(
+                f"{len(pool._queue)} requests wait for one of {pool.limits.workers} child processes; try again later",
+                _RETRY_S,
+            )
+        turn = asyncio.get_running_loop().create_future()
+        pool._queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the place was ours already
+                self._free()
+            else:
+                with contextlib.suppress(ValueError):
+                    pool._queue.remove(turn)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._free()
+
+    def _free(self) -> None:
+        pool = self._pool
+        while pool._queue:
+            turn = pool._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        pool._busy -= 1
+
+
+class _Child:
+    """This end of a child's socket; closing it ends the child."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    @property
+    def usable(self) -> bool:
+        """Whether it still waits for a job: nothing is to be read, not even the end."""
+        self.connection.setblocking(False)
+        try:
+            self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class _Nursery:
+    """The process that children come from."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        control, theirs = socket.socketpair()
+        with theirs, tempfile.TemporaryFile() as file:
+            file.write(json.dumps(config).encode())
+            file.seek(0)
+            fds = (theirs.fileno(), file.fileno())
+            path = [str(Path(entry).absolute()) for entry in sys.path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-E", "-s", "-S", "-c", _RUN.format(path=path, control=fds[0], config=fds[1])],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=fds,
+                start_new_session=True,
+            )  # fmt: skip
+        self._control = control
+        self.pid = self._process.pid
+        self._end = weakref.finalize(self, _end, self._process, control)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def child(self) -> _Child:
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.suppress(OSError):  # a nursery that has ended: the child's socket is at its end too
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        return _Child(ours)
+
+    def close(self) -> None:
+        self._end()
+
+
+def _close(children: list[_Child]) -> None:
+    while children:
+        children.pop().close()
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> Any:
+    head = await _exactly(loop, connection, frames.HEAD)
+    if head is None:
+        return None
+    text = await _exactly(loop, connection, frames.length(head))
+    return None if text is None else frames.unpack(text)
+
+
+async def _exactly(loop: asyncio.AbstractEventLoop, connection: socket.socket, size: int) -> bytes | None:
+    parts = []
+    while size:
+        part = await loop.sock_recv(connection, min(size, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

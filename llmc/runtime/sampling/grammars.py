@@ -1,0 +1,99 @@
+"""Grammars by llguidance: what both the process that generates and the child that tries a grammar first do.
+
+Only what a child needs is imported: no numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmc.errors import ArtifactError, InputError
+
+LIMITS: Mapping[str, Any] = {
+    "step_lexer_fuel": 100_000, "step_max_items": 20_000, "max_lexer_states": 10_000, "verbose_errors": False,
+}  # fmt: skip
+"""llguidance's own limits, where its defaults let one token take a third of a second, or a text hundreds of MB."""
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+"""JSON's white space, bounded: a weak model must not fill its tokens with blanks."""
+
+
+def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
+    """llguidance's tokenizer. Raises InputError where it is not installed, ArtifactError for a file it cannot take.
+
+    It holds the interpreter for as long as it reads: 0.3 s for 49,152 tokens.
+    """
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise InputError(
+            "structured outputs need llguidance, which is not installed; run: pip install 'llmc[serve]'"
+        ) from error
+    text = tokenizer_json.lstrip("\ufeff \t\r\n")
+    if not text.startswith("{"):  # llguidance would take it for a file's name
+        raise ArtifactError("tokenizer.json holds no JSON object; compile the bundle again")
+    try:
+        return LLTokenizer(text, eos_token=list(eos_token_ids) or None)
+    except ValueError as error:
+        raise ArtifactError(f"structured outputs cannot use this tokenizer.json: {first_line(str(error))}") from error
+
+
+def build(tokenizer: Any, kind: str, form: Any) -> Any:
+    """The matcher of a form (a text; texts, for choice) of a `StructuredOutputsParams` kind, its first mask computed,
+    which takes longest.
+
+    Raises InputError, with the reason, for what cannot be followed. Time, memory and stack are not bounded.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        matcher: Any = LLMatcher(tokenizer, _source(kind, form), log_level=0, limits=LLParserLimits(**LIMITS))
+    except ValueError as error:
+        raise InputError(first_line(str(error))) from None
+    if matcher.is_error():
+        raise InputError(first_line(matcher.get_error()))
+    matcher.compute_bitmask()
+    if matcher.is_stopped():
+        reason = first_line(matcher.get_error())
+        raise InputError("no text meets it" if not reason or reason.startswith("NoExtension") else reason)
+    return matcher
+
+
+def _source(kind: str, form: Any) -> str:
+    from llguidance import LLMatcher
+
+    match kind:
+        case "json" | "json_object":
+            schema = form if kind == "json" else '{"type":"object"}'
+            return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE}))
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(form))
+        case "choice":  # in one terminal: rules would be as many items at once, of which there is a limit
+            choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in form)
+            return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
+        case _:
+            return str(LLMatcher.grammar_from_lark(form))
+
+
+def trial(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Callable[[Mapping[str, Any]], None]:
+    """Work for a child: build what {"kind", "form"} names, and throw it away."""
+    tokenizer = open_tokenizer(tokenizer_json, eos_token_ids)
+
+    def tried(job: Mapping[str, Any]) -> None:
+        try:
+            build(tokenizer, job["kind"], job["form"])
+        except (InputError, MemoryError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a panic of native code is one that is no Exception
+            raise InputError(f"the grammar library fails on it: {first_line(str(error))}") from None
+
+    return tried
+
+
+def first_line(message: str) -> str:
+    """The message as one line, without llguidance's dump of its state and its excerpts."""
+    head = re.split(r"<state>|<backtrace>|<non-verbose/>", message, maxsplit=1)[0]
+    lines = [line.strip() for line in head.splitlines() if not re.match(r"\s*(\d+ \||\^)", line)]
+    return " ".join(line for line in lines if line.strip("^ "))[:300]

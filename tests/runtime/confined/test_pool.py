@@ -1,0 +1,195 @@
+"""Children: each job within its limits, each that goes beyond stopped alone, and none left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from llmc.errors import InputError, OverloadedError
+from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.pool import JobError, LimitError, Pool
+from tests.artifacts.helpers import REPO
+
+LIMITS = Limits(seconds=0.3, memory_bytes=64 << 20, stack_bytes=1 << 20, workers=2, waiting=2)
+WORK = "tests.runtime.confined.work:open_work"
+PATIENCE_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    made = Pool(WORK, {"greeting": "hello"}, LIMITS)
+    yield made
+    made.close()
+
+
+def family(pool: Pool) -> list[psutil.Process]:
+    """The nursery and its children."""
+    nursery = psutil.Process(pool.pid)
+    return [nursery, *nursery.children(recursive=True)]
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_job_gets_and_gives_json(pool):
+    job = pool.run(["echo", {"text": "é\ud800", "deep": [[1.5, None, True]]}])
+    assert job.value[:2] == ["hello", {"text": "é\ud800", "deep": [[1.5, None, True]]}]
+    assert job.value[2] not in (os.getpid(), pool.pid)
+
+
+def test_a_large_job_is_carried_whole(pool):
+    text = "x" * (5 << 20)
+    assert pool.run(["echo", text]).value[1] == text
+
+
+def test_a_child_does_one_job_after_the_other(pool):
+    assert pool.run(["echo", 1]).value[2] == pool.run(["echo", 2]).value[2]
+
+
+@pytest.mark.parametrize(
+    ("job", "limit", "message"),
+    [
+        (["spin"], "time", "more than 0.3 s of processor time"),
+        (["memory", 65 << 20], "memory", "more than 64 MiB of memory"),
+        (["native memory", 65 << 20], "memory", "more than 64 MiB of memory"),
+        (["recursion", 100_000], "stack", "nested or chained too deeply for a stack of 1 MiB"),
+        (["signal", signal.SIGSEGV], "stack", "too deeply"),
+        (["signal", signal.SIGKILL], "memory", "memory"),
+    ],
+)
+def test_what_goes_beyond_a_limit_is_stopped_and_the_limit_named(pool, job, limit, message):
+    with pytest.raises(LimitError, match=message) as caught:
+        pool.run(job)
+    assert caught.value.limit == limit
+    assert pool.run(["echo", 1]).value[:2] == ["hello", 1]
+
+
+def test_a_refusal_is_told_and_a_fault_is_no_refusal(pool):
+    with pytest.raises(InputError, match=r"^not this$"):
+        pool.run(["refuse", "not this"])
+    with pytest.raises(JobError, match="KeyError: 'missing'"):
+        pool.run(["fault"])
+
+
+def test_a_child_that_grew_is_not_used_again():
+    pool = Pool("tests.runtime.confined.work:open_work", {"greeting": ""}, Limits(memory_bytes=256 << 20))
+    try:
+        first = pool.run(["echo", 1]).value[2]
+        assert pool.run(["keep", 1 << 20]).size >= 1 << 20
+        assert pool.run(["echo", 1]).value[2] == first
+        assert pool.run(["keep", 40 << 20]).size >= 40 << 20
+        assert pool.run(["echo", 1]).value[2] != first
+    finally:
+        pool.close()
+
+
+def test_a_nursery_that_was_killed_is_replaced_and_its_children_die_with_it(pool):
+    pool.run(["echo", 1])
+    before = family(pool)
+    assert len(before) > 1
+    os.kill(before[0].pid, signal.SIGKILL)
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in before))
+    assert pool.run(["echo", 2]).value[:2] == ["hello", 2]
+    assert pool.pid != before[0].pid
+
+
+def test_jobs_on_a_loop_run_side_by_side_and_wait_in_turn(pool):
+    async def work() -> None:
+        running = [asyncio.ensure_future(pool.arun(["sleep", 0.1], _value)) for _ in range(4)]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="2 requests wait for one of 2 child processes"):
+            await pool.arun(["echo", 1], _value)
+        assert await asyncio.gather(*running) == [None] * 4
+        assert (await pool.arun(["echo", 1], _value))[1] == 1
+
+    asyncio.run(work())
+
+
+def test_cancelling_kills_the_child_and_gives_its_place_on(pool):
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        spinning = [asyncio.ensure_future(pool.arun(["sleep", 60], _value)) for _ in range(2)]
+        waiting = [asyncio.ensure_future(pool.arun(["echo", i], _value)) for i in range(2)]
+        await asyncio.sleep(0.05)
+        busy = {p.pid for p in family(pool)[1:]}
+        assert len(busy) == 2
+        waiting[0].cancel()
+        for task in spinning:
+            task.cancel()
+        assert (await waiting[1])[1] == 1
+        assert loop.time() - began < PATIENCE_S
+        until(lambda: not busy & {p.pid for p in family(pool)[1:]})
+        assert pool._busy == 0 and not pool._queue
+
+    asyncio.run(work())
+
+
+async def _value(job: Any) -> Any:
+    return job.value
+
+
+def test_threads_may_run_jobs_at_once(pool):
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda i=i: found.append(pool.run(["echo", i]).value[1])) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(6))
+
+
+def test_a_closed_pool_leaves_no_process():
+    pool = Pool(WORK, {"greeting": ""}, LIMITS)
+    pool.run(["echo", 1])
+    processes = family(pool)
+    pool.close()
+    assert not any(p.is_running() for p in processes)
+    with pytest.raises(JobError, match="closed"):
+        pool.run(["echo", 1])
+
+
+def test_a_nursery_that_cannot_start_is_an_error_of_ours():
+    pool = Pool("tests.runtime.confined.work:no_such_thing", {}, LIMITS)
+    with pytest.raises(JobError, match="without an answer"):
+        pool.run(["echo", 1])
+    pool.close()
+
+
+def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path):
+    """With one child idle, and one that computes and looks at no socket."""
+    program = f"""
+        import os, threading, time
+        from llmc.runtime.confined.limits import Limits
+        from llmc.runtime.confined.pool import Pool
+        pool = Pool("{WORK}", {{"greeting": ""}}, Limits(seconds=60))
+        threading.Thread(target=lambda: pool.run(["spin"]), daemon=True).start()
+        pid = pool.run(["echo", 1]).value[2]
+        while len(os.listdir("/proc/self/task")) < 2: pass
+        print(pool.pid, flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], cwd=REPO, stdout=subprocess.PIPE)
+    with parent:
+        assert parent.stdout is not None
+        nursery = psutil.Process(int(parent.stdout.readline()))
+        until(lambda: len(nursery.children()) == 2)
+        processes = [nursery, *nursery.children()]
+        parent.kill()
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))

@@ -1,0 +1,49 @@
+"""Jobs that do harm, for children of a pool."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llmc.errors import InputError
+
+_kept: list[bytes] = []
+
+
+def open_work(greeting: str) -> Callable[[Any], Any]:
+    """What a nursery is told to do."""
+
+    def work(job: Any) -> Any:
+        match job:
+            case ["echo", value]:
+                return [greeting, value, os.getpid()]
+            case ["spin"]:
+                while True:
+                    pass
+            case ["sleep", seconds]:
+                return time.sleep(seconds)
+            case ["memory", size]:
+                return len(bytearray(size))
+            case ["keep", size]:
+                _kept.append(b"x" * size)
+            case ["native memory", size]:  # as native code does without memory
+                if not ctypes.CDLL(None).calloc(1, size):
+                    os.abort()
+            case ["recursion", depth]:
+                return _deep(depth)
+            case ["signal", number]:
+                os.kill(os.getpid(), number)
+            case ["refuse", why]:
+                raise InputError(why)
+            case ["fault"]:
+                raise KeyError("missing")
+        return None
+
+    return work
+
+
+def _deep(depth: int) -> int:
+    return 0 if not depth else 1 + _deep(depth - 1)
