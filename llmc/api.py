@@ -139,7 +139,7 @@ def _bundle_of(
         return _matching(resolve(model, settings, store), None if device == DEVICE else device, options)
     place = place_for(device, model, settings.neuron_artifacts)
     if place is not None:
-        if load(place, settings.cache_dir / "stamps") is not None:
+        if load(place) is not None:
             return _matching(place, device, options, model)
         compile(model, place, device=device, **making)
         return place

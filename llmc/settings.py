@@ -62,6 +62,7 @@ module.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -226,10 +227,17 @@ class Settings:
     @property
     def cache_dir(self) -> Path:
         """The artifact store's folder; it may not exist yet."""
-        from pathlib import Path
-
         if self.cache_override is not None:
             return expanded(self.cache_override)
+        return self.user_cache_dir
+
+    @property
+    def user_cache_dir(self) -> Path:
+        """The folder for this user's caches of llmc, whatever store is named; it may not exist yet."""
+        from pathlib import Path
+
+        if sys.platform == "linux" and not os.environ.get("XDG_CACHE_HOME"):
+            return expanded("~/.cache/llmc")  # as platformdirs has it, which takes longer to import
         from platformdirs import user_cache_dir
 
         return Path(user_cache_dir("llmc"))

@@ -38,8 +38,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_cache_of_the_c_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Kernels are compiled once for all stores that tests make, and all their processes."""
+def _caches_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Kernels are compiled once for all stores that tests make, and all their processes; none is the user's own."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["ZIG_GLOBAL_CACHE_DIR"] = str(shared / "zig")
+    os.environ["LLMC_CACHE_DIR"] = str(base / "cache")

@@ -6,7 +6,6 @@
                                       signing/envelope.py
     <bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder: graphs name their weights as
                                       a sibling file
-    <bundle>/.stamps.json             see stamps.py; safe to delete, not part of the bundle
 
 Writing one is in bundle_writer.py.
 """
@@ -66,11 +65,10 @@ class BundleFiles:
         self._lease = lease
 
     @classmethod
-    def open(cls, path: str | Path, fallback: str | Path | None = None) -> BundleFiles:
+    def open(cls, path: str | Path) -> BundleFiles:
         """Open a bundle folder, reading its manifest only.
 
-        `fallback` (the cache folder) is where stamps go when the bundle cannot be written. Raises
-        ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
+        Raises ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
         off between two renames is put back first (see bundle_writer.py).
         """
         folder = Path(path)
@@ -82,8 +80,7 @@ class BundleFiles:
         manifest = read_manifest(folder)
         if not is_dir(folder):
             raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
-        writable = os.access(folder, os.W_OK)
-        return cls(folder, manifest, Stamps(folder if writable or fallback is None else fallback), lease)
+        return cls(folder, manifest, Stamps(folder, inside=False), lease)
 
     def __enter__(self) -> BundleFiles:
         return self

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.artifacts.layout import Layout
+from llmc.artifacts.log import logger
+from llmc.artifacts.ownership import anybody_writes
 from llmc.artifacts.store import Store
 
 if TYPE_CHECKING:
@@ -46,4 +51,20 @@ def open_store(
 
         settings = Settings.from_environment()
     upstream = _AtFirstMiss(settings) if settings.remote_cache else None
-    return Store(cache_dir or settings.cache_dir_for(device), shared=settings.shared_caches, upstream=upstream)
+    store = Store(cache_dir or settings.cache_dir_for(device), shared=settings.shared_caches, upstream=upstream)
+    for base in (store.layout.base, *(Layout(folder).base for folder in settings.shared_caches)):
+        _warn_of_writers(base)
+    return store
+
+
+@cache
+def _warn_of_writers(base: Path) -> None:
+    """Say, once, that everybody may put files into a store: code that runs with the rights of those who use it."""
+    for folder in (base.parent, base):
+        with suppress(OSError):
+            if anybody_writes(folder):
+                logger().warning(
+                    "%s: every user of this machine may put results there, native code too, which runs as whoever uses "
+                    "the store; chmod o-w %s", folder, folder,
+                )  # fmt: skip
+                return

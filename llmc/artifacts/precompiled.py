@@ -51,13 +51,13 @@ def place_for(device: str, model: str, named: str | None, places: Mapping[str, s
     return path.parent / places[device] if path.is_file() else None
 
 
-def load(place: Path, fallback: Path | None = None) -> Manifest | None:
+def load(place: Path) -> Manifest | None:
     """The manifest of the intact bundle at `place`; None when there is none, or a damaged one, which a warning says.
 
-    Every blob is verified, by its stamp where that holds; `fallback` as for `BundleFiles.open`.
+    Every blob is verified, by its stamp where that holds.
     """
     try:
-        with BundleFiles.open(place, fallback) as files:
+        with BundleFiles.open(place) as files:
             for digest in files.manifest.blobs:
                 files.path(digest)
             return files.manifest

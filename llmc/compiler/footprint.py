@@ -109,7 +109,7 @@ class Footprint:
         from llmc.artifacts.bundle import BundleFiles
         from llmc.artifacts.store import Store
 
-        files = None if bundle is None else BundleFiles.open(bundle, fallback=settings.cache_dir / "stamps")
+        files = None if bundle is None else BundleFiles.open(bundle)
         if files is not None and files.manifest.device != device:
             raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +38,7 @@ class Bundle:
             from llmc.artifacts.references import resolve
 
             path = resolve(path, settings)
-        fallback = None if os.access(path, os.W_OK) else settings.cache_dir / "stamps"
-        files = BundleFiles.open(path, fallback)
+        files = BundleFiles.open(path)
         if settings.require_signatures:
             require_signature(files, settings)
         return cls(files)

@@ -12,6 +12,7 @@ import pytest
 from llmc.artifacts import bundle as module
 from llmc.artifacts.bundle import BundleFiles, blob_path
 from llmc.artifacts.bundle_writer import write_bundle
+from llmc.artifacts.stamps import signature
 from llmc.artifacts.store import Store
 from llmc.errors import ArtifactError, CapacityError
 from tests.artifacts.helpers import CONTENT, DIGESTS, Faults, files_below, flip, manifest, sources, truncate
@@ -20,6 +21,13 @@ from tests.artifacts.helpers import CONTENT, DIGESTS, Faults, files_below, flip,
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle", manifest(), sources(tmp_path / "store"))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own cache."""
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 def refuse(path: Path) -> str:
@@ -250,25 +258,36 @@ def test_verify_reads_everything_whatever_the_stamps_say(bundle: Path, monkeypat
     assert sum(seen) == manifest().size
 
 
-def test_big_files_are_stamped_at_once(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_files_are_stamped_at_once(bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAVE_STAMPS_FROM", 5000)
     time.sleep(0.03)
     BundleFiles.open(bundle).path("weights.bin")
-    table = json.loads((bundle / ".stamps.json").read_bytes())
-    assert list(table["files"]) == [str(blob_path(bundle, DIGESTS["weights"]))]
+    (table,) = (cache / "stamps").iterdir()
+    assert list(json.loads(table.read_bytes())["files"]) == [str(blob_path(bundle, DIGESTS["weights"]))]
 
 
-def test_stamps_of_a_bundle_that_cannot_be_written_go_elsewhere(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stamps_are_not_in_the_bundle_and_outlive_the_process(
+    bundle: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time.sleep(0.03)
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with BundleFiles.open(bundle, tmp_path / "cache") as files:
+    with BundleFiles.open(bundle) as files:
         files.path("weights.bin")
     assert not (bundle / ".stamps.json").exists()
-    assert (tmp_path / "cache" / ".stamps.json").is_file()
     monkeypatch.setattr(module, "digest_file", refuse)
-    BundleFiles.open(bundle, tmp_path / "cache").path("weights.bin")
+    BundleFiles.open(bundle).path("weights.bin")
+
+
+def test_whoever_may_alter_a_file_of_a_bundle_cannot_vouch_for_it(bundle: Path, cache: Path) -> None:
+    """With the bundle's manifest signed, a stamp inside it let an altered library run."""
+    path = blob_path(bundle, DIGESTS["weights"])
+    flip(path)
+    path.chmod(0o444)
+    time.sleep(0.03)
+    seen = signature(path.stat())
+    table = {"schema": 1, "files": {str(path): [*seen, DIGESTS["weights"]]}}
+    (bundle / ".stamps.json").write_text(json.dumps(table))
+    with pytest.raises(ArtifactError, match="was altered"):
+        BundleFiles.open(bundle).path("weights.bin")
 
 
 def test_opening_reads_the_manifest_only(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

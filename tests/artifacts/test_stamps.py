@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts import stamps
+from llmc.artifacts import ownership, stamps
 from llmc.artifacts.digest import digest_file
-from llmc.artifacts.stamps import FILE_NAME, Stamps
+from llmc.artifacts.stamps import FILE_NAME, FOLDER, Stamps
 
 
 @pytest.fixture
@@ -122,8 +125,12 @@ def test_stamps_of_files_that_are_gone_are_dropped(tmp_path: Path, file: Path) -
     assert list(json.loads((tmp_path / FILE_NAME).read_bytes())["files"]) == [str(second)]
 
 
-def test_nothing_raises_where_nothing_can_be_written(tmp_path: Path, file: Path) -> None:
+def test_nothing_raises_where_nothing_can_be_written(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "taken").write_text("a file, where a folder should be")
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "taken" / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
     table = Stamps(tmp_path / "taken" / "below")
     table.record(file, digest_file(file))
     table.save()
@@ -153,3 +160,98 @@ def test_any_table_can_be_read(tmp_path_factory: pytest.TempPathFactory, data: b
     folder = tmp_path_factory.mktemp("stamps")
     (folder / FILE_NAME).write_bytes(data)
     assert not Stamps(folder).verified(folder / FILE_NAME, "sha256:" + "0" * 64)
+
+
+# Who may vouch
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def open_to_a_group(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's own cache."""
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group has further users."""
+    monkeypatch.setattr(ownership, "_is_private_group", lambda *_: False)
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("where", ["the table", "its folder"])
+@pytest.mark.parametrize("opening", [open_to_all, open_to_a_group])
+def test_a_table_that_others_may_write_is_not_believed(
+    tmp_path: Path, file: Path, cache: Path, where: str, opening: Callable[[Path], None]
+) -> None:
+    table = stamped(tmp_path, file)
+    assert table.verified(file, digest_file(file))
+    opening(tmp_path / FILE_NAME if where == "the table" else tmp_path)
+    assert not Stamps(tmp_path).verified(file, digest_file(file))
+
+
+def test_a_table_of_another_user_is_not_believed(
+    tmp_path: Path, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamped(tmp_path, file)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert not Stamps(tmp_path).verified(file, digest_file(file))
+
+
+def test_a_group_of_one_is_nobody_else(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "_is_private_group", lambda *_: True)
+    open_to_a_group(tmp_path)
+    assert stamped(tmp_path, file).verified(file, digest_file(file)) and (tmp_path / FILE_NAME).exists()
+
+
+def test_the_group_that_a_system_makes_for_a_user_is_known() -> None:
+    ownership._is_private_group.cache_clear()
+    me = pwd.getpwuid(os.geteuid())
+    group = grp.getgrgid(me.pw_gid)
+    assert ownership._is_private_group(me.pw_gid, me.pw_uid) == (group.gr_name == me.pw_name)
+    others = [item.gr_gid for item in grp.getgrall() if item.gr_name != me.pw_name]
+    assert not any(ownership._is_private_group(gid, me.pw_uid) for gid in others)
+
+
+@pytest.mark.usefixtures("crowded")
+def test_what_was_verified_where_others_may_write_is_kept_in_the_users_own_cache(
+    tmp_path: Path, file: Path, cache: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    open_to_a_group(shared)
+    assert stamped(shared, file).verified(file, digest_file(file))
+    (table,) = (cache / FOLDER).iterdir()
+    assert table.stat().st_mode & 0o777 == 0o600 and table.parent.stat().st_mode & 0o777 == 0o700
+    assert not list(shared.iterdir())
+
+
+def test_a_cache_that_others_may_write_holds_no_stamps(
+    tmp_path: Path, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    cache.mkdir()
+    open_to_all(cache)
+    table = Stamps(tmp_path / "bundle", inside=False)
+    table.record(file, digest_file(file))
+    table.save()
+    assert not list(cache.iterdir()) and len(list((tmp_path / "home" / "llmc" / FOLDER).iterdir())) == 1
+    assert Stamps(tmp_path / "bundle", inside=False).verified(file, digest_file(file))
+
+
+def test_tables_are_bounded(tmp_path: Path, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamps, "MOST_TABLES", 8)
+    for number in range(20):
+        table = Stamps(tmp_path / str(number), inside=False)
+        table.record(file, digest_file(file))
+        table.save()
+        assert Stamps(tmp_path / str(number), inside=False).verified(file, digest_file(file))
+    assert len(list((cache / FOLDER).iterdir())) <= 8

@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc.artifacts.ownership import anybody_writes
 from llmc.artifacts.publish import make_folder, sync_folder, write_atomic, writing
 from llmc.artifacts.signing.keys import PUBLIC_MODE, SUFFIX, PublicKey, parse_public, read_public, read_small, why
 from llmc.artifacts.trust import UntrustedError
@@ -115,8 +116,7 @@ class TrustedKeys:
         """The key files. Raises UntrustedError for a folder that cannot be read, or that anybody can write."""
         try:
             names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle_writer.py
-            mode = self.folder.stat().st_mode
-            read_only = os.statvfs(self.folder).f_flag & os.ST_RDONLY
+            open_to_all = anybody_writes(self.folder)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -125,7 +125,7 @@ class TrustedKeys:
                 "name another by LLMC_TRUSTED_KEYS"
             ) from error
         files = [self.folder / name for name in names if name.endswith(SUFFIX)]
-        if files and mode & _EVERYBODY and not mode & stat.S_ISVTX and not read_only:
+        if files and open_to_all:
             raise UntrustedError(f"{self.folder}: every user may put keys there; chmod o-w {self.folder}")
         return files
 

@@ -198,7 +198,7 @@ def _add(store: Store, folder: str) -> Entry:
     from llmc.artifacts.bundle import BundleFiles
     from llmc.artifacts.bundles import add_bundle
 
-    with BundleFiles.open(bundle_folder(folder, store), store.root) as files:
+    with BundleFiles.open(bundle_folder(folder, store)) as files:
         return add_bundle(store, files)
 
 

@@ -12,9 +12,11 @@ import llmc.artifacts
 from llmc.artifacts import layout
 from llmc.artifacts.bundles import KIND, read_bundle
 from llmc.artifacts.entries import encode_entry
+from llmc.artifacts.key import Key
 from llmc.artifacts.store import Store
-from tests.artifacts.helpers import files_below, key, manifest
+from tests.artifacts.helpers import files_below, manifest
 
+KEY = Key("executable", {"toolchain.onnxruntime": "1.31.1", "phase": "decode", "batch": 4})
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "v1" / "signed"
 """A store as llmc 0.1.0 wrote it. Never change it: a new layout is a new folder beside "v1" (layout.SCHEMA)."""
 
@@ -30,7 +32,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_a_store_of_the_first_schema_is_read(store: Store) -> None:
-    entry = store.lookup(key(), verify=True)
+    entry = store.lookup(KEY, verify=True)
     assert entry is not None
     assert store.get_bytes(entry.outputs["graph"].digest) == b"graph"
     assert store.get_bytes(entry.outputs["notes"].digest) == b""
@@ -57,10 +59,10 @@ def test_another_schema_is_another_folder(store: Store, monkeypatch: pytest.Monk
     before = {path: path.read_bytes() for path in files_below(GOLDEN)}
     monkeypatch.setattr(layout, "SCHEMA", layout.SCHEMA + 1)
     newer = Store(store.root)
-    assert newer.lookup(key()) is None
-    newer.get_or_build(key(), lambda space: {"graph": space.put_bytes(b"other")})
+    assert newer.lookup(KEY) is None
+    newer.get_or_build(KEY, lambda space: {"graph": space.put_bytes(b"other")})
     monkeypatch.undo()
-    entry = Store(store.root).lookup(key(), verify=True)
+    entry = Store(store.root).lookup(KEY, verify=True)
     assert entry is not None
     assert store.get_bytes(entry.outputs["graph"].digest) == b"graph"
     assert {path: (store.root / path.relative_to(GOLDEN)).read_bytes() for path in before} == before
