@@ -11,6 +11,7 @@ import typer
 
 from llmc.cli import ahead
 from llmc.cli import output as messages
+from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
 
@@ -41,7 +42,9 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", metavar="FILE", help="Prompts: JSON lines with prompt or messages, or plain lines."),
+        typer.Option(
+            "--prompts", metavar="FILE", help="JSON lines (prompt or messages; max_tokens …), or plain lines."
+        ),
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Wrap each prompt as a user's message in the chat template.")
@@ -88,16 +91,16 @@ def generate(
       llmc generate bundle-of-config --weights ./model --prompt "Hello"
     """
     from llmc.runtime.llm import BundleLLM
-    from llmc.runtime.sampling import SamplingParams
 
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop=stop or None, ignore_eos=ignore_eos,
-    )  # fmt: skip
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop or None, "ignore_eos": ignore_eos,
+    }  # fmt: skip
     if threads is not None and threads < 1:
         raise InputError(f"--threads {threads} must be at least 1")
     speculation = asked(speculate, prompt_lookup_max, prompt_lookup_min)
-    given = _prompts(prompt, prompts, source, chat)
+    asked_for = _prompts(prompt, prompts, source, chat, sampling)
+    given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
     keeps = show_buckets or as_json or speculation is not None
     begun = ahead.take(bundle)
     with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, speculative_config=speculation) as llm:
@@ -138,7 +141,11 @@ def _bound(bundle: str, weights: str | None) -> str | Path:
     return bound(resolve(bundle, settings, store), weights, store)
 
 
-def _prompts(texts: list[str] | None, file: Path | None, source: str | None, chat: bool) -> list[Any]:
+def _prompts(
+    texts: list[str] | None, file: Path | None, source: str | None, chat: bool, sampling: dict[str, Any]
+) -> list[Asked]:
+    from llmc.runtime.sampling import SamplingParams
+
     given = [bool(texts), file is not None, source is not None]
     if sum(given) != 1:
         raise InputError("give the prompts in one way: --prompt TEXT, --prompts FILE, or - for standard input")
@@ -147,47 +154,27 @@ def _prompts(texts: list[str] | None, file: Path | None, source: str | None, cha
             f"unexpected argument {source!r}; prompts come by --prompt, --prompts, or - for standard input"
         )
     if texts:
-        found: list[Any] = list(texts)
+        common = SamplingParams(**sampling)
+        found: list[Asked] = [(text, common) for text in texts]
     elif file is not None:
         try:
-            found = _parse(file.read_text(encoding="utf-8"), str(file))
+            found = parse(file.read_text(encoding="utf-8"), str(file), sampling)
         except (OSError, UnicodeDecodeError) as e:
             raise InputError(f"{file}: prompts cannot be read: {e}") from e
     else:
-        found = _parse(sys.stdin.read(), "standard input")
+        found = parse(sys.stdin.read(), "standard input", sampling)
     if not found:
         raise InputError("there is no prompt")
-    return [{"messages": [{"role": "user", "content": p}]} if chat and isinstance(p, str) else p for p in found]
+    if not chat:
+        return found
+    return [({"messages": [{"role": "user", "content": p}]} if isinstance(p, str) else p, how) for p, how in found]
 
 
-def _parse(text: str, name: str) -> list[Any]:
-    """JSON lines when the first line is a JSON object, else each line is a prompt."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines or not lines[0].lstrip().startswith("{"):
-        return lines
-    prompts: list[Any] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line)
-        except ValueError as e:
-            raise InputError(f"{name}, line {number}: not JSON ({e})") from None
-        if not isinstance(value, dict) or not ("prompt" in value or "messages" in value):
-            raise InputError(f"{name}, line {number}: needs a field prompt or messages")
-        if "prompt" in value and not _is_prompt(value["prompt"]):
-            raise InputError(f"{name}, line {number}: prompt is neither a text nor a list of token ids")
-        prompts.append(value["prompt"] if "prompt" in value else {"messages": value["messages"]})
-    return prompts
-
-
-def _is_prompt(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))
-
-
-def _stream(llm: BundleLLM, asked: list[Any], params: SamplingParams) -> list[StepRecord]:
+def _stream(llm: BundleLLM, asked: list[Any], params: list[SamplingParams]) -> list[StepRecord]:
     """Print texts as they come, one prompt after the other; returns the steps of all."""
     records: list[StepRecord] = []
-    for one in asked:
-        for _, update, _ in llm.stream([one], params):
+    for one, how in zip(asked, params, strict=True):
+        for _, update, _ in llm.stream([one], how):
             typer.echo(update.text, nl=False)
             sys.stdout.flush()
         typer.echo()

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmc.errors import InputError
 from llmc.runtime.async_engine import AsyncEngine, Stream
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.observer import EngineStats, Observer
@@ -48,7 +49,9 @@ class BundleAsyncLLM:
 
         Leaving the generator ends the request. Raises InputError, OverloadedError or EngineDeadError.
         """
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise InputError(f"sampling_params must be SamplingParams, not {params!r:.80}")
         name = str(next(self._ids)) if request_id is None else request_id
         request = Request(name, self.prompts.encode(prompt), params, self.bundle.eos_token_ids, priority)
         shown = prompt if isinstance(prompt, str) else None

@@ -64,7 +64,7 @@ class ChatTemplate:
             context
             | {
                 "messages": check_messages(messages),
-                "tools": None if tools is None else [_plain(tool) for tool in tools],
+                "tools": None if tools is None else _tools(tools),
                 "add_generation_prompt": add_generation_prompt,
             }
         )
@@ -89,6 +89,13 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise InputError('messages must be a list of at least one {"role": …, "content": …}')
     return [_message(index, message) for index, message in enumerate(messages)]
+
+
+def _tools(tools: Any) -> list[Any]:
+    listed = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if not listed or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InputError(f"tools must be a list of objects, not {tools!r:.80}")
+    return [_plain(tool) for tool in tools]
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

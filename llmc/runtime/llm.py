@@ -112,14 +112,19 @@ class BundleLLM:
         return self.prompts.render(messages, **how)
 
     def stream(
-        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *, priority: Sequence[int] | None = None,
+        self, prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+        priority: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, Update, RequestOutput]]:  # fmt: skip
         """Yield (prompt index, update, output so far) as text becomes certain; the output's `finished` says its end.
 
+        A text, an object or a list of token ids is one prompt, with index 0.
+
         Updates' texts joined equal the output's text. Leaving the iterator early ends what still runs.
         """
-        return self._offline.stream(prompts, sampling_params, priority)
+        from llmc.runtime.prompts import several
+
+        return self._offline.stream(several(prompts), sampling_params, priority)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt],
@@ -130,15 +135,16 @@ class BundleLLM:
 
         With `use_tqdm` a terminal shows a bar with ETA for what takes over two seconds.
         """
-        single = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        several: Sequence[Prompt] = [prompts] if single else prompts  # type: ignore[assignment,list-item]
+        from llmc.runtime.prompts import several
+
+        given = several(prompts)
         outputs: dict[int, RequestOutput] = {}
-        with _Bar(len(several), use_tqdm) as bar:
-            for index, _, output in self.stream(several, sampling_params, priority=priority):
+        with _Bar(len(given), use_tqdm) as bar:
+            for index, _, output in self._offline.stream(given, sampling_params, priority):
                 if output.finished:
                     outputs[index] = output
                 bar.show(len(outputs))
-        return [outputs[i] for i in range(len(several))]
+        return [outputs[i] for i in range(len(given))]
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
@@ -147,7 +153,8 @@ class BundleLLM:
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer one conversation, or several; `chat_template` replaces the model's own."""
-        several: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        from llmc.runtime.prompts import conversations
+
         template = self.prompts.template
         if chat_template is not None:
             from llmc.runtime.chat import ChatTemplate
@@ -155,7 +162,7 @@ class BundleLLM:
             template = ChatTemplate(chat_template, self.bundle.special_tokens)
         texts = [
             template.render(m, add_generation_prompt=add_generation_prompt, tools=tools, variables=chat_template_kwargs)
-            for m in several
+            for m in conversations(messages)
         ]
         prompts = [{"prompt_token_ids": self.prompts.encode_chat(text)} for text in texts]
         outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)

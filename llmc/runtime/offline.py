@@ -16,10 +16,14 @@ from llmc.runtime.outputs import OutputBuilder, RequestOutput, text_of
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.requests import Request, Update
 from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.sampling.checks import integer, listed
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.base import Executor
+
+_FARTHEST = 1 << 62
+"""Priorities lie this far from 0 at most."""
 
 
 class Offline:
@@ -98,14 +102,18 @@ class _Keeper(Observer):
 def _per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise InputError(f"{len(params)} sampling parameters for {count} prompts")
-    return list(params)
+    found = [p for p in params if isinstance(p, SamplingParams)] if isinstance(params, list | tuple) else None
+    if found is None or len(found) != len(params):
+        raise InputError(f"sampling_params must be SamplingParams, or one for each prompt, not {params!r:.80}")
+    if len(found) != count:
+        raise InputError(f"{len(found)} sampling parameters for {count} prompts")
+    return found
 
 
 def _per_priority(priority: Sequence[int] | None, count: int) -> list[int]:
     if priority is None:
         return [0] * count
-    if len(priority) != count:
-        raise InputError(f"{len(priority)} priorities for {count} prompts")
-    return list(priority)
+    found = [integer(-_FARTHEST, _FARTHEST)("priority", rank) for rank in listed("priority", priority)]
+    if len(found) != count:
+        raise InputError(f"{len(found)} priorities for {count} prompts")
+    return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import InputError, LlmcError
@@ -63,8 +65,33 @@ class Prompts:
         return self._bundle.tokenizer.encode(text, add_special_tokens=False)
 
 
+def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts of a call that takes one or a list: a text, an object and a list of token ids are one prompt.
+
+    Raises InputError for what is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise InputError(f"prompts must be a text, a list of token ids, an object, or a list of these: {prompts!r:.80}")
+    found: list[Any] = list(prompts)
+    return [found] if found and isinstance(found[0], Integral) else found
+
+
+def conversations(messages: Any) -> list[Any]:
+    """The conversations of a call that takes one or a list of them; each is still to be checked."""
+    listed = not isinstance(messages, str | Mapping) and isinstance(messages, Sequence) and len(messages) > 0
+    many = listed and all(isinstance(m, Sequence) and not isinstance(m, str) for m in messages)
+    return list(messages) if many else [messages]
+
+
 def _ids(value: Any) -> list[int]:
     try:
-        return [int(t) for t in value]
-    except (TypeError, ValueError):
-        raise InputError(f"prompt token ids must be a list of integers, not {value!r:.80}") from None
+        if isinstance(value, bytes | bytearray | Mapping) or any(isinstance(token, bool) for token in value):
+            raise TypeError
+        return [index(token) for token in value]
+    except TypeError:
+        raise InputError(
+            f"a prompt is a text, or its token ids as a list of integers, not {value!r:.80}; a list of prompts goes "
+            "where several are taken"
+        ) from None

@@ -291,3 +291,13 @@ def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         progress(1, 2)
     assert progress._bar is None
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", ["push {} bundle", "push {}", "pull {}", "pull {} -o out"])
+def test_a_place_without_slashes_is_a_usage_error_at_once(llmc: Llmc, bundle: Path, here: Path, command: str) -> None:
+    before = sorted(here.iterdir())
+    said = llmc(
+        "cache", *command.format("oci:images").split(), "--allow-unsigned" if "pull" in command else "-q"
+    ).failed(2)
+    assert "oci:… is no remote" in said and "oci-layout:FOLDER" in said
+    assert sorted(here.iterdir()) == before

@@ -174,7 +174,7 @@ def written(folder: Path, *lines: object) -> Path:
 def test_a_file_of_json_lines(generate: Llmc, toy: Path, here: Path) -> None:
     chat = [{"role": "user", "content": "hi"}]
     ids = [3, 1, 4]
-    file = written(here, {"prompt": "a river"}, {"messages": chat, "extra": 1}, "", {"prompt": ids})
+    file = written(here, {"prompt": "a river"}, {"messages": chat, "seed": 1}, "", {"prompt": ids})
     first, second, third = generate("--prompts", file, "--json").lines
     assert (first["prompt"], first["token_ids"]) == ("a river", answer(toy, "a river"))
     assert second["prompt"] == chat
@@ -187,6 +187,25 @@ def test_a_file_of_json_lines(generate: Llmc, toy: Path, here: Path) -> None:
 def test_a_file_of_plain_lines(generate: Llmc, here: Path) -> None:
     file = written(here, "a river", "", 'two "quoted" words')
     assert [f["prompt"] for f in generate("--prompts", file, "--json").lines] == ["a river", 'two "quoted" words']
+
+
+def test_a_line_says_how_it_is_sampled_and_wins_over_the_flags(generate: Llmc, toy: Path, here: Path) -> None:
+    whole = text_of(answer(toy, "a river", 12))
+    file = written(
+        here, {"prompt": "a river", "max_tokens": 2}, {"prompt": "a river", "max_tokens": None},
+        {"prompt": "a river", "max_tokens": 12, "stop": whole[3]}, {"prompt": "a river", "temperature": 2.0, "seed": 3},
+        {"prompt": "a river", "temperature": 2.0, "seed": 4, "top_k": 1},
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "logit_bias": {"64": 100}},
+    )  # fmt: skip
+    short, plain, stopped, drawn, first, chat = generate("--prompts", file, "--json").lines
+    assert short["token_ids"] == answer(toy, "a river", 2) and plain["token_ids"] == answer(toy, "a river")
+    assert stopped["text"] == whole[: whole.index(whole[3])] and stopped["finish_reason"] == "stop"
+    assert drawn["token_ids"] != plain["token_ids"] == first["token_ids"], "the best token alone is the greedy one"
+    assert chat["text"] == "a" and len(chat["token_ids"]) == 1
+    again = generate("--prompts", file, "--json", "--temperature", 0.5, "--seed", 9).lines
+    assert again[3]["token_ids"] == drawn["token_ids"], "the flags are for lines that say nothing"
+    streamed = generate("--prompts", file, "--stream", "-q").out
+    assert streamed.startswith(f"{short['text']}\n{plain['text']}\n{stopped['text']}\n")
 
 
 def test_standard_input(generate: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +228,22 @@ def test_chat_wraps_prompts_in_the_models_template(generate: Llmc) -> None:
     [
         (['{"prompt": "a"}', "{"], "line 2: not JSON"),
         (['{"prompt": "a"}', "[1]"], "line 2: needs a field prompt or messages"),
+        (['{"prompt": "a", "messages": []}'], "line 1: needs a field prompt or messages, and one of them"),
+        (
+            ['{"prompt": "a"}', "", '{"prompt": "a", "max_token": 5}'],
+            "line 3: unknown field 'max_token'; known: prompt,",
+        ),
+        (['{"prompt": "a", "n": 2}'], "line 1: unknown field 'n'"),
+        (['{"prompt": "a", "max_tokens": 0}'], "line 1: max_tokens must be at least 1, not 0"),
+        (['{"prompt": "a", "max_tokens": "9"}'], "line 1: max_tokens must be an integer, not '9'"),
+        (['{"prompt": "a", "stop": [""]}'], "line 1: stop must hold texts that are not empty"),
+        (["[" * 100000], "the prompt has 100000 tokens"),
+        (['{"prompt": ' + "[" * 100000], "line 1: not JSON"),
         (['{"text": "a"}'], "line 1: needs a field prompt or messages"),
         (['{"prompt": "a"}', '{"prompt": 5}'], "line 2: prompt is neither a text nor a list of token ids"),
         (['{"prompt": ["a"]}'], "line 1: prompt is neither a text nor a list of token ids"),
-        (['{"messages": "x"}'], "messages must be a list"),
-        (['{"messages": [{"role": "user"}]}'], "content"),
+        (['{"messages": "x"}'], "line 1: messages must be a list"),
+        (['{"messages": [{"role": "user"}]}'], "line 1: messages[0] (user) has no content"),
         (['{"prompt": [1, 9999]}'], "prompt token ids must be in 0 … 256, found 9999"),
         (['{"prompt": []}'], "the prompt is empty"),
     ],

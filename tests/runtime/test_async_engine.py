@@ -334,3 +334,18 @@ def test_async_llm_chats(toy: Toy) -> None:
                     pass
 
     run(test())
+
+
+def test_async_llm_takes_one_prompt_at_a_time(toy: Toy) -> None:
+    async def ask(llm: BundleAsyncLLM, *asked: Any) -> None:
+        with pytest.raises(InputError, match=r"a prompt is a text|sampling_params must be"):
+            async for _ in llm.generate(*asked):
+                pass
+
+    async def test() -> None:
+        async with BundleAsyncLLM(toy.bundle) as llm:
+            for wrong in (["a", "b"], [["a"]], b"text", None, [1.5]):
+                await ask(llm, wrong)
+            await ask(llm, "a", {"max_tokens": 2})
+
+    run(test())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
@@ -117,6 +118,43 @@ def test_prompts_in_every_form(llm: BundleLLM) -> None:
         llm.generate("")
 
 
+ENTRIES: dict[str, Any] = {
+    "generate": lambda llm, prompts: llm.generate(prompts, greedy(4)),
+    "stream": lambda llm, prompts: [o for _, _, o in llm.stream(prompts, greedy(4)) if o.finished],
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_one_prompt_is_one_prompt_in_every_entry(llm: BundleLLM, entry: str) -> None:
+    ask, text = ENTRIES[entry], "a text of 23 letters or"
+    ids = llm.bundle.tokenizer.encode(text)
+    (listed,) = ask(llm, [text])
+    for one in (text, {"prompt": text}, ids, tuple(ids), np.array(ids), {"prompt_token_ids": np.array(ids)}):
+        (alone,) = ask(llm, one)
+        assert (alone.prompt_token_ids, alone.outputs) == (ids, listed.outputs)
+    assert [o.prompt_token_ids for o in ask(llm, (p for p in ("a", "b")))] == [[64], [65]]
+    for wrong in (None, 5, b"text", [b"text"], [True, False], [1.5], [["a"]], [None], [[1, "2"]], [{"prompt": ["a"]}]):
+        with pytest.raises(InputError, match="prompt"):
+            ask(llm, wrong)
+    assert not llm.engine.has_work
+
+
+def test_what_is_no_conversation_and_no_parameters(llm: BundleLLM) -> None:
+    message = {"role": "user", "content": "hi"}
+    for wrong in ("hi", message, ["hi"], [[message], "hi"], [], [[]], None):
+        with pytest.raises(InputError, match="messages"):
+            llm.chat(wrong)  # type: ignore[arg-type]
+    for tools in ("tool", {"type": "function"}, ["tool"]):
+        with pytest.raises(InputError, match="tools must be a list of objects"):
+            llm.chat([message], tools=tools)  # type: ignore[arg-type]
+    for params in ({"max_tokens": 4}, "greedy", [{"max_tokens": 4}], 5):
+        with pytest.raises(InputError, match="sampling_params must be SamplingParams"):
+            llm.generate("a", params)  # type: ignore[arg-type]
+    for priority in (1, "1", ["1"]):
+        with pytest.raises(InputError, match="priority must be"):
+            llm.generate("a", greedy(), priority=priority)  # type: ignore[arg-type]
+
+
 def test_a_text_over_the_limit_names_the_limit(llm: BundleLLM) -> None:
     with pytest.raises(InputError, match="the prompt has 40 tokens; this bundle takes at most 31"):
         llm.generate("x" * 40)
@@ -147,8 +185,6 @@ def test_best_of_returns_the_most_probable(llm: BundleLLM) -> None:
 
 
 def test_logprobs_are_the_models(llm: BundleLLM, trusted: ToyReference) -> None:
-    import numpy as np
-
     (output,) = llm.generate([[5, 6, 7]], greedy(3, logprobs=2, repetition_penalty=1.3))
     choice = output.outputs[0]
     assert choice.logprobs is not None and len(choice.logprobs) == 3

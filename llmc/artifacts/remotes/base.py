@@ -27,6 +27,10 @@ JOBS = 8
 _LAYOUT = Layout("/")
 
 
+class StoppedError(Exception):
+    """Raised in a transfer that is to end because another one has: never a reason by itself."""
+
+
 class RemoteError(ArtifactError):
     """A remote that cannot be reached, refuses, or breaks off; the message says which remote and what to do."""
 

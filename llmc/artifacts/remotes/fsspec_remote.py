@@ -15,7 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from llmc.artifacts.remotes.base import ObjectError, Progress, RemoteError, not_installed, temporaries_prefix
+from llmc.artifacts.remotes.base import (
+    ObjectError,
+    Progress,
+    RemoteError,
+    StoppedError,
+    not_installed,
+    temporaries_prefix,
+)  # fmt: skip
 from llmc.artifacts.remotes.retry import Patience, again, http_status
 from llmc.artifacts.remotes.urls import Address
 from llmc.errors import DeviceError, InputError, LlmcError
@@ -208,7 +215,7 @@ class FsspecRemote:
         """The result of `call`, tried again. Raises FileNotFoundError or RemoteError."""
         try:
             return again(call, self._patience, f"{self.url}: {name}")
-        except (FileNotFoundError, LlmcError):
+        except (FileNotFoundError, LlmcError, StoppedError):
             raise
         except Exception as error:  # noqa: BLE001 - each protocol has its own errors
             self._fail(name, error)

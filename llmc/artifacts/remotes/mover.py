@@ -9,15 +9,11 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from llmc.artifacts.publish import UnwritableError
-from llmc.artifacts.remotes.base import Meter, ObjectError, Refused, RemoteError
+from llmc.artifacts.remotes.base import Meter, ObjectError, Refused, RemoteError, StoppedError
 from llmc.errors import ArtifactError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class StoppedError(Exception):
-    """Raised in a transfer that is to end because another one has."""
 
 
 class Mover:
@@ -76,6 +72,11 @@ class Mover:
                 raise
             self.refused.append(Refused(name, str(error)))
             return None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether all is to end."""
+        return self._stopped
 
     def expect(self, count: int) -> None:
         """So many bytes more are to be moved."""

@@ -10,6 +10,7 @@ from llmc.errors import InputError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _HIDDEN = "***"
+_LAYOUT = "oci-layout"
 _IN_TEXT = (
     (re.compile(r"(://)[^/\s@]*@"), r"\1"),
     (re.compile(r"(?i)\b((?:X-Amz-[A-Za-z-]+|sig|signature|token|password|secret)=)[^&\s'\"]+"), rf"\1{_HIDDEN}"),
@@ -38,13 +39,18 @@ class Address(NamedTuple):
 
 
 def address(url: str) -> Address:
-    """Take a URL apart. Raises InputError, without the URL's secrets, for one that cannot be read."""
+    """Take a URL apart. Raises InputError, without the URL's secrets, for one that cannot be read, or has no //."""
     match = _SCHEME.match(url)
     if match is None:
         return Address("", url, url, ())
     scheme = match[1].lower()
     if scheme == "file":
         return Address(scheme, url, url, ())
+    if scheme != _LAYOUT and "::" not in url and not url[len(match[0]) :].startswith("//"):  # a file to fsspec
+        raise InputError(
+            f"{scheme}:… is no remote: write {scheme}://PLACE/FOLDER, oci-layout:FOLDER for images in a folder, and "
+            f"./{scheme}:… for a folder of that name"
+        )
     try:
         parts = urlsplit(url)
         secrets = [parts.query, parts.password or "", unquote(parts.password or "")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from llmc.artifacts.remotes.base import (
     temporaries_prefix,
 )
 from llmc.artifacts.remotes.folder import FolderRemote
+from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
+from llmc.artifacts.remotes.mover import Mover
 from llmc.errors import DeviceError, InputError
 from tests.artifacts.helpers import files_below, key
 
@@ -169,3 +173,24 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(monkeypatch: 
 def test_a_protocol_that_is_not_installed_is_an_error_of_its_own() -> None:
     with pytest.raises(DeviceError, match="gcs"):
         open_remote("gs://bucket/llmc")
+
+
+def test_what_ended_all_transfers_is_told_and_not_that_they_ended(memory: FsspecRemote, tmp_path: Path) -> None:
+    (source := tmp_path / "source").write_bytes(b"x")
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise RemoteError("the reason")
+
+    def late(count: int) -> None:
+        failed.wait(10)
+        while not mover.stopped:
+            time.sleep(0.001)
+        mover.moved(count)
+
+    with Mover(2) as mover:
+        uploading = mover.run(memory.upload, "name", source, late)
+        mover.run(fail)
+        with pytest.raises(RemoteError, match=r"^the reason$"):
+            mover.result(uploading)

@@ -47,6 +47,16 @@ def test_paths_have_no_scheme(url: str, scheme: str) -> None:
     assert address(url).scheme == scheme
 
 
+@pytest.mark.parametrize("url", ["oci:images", "oci:/images:v1", "s3:bucket/folder", "s3:", "memory:x?key=hush"])
+def test_a_scheme_without_slashes_is_no_folder_s_name(url: str) -> None:
+    with pytest.raises(
+        InputError, match=r"write (oci|s3|memory)://PLACE/FOLDER, oci-layout:FOLDER for images"
+    ) as found:
+        address(url)
+    assert "hush" not in str(found.value)
+    assert address(f"./{url}").scheme == "" and address("simplecache::s3://b/x").scheme == "simplecache"
+
+
 def test_a_url_that_cannot_be_read_is_not_shown() -> None:
     with pytest.raises(InputError) as caught:
         address("s3://key:secret@[bad/bucket")
