@@ -74,6 +74,27 @@ def serve_command(
     max_body_size: Annotated[
         str, typer.Option("--max-body-size", metavar="SIZE", help="Largest request body.")
     ] = "4MiB",
+    max_connections: Annotated[
+        int, typer.Option("--max-connections", metavar="N", min=0, help="Open connections; more get a 503. 0: any.")
+    ] = 1024,
+    max_connections_per_client: Annotated[
+        int,
+        typer.Option(
+            "--max-connections-per-client",
+            metavar="N",
+            min=0,
+            help="Of one address; more get a 429. 0: any, as behind a proxy.",
+        ),
+    ] = 256,
+    max_requests_per_client: Annotated[
+        int,
+        typer.Option(
+            "--max-requests-per-client",
+            metavar="N",
+            min=0,
+            help="Answered at a time for one address; more get a 429. 0: any, as behind a proxy.",
+        ),
+    ] = 128,
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
     ] = None,
@@ -133,7 +154,7 @@ def serve_command(
     """Serve a bundle with OpenAI's API. Compiles nothing while it serves, and needs neither torch nor transformers.
 
     /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running
-    requests end first; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
+    requests end first, as does SIGHUP; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
 
     \b
     Example:
@@ -149,7 +170,8 @@ def serve_command(
     config = ServerConfig(
         host, port, _keys(api_key, settings), max_queued_requests,
         duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
-        served_model_name, record_traffic, profile,
+        served_model_name, record_traffic, profile, max_connections,
+        max_connections_per_client, max_requests_per_client,
     )  # fmt: skip
     wanted = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
     options: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from llmc import __version__
 from llmc.runtime.server import errors
 from llmc.runtime.server.auth import OPEN_PATHS, RequireKey
+from llmc.runtime.server.clients import BoundRequests
 from llmc.runtime.server.counting import CountAnswers
 from llmc.runtime.server.openapi import document
 from llmc.runtime.server.protocol.chat import ChatRequest
@@ -60,6 +61,7 @@ def build_app(state: ServerState) -> FastAPI:
     keys = state.config.api_keys
     document(app, BODIES, bool(keys), OPEN_PATHS)
     app.add_middleware(errors.AnswerFaults)
+    app.add_middleware(BoundRequests, clients=state.clients, free=OPEN_PATHS)
     if keys:
         RequireKey(app, keys)  # refuses empty keys now: middlewares are made with the first request
         app.add_middleware(RequireKey, keys=keys)

@@ -4,6 +4,7 @@
     401  no key, or a wrong one          404  no such route, or another model than the one served
     405  another method
     413  the body is too large           415  the body is not declared as JSON
+    429  the client has too many connections or requests (with Retry-After)
     500  a fault of this server          503  loading, draining, overloaded (with Retry-After), or the engine stopped
 
 No message holds a stack trace or a path of the server: an error that nobody foresaw says only that it is in the log.

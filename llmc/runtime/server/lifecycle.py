@@ -19,7 +19,7 @@ import uvicorn
 
 from llmc.runtime.observer import Observer, Observers
 from llmc.runtime.server.app import build_app
-from llmc.runtime.server.connections import BoundedProtocol
+from llmc.runtime.server.connections import bounded_by
 from llmc.runtime.server.events import Dead, Draining, Listening, Ready, Report, Stopped
 from llmc.runtime.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
 from llmc.runtime.server.state import Progress, ServerConfig, ServerState
@@ -75,7 +75,7 @@ class Server:
         self.engine_stopped = True
         app = _ClosesWhenDraining(build_app(self.state), self.state)
         how = uvicorn.Config(
-            app, http=BoundedProtocol, ws="none", lifespan="off", interface="asgi3", log_config=None,
+            app, http=bounded_by(self.state.clients), ws="none", lifespan="off", interface="asgi3", log_config=None,
             log_level="error", access_log=access_log, server_header=False, proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=CLOSING_S,
         )  # fmt: skip

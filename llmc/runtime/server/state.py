@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llmc.runtime.server.clients import Clients
+
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.runtime.async_engine import AsyncEngine
@@ -25,6 +27,8 @@ class ServerConfig:
 
     `api_keys`: any of them opens every route but /health and /ready; none: no key is asked for. `max_queued_requests`:
     requests that may wait for a slot; more are refused with 503. `max_body_bytes`: larger bodies are refused with 413.
+    `max_connections` and those of one client, and the requests of one that are answered at a time: 0 is no bound; see
+    clients.py.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +40,9 @@ class ServerConfig:
     served_model_name: str | None = None
     record_traffic: Path | None = None
     profile: Path | None = None
+    max_connections: int = 1024
+    max_connections_per_client: int = 256
+    max_requests_per_client: int = 128
 
 
 @dataclass(frozen=True)
@@ -75,9 +82,13 @@ class ServerState:
     served: Served | None = None
     load_error: BaseException | None = None
     draining: bool = False
+    clients: Clients = field(init=False)
     held_bytes: int = 0
     """Of long bodies that are being read; see body.py."""
     started_at: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.clients = Clients(self.config)
 
     @property
     def phase(self) -> Phase:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.server.connections import BoundedProtocol
-from tests.runtime.server.live import Gate, Live, completion
+from llmc.runtime.server.connections import PIPELINED, BoundedProtocol
+from tests.runtime.server.live import Gate, Live, completion, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
@@ -90,6 +90,64 @@ def test_a_head_may_not_grow_for_ever(live: Live) -> None:
         status, error = answered(connection)
     assert status == 431
     assert "larger than 65536 bytes" in str(error["message"])
+
+
+@pytest.mark.parametrize("head", [b"x: " + b"y" * 70_000, b"x: y\r\n" * 14_000, b"x: y"], ids=["long", "many", "url"])
+def test_a_head_that_comes_whole_is_no_larger_for_it(live: Live, head: bytes) -> None:
+    """All in one piece, so that it was complete before its size was seen."""
+    path = b"/health" + (b"?" + b"z" * 70_000 if head == b"x: y" else b"")
+    with live.connect() as connection:
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n\r\n")
+        status, error = answered(connection)
+    assert status == 431
+    assert "larger than 65536 bytes" in str(error["message"])
+
+
+def test_so_many_requests_wait_on_a_connection_and_it_ends_with_the_last(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 500)
+        said = rest(connection)
+    answers = said.split(b"HTTP/1.1 ")[1:]
+    assert len(answers) == 1 + PIPELINED
+    assert all(answer.startswith(b"200 OK") for answer in answers)
+    assert [b"connection: close" in answer for answer in answers] == [False] * PIPELINED + [True]
+
+
+def test_an_oversized_head_behind_others_ends_the_connection_after_them(live: Live) -> None:
+    with live.connect() as connection:
+        one = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+        connection.sendall((one + b"\r\n") * 3 + one + b"x: " + b"y" * 70_000 + b"\r\n\r\n")
+        said = rest(connection)
+    assert said.count(b"HTTP/1.1 200") == 3 == said.count(b"HTTP/1.1")
+
+
+def test_who_leaves_ends_all_that_it_pipelined(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that runs is not the last that came."""
+    gate = Gate(monkeypatch)
+    gate.hold()
+    before = len(gate.steps)
+    data = json.dumps(completion(max_tokens=20)).encode()
+    connection = live.connect()
+    connection.sendall((HEAD + b"content-length: %d\r\n\r\n" % len(data) + data) * 5)
+    gate.wait(before + 1)
+    connection.close()
+    engine = live.server.state.served.engine
+    gate.let(1)
+    until(lambda: engine.in_flight == 0)
+    gate.let()
+    until(lambda: live.stats.running == 0)
+    assert len(gate.steps) < before + 20
+
+
+def test_who_does_not_read_is_cut_off(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedProtocol, "send_s", 0.3)
+    live.server.listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # as its connections then have
+    with live.connect() as connection:
+        data = json.dumps({"prompt": "", "tokens": [65] * 200_000}).encode()
+        head = HEAD.replace(b"/v1/completions", b"/detokenize")
+        for _ in range(4):
+            connection.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
+        until(lambda: live.server.state.clients.open == 0)
 
 
 def test_an_answer_may_take_longer_than_any_of_it(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

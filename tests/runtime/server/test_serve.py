@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import struct
 import time
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_bundle(tmp_path_factory.mktemp("toy"), specialise=False)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: Path, signum: signal.Signals) -> None:
     traffic, trace = tmp_path / "traffic.jsonl", tmp_path / "trace.json"
     with Process(tmp_path, bundle, "--port", 0, "--record-traffic", traffic, "--profile", trace) as server:
@@ -59,6 +60,47 @@ def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: P
     assert (request["prompt_tokens"], request["output_tokens"]) == (4, 4)
     assert Traffic(str(traffic))
     assert json.loads(trace.read_text())
+
+
+def test_signals_that_ask_for_nothing_end_nothing(bundle: Path, tmp_path: Path) -> None:
+    """SIGUSR1 and SIGUSR2 as log rotation sends them; SIGHUP where it was ignored at the start, as nohup does."""
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with Process(tmp_path, bundle, "--port", 0, before=ignore) as server:
+        server.ready()
+        for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            server.signal(signum)
+            assert server.complete()[0] == 200
+        server.signal()
+        server.wait("draining")
+        server.wait("stopped")
+        assert server.ended() == (0, "")
+
+
+def test_five_hundred_requests_at_once_and_a_close_are_no_error(bundle: Path, tmp_path: Path) -> None:
+    """Pipelined: those behind the first used to write to a connection that was gone, with a stack trace each."""
+    with Process(tmp_path, bundle, "--port", 0) as server:
+        server.ready()
+        for reset in (False, True):
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 500)
+                if reset:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            assert server.ask("GET", "/health")[0] == 200
+        server.signal()
+        assert server.ended() == (0, "")
+
+
+def test_the_access_log_holds_neither_queries_nor_keys(bundle: Path, tmp_path: Path) -> None:
+    with Process(tmp_path, bundle, "--port", 0, "--access-log", "--api-key", "a secret/key") as server:
+        server.ready()
+        for path in ("/health?api_key=a%20secret/key", "/v1/models/a%20secret%2Fkey", "/a%20secret/key"):
+            server.ask("GET", path)
+        server.signal()
+        code, said = server.ended()
+    assert code == 0
+    assert "secret" not in said
+    asked = [line.partition('"')[2] for line in said.splitlines()]
+    assert asked == ['GET /health HTTP/1.1" 200', 'GET /v1/models/*** HTTP/1.1" 401', 'GET /*** HTTP/1.1" 401']
 
 
 def test_a_kill_leaves_nothing_locked(bundle: Path, tmp_path: Path) -> None:

@@ -169,14 +169,16 @@ _CASES = {
     405: "Another method is needed.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
+    429: "The client has too many requests or connections.",
     500: "The server failed.",
     503: "Loading, overloaded, draining or dead.",
 }
 
 
 def errors(*statuses: int) -> Responses:
-    """What a route may answer beside its proper answer, for FastAPI; 401 and 500 any may."""
-    return {status: {"model": ErrorResponse, "description": _CASES[status]} for status in sorted({*statuses, 401, 500})}
+    """What a route may answer beside its proper answer, for FastAPI; 401, 429 and 500 any may."""
+    found = sorted({*statuses, 401, 429, 500})
+    return {status: {"model": ErrorResponse, "description": _CASES[status]} for status in found}
 
 
 GENERATING = errors(400, 404, 413, 415, 503)
