@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from llmc.compiler.cpu_choice import Measured
+    from llmc.compiler.cpu_measurements import Measured
     from llmc.runtime.peers.results import Comparison
 
 SEQUENCES, LENGTH = 16, 1024
@@ -45,8 +45,9 @@ def cpu(
 ) -> None:
     """Measure the engines that --device cpu chooses between on this host, and say what it would choose, and why.
 
-    Decode steps, a prompt, the time to the first token and memory, in turn. What is measured is kept, and llmc compile
-    --device cpu chooses by it from then on.
+    Decode steps, a prompt, the time to the first token and memory, in turn. What is measured is kept beside what was
+    measured before, and llmc compile --device cpu chooses by it where it holds: for as many threads, models alike (by
+    type and size), the same versions of the engines, and the same options.
 
     \b
     Example:
@@ -54,30 +55,32 @@ def cpu(
       llmc bench cpu ./model --quick --json
     """
     from llmc.buckets.files import write_text
-    from llmc.compiler.cpu_choice import OWN, Measured, installed
+    from llmc.compiler.cpu_choice import installed
+    from llmc.compiler.cpu_measurements import OWN, Measured, added
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
     hidden = as_json and not sys.stderr.isatty()
     count = threads or settings.threads
-    document = _measure(model, settings.cache_dir, installed(), count, rounds, quick, hidden)
+    record = _measure(model, settings.cache_dir, installed(), count, rounds, quick, hidden)
     file = output or settings.cache_dir / OWN
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, json.dumps(document, indent=1) + "\n", "the measurements")
+    write_text(file, json.dumps(added(file, record), indent=1) + "\n", "the measurements")
     typer.echo(f"wrote {file}", err=True)
-    typer.echo(json.dumps(document) if as_json else _text(Measured.load(file)))
+    typer.echo(json.dumps(record) if as_json else _text(Measured.of(record)))
 
 
 def _measure(
     model: str, folder: Path, engines: tuple[str, ...], threads: int, rounds: int | None, quick: bool, hidden: bool
 ) -> dict[str, Any]:  # fmt: skip
     from dataclasses import replace
-    from math import prod
 
     from llmc.cli.output import StepProgress
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.contenders import make_ready
-    from llmc.compiler.cpu_choice import SCHEMA
+    from llmc.compiler.cpu_choice import configured, versions
+    from llmc.compiler.model_size import weights_of
+    from llmc.compiler.options import CompileOptions
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.host import cpu_features
     from llmc.runtime.peers import compare
@@ -105,14 +108,21 @@ def _measure(
     if found.unfinished:  # a choice wants all of it
         raise KeyboardInterrupt
     return {
-        "schema": SCHEMA,
         "machine": f"{found.host['cpu']}, {threads} threads",
         "isa": list(cpu_features()),
+        "threads": threads,
         "model": checkpoint.name,
-        "parameters": sum(prod(checkpoint.shape(name)) for name in checkpoint.tensor_names()),
-        "toolchain": {name: dict(bundle.manifest.toolchain) for name, bundle in bundles.items()},
+        "model_type": str(checkpoint.config.get("model_type")),
+        "parameters": sum(weights.count for weights in weights_of(checkpoint)),
+        "versions": versions(engines),
         "engines": {
-            engine: {kind: _one(found, f"{engine} {kind}", scope.batches) for kind in QUANTISATIONS}
+            engine: {
+                kind: {
+                    "options": configured(engine, CompileOptions(engine, kind)),
+                    **_one(found, f"{engine} {kind}", scope.batches),
+                }
+                for kind in QUANTISATIONS
+            }
             for engine in engines
         },
     }
@@ -147,7 +157,7 @@ def _one(found: Comparison, name: str, batches: tuple[int, ...]) -> dict[str, An
 def _text(measured: Measured) -> str:
     from llmc.buckets.text_table import table
     from llmc.compiler.cpu_choice import Wanted, choose
-    from llmc.runtime.host import cpu_features
+    from llmc.compiler.cpu_measurements import Case
 
     rows: list[tuple[str, ...]] = [
         ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")
@@ -160,8 +170,11 @@ def _text(measured: Measured) -> str:
                 (engine, kind, *steps, f"{prompt:.0f} ms", f"{start:.2f} s", f"{one['memory_bytes'] / 1e6:.0f} MB")
             )
     lines = table(rows, right=range(2, 9))
-    here = tuple(measured.engines)
+    options = {engine: kinds["int8"]["options"] for engine, kinds in measured.engines.items()}
+    case = Case(
+        sorted(measured.isa), measured.threads, measured.model_type, measured.parameters, measured.versions, options
+    )
     for batch in (1, 4, 8, 16):
-        choice = choose(Wanted(batch), measured, cpu_features(), here, measured.parameters)
+        choice = choose(Wanted(batch), [measured], case)
         lines.append(f"--max-num-seqs {batch}: {choice.engine}, since {choice.why}")
     return "\n".join(lines)

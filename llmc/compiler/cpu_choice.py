@@ -1,50 +1,43 @@
 """Which engine `--device cpu` compiles for, by what was measured: ONNX Runtime or OpenVINO.
 
-    measurements = {"schema": 1, "machine": text, "isa": [feature, …], "model": text, "parameters": number,
-                    "engines": {engine: {quantisation: one}}}
-    one = {"decode_ms": {batch: ms of a step}, "prefill_ms": {tokens: ms}, "start_s": seconds from exec to the first
-           token, "memory_bytes": proportional set size with 8 sequences}
-
-The file that is kept with the code (cpu_measurements.json) was made by `llmc bench cpu` on the machine that it names;
-the user's own, made by the same command, wins where there is one. Measurements count for hosts that have every feature
-of `isa`.
+Measurements (cpu_measurements.py) that are kept with the code were made by `llmc bench cpu` on the machine that they
+name; the user's own, made by the same command, come first. They count where they hold: for this host, these versions,
+as many threads, models alike, and the options that would be compiled with.
 
 Rule: of the engines that are installed, offer what was asked for and keep the user's limits, the one whose decode step
 at the plan's max_num_seqs takes less time; with the lengths of traffic, the one whose mean request does. Times and
 memory are scaled by the model's parameters over the measured model's. Within TIE, ONNX Runtime, which opens sooner.
+Where no measurement holds, ONNX Runtime, and the reason names what does not and the command that measures.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.compiler.cpu_measurements import OPTIONS, Case, Measured, measurements
+from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CPU_OPTIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.errors import InputError
+from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.buckets.limits import Limits
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.base import Target
 
 CPU = "cpu"
 
-SCHEMA = 1
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03
-KEPT = Path(__file__).with_name("cpu_measurements.json")
-OWN = Path("measurements", "cpu.json")
-"""The user's own, in the cache folder."""
 
 
 @dataclass(frozen=True)
@@ -68,73 +61,63 @@ class Choice:
     why: str
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of one file; see the module's docstring."""
-
-    source: str
-    machine: str
-    isa: frozenset[str]
-    parameters: int
-    engines: Mapping[str, Mapping[str, Mapping[str, Any]]]
-
-    @classmethod
-    def load(cls, path: Path) -> Measured:
-        """Read a file. Raises InputError, naming it, for what is not one."""
-        try:
-            data = json.loads(path.read_bytes())
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"schema {data['schema']}")
-            engines = {
-                engine: {kind: _checked(one) for kind, one in kinds.items()}
-                for engine, kinds in data["engines"].items()
-            }
-            return cls(str(path), str(data["machine"]), frozenset(data["isa"]), int(data["parameters"]), engines)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise InputError(f"{path}: not a file of measurements ({e}); make one with `llmc bench cpu`") from e
-
-
-def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "decode_ms": {int(batch): float(ms) for batch, ms in one["decode_ms"].items()},
-        "prefill_ms": {int(tokens): float(ms) for tokens, ms in one["prefill_ms"].items()},
-        "start_s": float(one["start_s"]),
-        "memory_bytes": int(one["memory_bytes"]),
-    }
-
-
-def measurements(cache_dir: Path) -> Measured:
-    """The user's own where there are some, and those kept with the code."""
-    own = cache_dir / OWN
-    return Measured.load(own if own.exists() else KEPT)
-
-
 def engine_for(
     options: CompileOptions, plan: Plan, checkpoint: Checkpoint
 ) -> tuple[Target, CompileOptions, str]:  # fmt: skip
+    """`resolve` for a plan and a checkpoint."""
+    parameters = sum(weights.count for weights in weights_of(checkpoint))
+    return resolve(options, plan.limits, plan.provenance.facts, checkpoint.config, parameters)
+
+
+def resolve(
+    options: CompileOptions, limits: Limits, facts: Mapping[str, Any], config: Mapping[str, Any], parameters: int
+) -> tuple[Target, CompileOptions, str]:
     """The target that `options.device` stands for, the options without the limits that chose it, and why it.
 
-    Raises InputError for limits with another device than cpu, or that no engine keeps.
+    `facts` are a plan's (mean lengths of traffic), `config` and `parameters` the model's. Whoever prices, plans or
+    compiles asks here. Raises InputError for limits with another device than cpu, or that no engine keeps.
     """
-    limits = [name for name in CPU_OPTIONS if getattr(options, name) is not None]
+    given = [name for name in CPU_OPTIONS if getattr(options, name) is not None]
     if options.device != CPU:
-        if limits:
-            flag = limits[0].replace("_", "-")
+        if given:
+            flag = given[0].replace("_", "-")
             raise InputError(f"--{flag} chooses what --device cpu stands for; leave it out for {options.device}")
         return open_target(options.device), options, ""
     plain = replace(options, max_memory=None, max_start=None)
     for engine, names in (("onnxruntime", ONNXRUNTIME_OPTIONS), ("openvino", OPENVINO_OPTIONS)):
         if given := [name for name in names if name in options.extensions]:
             return open_target(engine), plain, f"only {engine} takes --{given[0].replace('_', '-')}"
-    facts = plan.provenance.facts
     wanted = Wanted(
-        plan.limits.max_num_seqs, options.quantize, options.dtype, options.max_memory, options.max_start,
+        limits.max_num_seqs, options.quantize, options.dtype, options.max_memory, options.max_start,
         float(facts.get("mean_prompt_tokens", 0)), float(facts.get("mean_new_tokens", 0)),
     )  # fmt: skip
-    parameters = sum(prod(checkpoint.shape(name)) for name in checkpoint.tensor_names())
-    measured = measurements(Settings.from_environment().cache_dir)
-    choice = choose(wanted, measured, cpu_features(), installed(), parameters)
+    settings, here = Settings.from_environment(), installed()
+    case = Case(
+        cpu_features(), settings.threads, str(config.get("model_type")), parameters,
+        versions(here), {engine: configured(engine, plain) for engine in here},
+    )  # fmt: skip
+    choice = choose(wanted, measurements(settings.cache_dir), case)
     return open_target(choice.engine), plain, choice.why
+
+
+def versions(engines: Sequence[str]) -> dict[str, str]:
+    """Installed version of each engine; "" of one that was not installed as a distribution of its name."""
+    found = {}
+    for engine in engines:
+        try:
+            found[engine] = version(engine)
+        except PackageNotFoundError:
+            found[engine] = ""
+    return found
+
+
+def configured(engine: str, options: CompileOptions) -> dict[str, Any]:
+    """What of an engine's options its figures depend on, as it would be compiled with; empty where it refuses them."""
+    try:
+        found = open_target(engine).configure(replace(options, device=engine))
+    except (InputError, DeviceError):
+        return {}
+    return {name: getattr(found, name) for name in OPTIONS}
 
 
 def installed() -> tuple[str, ...]:
@@ -142,36 +125,45 @@ def installed() -> tuple[str, ...]:
     return tuple(engine for engine in ENGINES if find_spec(engine) is not None)
 
 
-def choose(wanted: Wanted, measured: Measured, isa: Sequence[str], here: Sequence[str], parameters: int) -> Choice:
-    """The engine for `wanted` on a host with features `isa` and engines `here`, for a model of so many parameters.
+def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
+    """The engine for `wanted` on a host and for a model (`case`, whose options name the engines that are here).
 
     Raises InputError when no engine keeps the limits, saying what each would take.
     """
-    first = here[0] if here else ENGINES[0]
-    if len(here) == 1:
+    here = tuple(case.options)
+    if len(here) < 2:
+        first = here[0] if here else ENGINES[0]
         other = next(e for e in ENGINES if e != first)
         return Choice(first, f"{other} is not installed")
     if wanted.dtype not in ("auto", "f32"):
         return Choice("openvino", f"only openvino offers dtype {wanted.dtype}")
-    missing = sorted(measured.isa - set(isa))
-    if missing:
-        return Choice(ENGINES[0], f"nothing was measured for a CPU without {', '.join(missing)}: `llmc bench cpu` does")
     kind = wanted.quantize or "int8"
-    found = {e: measured.engines[e][kind] for e in here if kind in measured.engines.get(e, {})}
-    if len(found) < 2:
-        only = next(iter(found), ENGINES[0])
-        return Choice(only, f"{kind} was measured for {' and '.join(found) or 'no engine'} only")
-    scale = parameters / measured.parameters
+    unfit = [(one.unfit(case, kind), one) for one in measured]
+    record = next((one for why, one in unfit if not why), None)
+    if record is None:
+        tried = (
+            "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
+        )
+        return Choice(ENGINES[0], f"no measurement of {kind} holds here ({tried}): `llmc bench cpu MODEL` makes one")
+    found = {engine: record.engines[engine][kind] for engine in here}
+    scale = case.parameters / record.parameters
     kept = {e: one for e, one in found.items() if _keeps(one, wanted, scale)}
     if not kept:
         raise InputError(f"no engine keeps the limits: {'; '.join(_takes(e, one, scale) for e, one in found.items())}")
     times = {e: _milliseconds(one, wanted) * scale for e, one in kept.items()}
     best = min(times, key=lambda e: (times[e] > min(times.values()) * (1 + TIE), ENGINES.index(e)))
     what = "a mean request" if wanted.prompt_tokens else f"a decode step of {wanted.max_num_seqs}"
-    numbers = ", ".join(f"{e} {ms:.1f} ms" for e, ms in times.items())
+    numbers = ", ".join(f"{e}{_kernels(found[e])} {ms:.1f} ms" for e, ms in times.items())
     over = [e for e in found if e not in kept]
     limits = f"; {', '.join(over)} would not keep the limits" if over else ""
-    return Choice(best, f"{what} measured: {numbers} ({measured.machine}){limits}")
+    of = "" if scale == 1 else f", scaled from {record.model}"
+    return Choice(best, f"{what} in {kind} measured: {numbers} ({record.machine}{of}){limits}")
+
+
+def _kernels(one: Mapping[str, Any]) -> str:
+    """Whose kernels figures are of, where an engine has several."""
+    name = one["options"]["kernels"]
+    return f" with {name}'s kernels" if name else ""
 
 
 def _keeps(one: Mapping[str, Any], wanted: Wanted, scale: float) -> bool:

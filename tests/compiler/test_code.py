@@ -128,7 +128,7 @@ def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> N
     """Files that are no Python: those of the kernels, and the measurements that choose an engine, are seen."""
     for module, name in (
         ("llmc.compiler.kernels.build", "linear.c"),
-        ("llmc.compiler.cpu_choice", "cpu_measurements.json"),
+        ("llmc.compiler.cpu_measurements", "cpu_measurements.json"),
     ):
         path = code._path(module)
         assert name in {file.name for file in code._files_beside(path, path.read_text())}

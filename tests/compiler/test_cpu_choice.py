@@ -11,31 +11,52 @@ import pytest
 from llmc.artifacts.store import Store
 from llmc.compiler import cpu_choice
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.cpu_choice import KEPT, OWN, Measured, Wanted, choose, engine_for, measurements
+from llmc.compiler.cpu_choice import Choice, Wanted, configured, engine_for
+from llmc.compiler.cpu_measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features
+from llmc.settings import Settings
 from tests.compiler import tiny
 from tests.toy import toy_plan
 
 BOTH = ("onnxruntime", "openvino")
 ISA = ("avx512f", "x86_64")
+PARAMETERS = 100_000
+"""About those of the tiny models."""
 
 
-def one(decode: dict[int, float], prefill: float, start: float, memory: int) -> dict[str, Any]:
-    return {"decode_ms": decode, "prefill_ms": {512: prefill}, "start_s": start, "memory_bytes": memory}
+VERSIONS = {"onnxruntime": "1", "openvino": "2"}
+OPTIONS = {
+    "onnxruntime": {"kernels": "llmc", "dtype": "f32", "specialise": False},
+    "openvino": {"kernels": None, "dtype": "bf16", "specialise": False},
+}
+
+
+def one(engine: str, decode: dict[int, float], prefill: float, start: float, memory: int) -> dict[str, Any]:
+    figures = {"decode_ms": decode, "prefill_ms": {512: prefill}, "start_s": start, "memory_bytes": memory}
+    return {"options": OPTIONS[engine], **figures}
 
 
 def measured(**changed: Any) -> Measured:
     engines = {
-        "onnxruntime": {"int8": one({1: 5, 4: 9, 8: 16, 16: 30}, 500, 0.3, 300_000_000)},
-        "openvino": {"int8": one({1: 7, 4: 9.1, 8: 11, 16: 18}, 160, 0.8, 450_000_000)},
+        "onnxruntime": {"int8": one("onnxruntime", {1: 5, 4: 9, 8: 16, 16: 30}, 500, 0.3, 300_000_000)},
+        "openvino": {"int8": one("openvino", {1: 7, 4: 9.1, 8: 11, 16: 18}, 160, 0.8, 450_000_000)},
     }
     return Measured(**{
-        "source": "here", "machine": "a CPU", "isa": frozenset(ISA), "parameters": 100, "engines": engines, **changed
+        "machine": "a CPU", "isa": frozenset(ISA), "threads": 2, "model": "a model", "model_type": "llama",
+        "parameters": 100, "versions": VERSIONS, "engines": engines, **changed
     })  # fmt: skip
+
+
+def choose(wanted: Wanted, *records: Measured, **changed: Any) -> Choice:
+    case = Case(**{
+        "isa": ISA, "threads": 2, "model_type": "llama", "parameters": 100, "versions": VERSIONS, "options": OPTIONS,
+        **changed,
+    })  # fmt: skip
+    return cpu_choice.choose(wanted, records or [measured()], case)
 
 
 @pytest.mark.parametrize(
@@ -44,64 +65,120 @@ def measured(**changed: Any) -> Measured:
 def test_the_faster_decode_step_at_the_plans_batch_wins_and_a_tie_goes_to_what_opens_sooner(
     batch: int, engine: str
 ) -> None:
-    choice = choose(Wanted(batch), measured(), ISA, BOTH, 100)
+    choice = choose(Wanted(batch))
     assert choice.engine == engine
-    assert f"a decode step of {batch} measured: onnxruntime" in choice.why
+    assert f"a decode step of {batch} in int8 measured: onnxruntime with llmc's kernels" in choice.why
 
 
 def test_long_prompts_of_traffic_weigh_in() -> None:
-    assert choose(Wanted(1, prompt_tokens=10, new_tokens=200), measured(), ISA, BOTH, 100).engine == "onnxruntime"
-    choice = choose(Wanted(1, prompt_tokens=1000, new_tokens=200), measured(), ISA, BOTH, 100)
+    assert choose(Wanted(1, prompt_tokens=10, new_tokens=200)).engine == "onnxruntime"
+    choice = choose(Wanted(1, prompt_tokens=1000, new_tokens=200))
     assert (choice.engine, choice.why[:14]) == ("openvino", "a mean request")
 
 
 def test_the_users_limits_rule_engines_out_scaled_by_the_models_size() -> None:
-    choice = choose(Wanted(8, max_start=0.5), measured(), ISA, BOTH, 100)
+    choice = choose(Wanted(8, max_start=0.5))
     assert choice.engine == "onnxruntime"
     assert "openvino would not keep the limits" in choice.why
-    assert choose(Wanted(8, max_memory=500_000_000), measured(), ISA, BOTH, 100).engine == "openvino"
-    assert choose(Wanted(8, max_memory=500_000_000), measured(), ISA, BOTH, 150).engine == "onnxruntime"
+    assert choose(Wanted(8, max_memory=500_000_000)).engine == "openvino"
+    assert choose(Wanted(8, max_memory=500_000_000), parameters=150).engine == "onnxruntime"
     with pytest.raises(InputError, match=r"no engine keeps the limits: onnxruntime takes about 300 MB and 0\.30 s"):
-        choose(Wanted(8, max_memory=1), measured(), ISA, BOTH, 100)
+        choose(Wanted(8, max_memory=1))
 
 
-def test_what_was_not_measured_or_is_not_there_is_said() -> None:
-    choice = choose(Wanted(8), measured(), ("x86_64",), BOTH, 100)
-    assert (choice.engine, choice.why) == (
-        "onnxruntime", "nothing was measured for a CPU without avx512f: `llmc bench cpu` does"
-    )  # fmt: skip
-    assert choose(Wanted(8), measured(), ISA, ("onnxruntime",), 100).why == "openvino is not installed"
-    assert "int4 was measured for no engine only" in choose(Wanted(8, "int4"), measured(), ISA, BOTH, 100).why
-    assert choose(Wanted(8, dtype="bf16"), measured(), ISA, BOTH, 100).engine == "openvino"
+def test_an_engine_that_is_alone_or_the_only_one_that_offers_something_is_taken() -> None:
+    alone = {"onnxruntime": OPTIONS["onnxruntime"]}
+    assert choose(Wanted(8), options=alone).why == "openvino is not installed"
+    assert choose(Wanted(8, dtype="bf16")).engine == "openvino"
+
+
+@pytest.mark.parametrize(
+    ("changed", "quantize", "why"),
+    [
+        ({"isa": ("x86_64",)}, None, "on a CPU with avx512f"),
+        ({"threads": 4}, None, "with 2 threads, not 4"),
+        ({"model_type": "qwen3"}, None, "for llama, not qwen3"),
+        ({"parameters": 100 * SIZES + 1}, None, "for 0.0001 M parameters, not 0.000401 M"),
+        ({"parameters": 100 / SIZES - 1}, None, "for 0.0001 M parameters, not 2.4e-05 M"),
+        ({"versions": {**VERSIONS, "openvino": "3"}}, None, "with openvino 2, not 3"),
+        ({}, "keep", "without onnxruntime keep"),
+        ({"options": OPTIONS | {"openvino": {"dtype": "f32"}}}, None, "for openvino with dtype bf16, not f32"),
+        ({"options": OPTIONS | {"openvino": {"specialise": 1}}}, None, "for openvino with specialise False, not 1"),
+        ({"options": OPTIONS | {"onnxruntime": {"kernels": 0}}}, None, "for onnxruntime with kernels llmc, not 0"),
+    ],
+)  # fmt: skip
+def test_a_measurement_that_does_not_hold_decides_nothing_and_the_reason_is_said(
+    changed: Any, quantize: str | None, why: str
+) -> None:
+    choice = choose(Wanted(8, quantize), **changed)
+    assert choice.engine == "onnxruntime", "which opens sooner"
+    assert f"(a model was measured {why}): `llmc bench cpu MODEL` makes one" in choice.why
+
+
+def test_the_first_record_that_holds_decides() -> None:
+    other = measured(threads=4, model="with four threads")
+    slow = measured(machine="another CPU", isa=frozenset({"sve"}))
+    choice = choose(Wanted(8), slow, other, measured(machine="this CPU"))
+    assert (choice.engine, "this CPU" in choice.why) == ("openvino", True)
+    assert choose(Wanted(8), slow, other, measured(), threads=4).why.count("four") == 0
+    scaled = choose(Wanted(8), parameters=200).why
+    assert "openvino 22.0 ms (a CPU, scaled from a model)" in scaled
 
 
 def test_the_measurements_kept_with_the_code_are_sound() -> None:
-    kept = Measured.load(KEPT)
+    (kept,) = load(KEPT)
     assert set(kept.engines) == set(BOTH)
     for engine in BOTH:
         assert set(kept.engines[engine]["int8"]["decode_ms"]) == {1, 4, 8, 16}
+        assert set(kept.engines[engine]["int8"]["options"]) == set(OPTIONS[engine])
 
 
-def test_the_users_own_measurements_win_and_damaged_ones_are_named(tmp_path: Path) -> None:
-    assert measurements(tmp_path).source == str(KEPT)
+def test_options_are_those_that_a_compile_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc.compiler.targets.cpu.runs_on", lambda isa: True)
+    plain = CompileOptions("cpu")
+    assert configured("onnxruntime", plain) == {"kernels": "llmc", "dtype": "f32", "specialise": False}
+    assert configured("onnxruntime", CompileOptions("cpu", specialise=True))["kernels"] is None
+    assert configured("onnxruntime", CompileOptions("cpu", "none"))["kernels"] is None
+    assert configured("onnxruntime", CompileOptions("cpu", dtype="bf16")) == {}
+
+
+def test_the_users_own_measurements_come_first_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert measurements(tmp_path) == load(KEPT)
     own = tmp_path / OWN
     own.parent.mkdir()
-    own.write_text(KEPT.read_text())
-    assert measurements(tmp_path).source == str(own)
-    own.write_text(json.dumps({"schema": 2}))
+    record = json.loads(KEPT.read_text())["measured"][0] | {"machine": "mine"}
+    own.write_text(json.dumps(added(own, record)))
+    assert [one.machine for one in measurements(tmp_path)] == ["mine", load(KEPT)[0].machine]
+    own.write_text(json.dumps({"schema": 1}))
     with pytest.raises(
-        InputError, match=r"cpu\.json: not a file of measurements \(schema 2\); make one with `llmc bench"
+        InputError, match=r"cpu\.json: not a file of measurements \(schema 1\); make one with `llmc bench"
     ):
         measurements(tmp_path)
+
+
+def test_what_is_measured_again_replaces_its_like_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.json"
+    record = json.loads(KEPT.read_text())["measured"][0]
+    for changed in ({"threads": 8}, {"parameters": 5}, {"machine": "later"}, {"threads": 8, "machine": "last"}):
+        file.write_text(json.dumps(added(file, record | changed)))
+    assert [(one.machine, one.threads, one.parameters) for one in load(file)] == [
+        ("last", 8, record["parameters"]), ("later", 2, record["parameters"]), (record["machine"], 2, 5),
+    ]  # fmt: skip
 
 
 @pytest.fixture
 def favours(monkeypatch: pytest.MonkeyPatch) -> Any:
     def favour(engine: str) -> None:
-        fast, slow = one({1: 1, 16: 1}, 1, 0.1, 1), one({1: 9, 16: 9}, 9, 0.1, 1)
-        engines = {e: {"int8": fast if e == engine else slow} for e in BOTH}
-        found = measured(isa=frozenset(cpu_features()), engines=engines)
-        monkeypatch.setattr(cpu_choice, "measurements", lambda _: found)
+        fast, slow = ({1: 1, 16: 1}, 1, 0.1, 1), ({1: 9, 16: 9}, 9, 0.1, 1)
+        engines = {
+            e: {"int8": one(e, *(fast if e == engine else slow)) | {"options": configured(e, CompileOptions(e))}}
+            for e in BOTH
+        }
+        found = measured(
+            isa=frozenset(cpu_features()), engines=engines, threads=Settings.from_environment().threads,
+            parameters=PARAMETERS, versions=cpu_choice.versions(BOTH),
+        )  # fmt: skip
+        monkeypatch.setattr(cpu_choice, "measurements", lambda _: [found])
 
     return favour
 
