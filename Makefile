@@ -8,6 +8,7 @@ TORCH_XLA := .venv-torch-xla
 PEERS := .venv-peers
 NEWEST := .venv-newest
 UV := uv==0.13.9
+export ORT_DISABLE_TELEMETRY ?= 1
 
 .PHONY: demo test test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
 

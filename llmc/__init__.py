@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llmc.quiet import silence
+
 if TYPE_CHECKING:
     from llmc import buckets as buckets
     from llmc.api import LLM as LLM
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from llmc.runtime.sampling import SamplingParams as SamplingParams
     from llmc.runtime.sampling import StructuredOutputsParams as StructuredOutputsParams
 
+silence()
 __version__ = "0.1.0"
 _HOMES = {
     "AsyncEngineArgs": "llmc.async_api",

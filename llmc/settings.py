@@ -35,6 +35,9 @@ Variables
     LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
                      may use
+    ORT_DISABLE_TELEMETRY, HF_HUB_DISABLE_TELEMETRY, DO_NOT_TRACK
+                     set to 1 where they are not set, before what reads them is imported: nothing that llmc runs
+                     reports to its makers (quiet.py)
     VLLM_BUCKETING_STRATEGY     lin | exp | pad, for both phases
     VLLM_{PROMPT|DECODE}_BUCKETING_STRATEGY    the same for one phase; wins over the one for both
     VLLM_EXPONENTIAL_BUCKETING  older spelling of VLLM_BUCKETING_STRATEGY: true | 1 is exp, false | 0 is lin

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import llmc  # noqa: F401 - before onnxruntime, whose telemetry it turns off
+
 PACKAGES = ("chromium", "docker-registry", "openssl", "zstd")
 """Debian's packages that tests use; .ci/run installs them."""
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.errors import CompileError
+from llmc.quiet import of_tools
 from llmc.runtime.peers import forms
 
 SCRIPTS = Path(forms.__file__).parent
@@ -135,8 +136,9 @@ class PeerModels:
 
     def _tool(self, arguments: list[str], what: str) -> None:
         done = subprocess.run(
-            [self.python, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-        )
+            [self.python, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            env=of_tools(),
+        )  # fmt: skip
         if done.returncode != 0:
             said = " ".join(done.stdout[-LOG_TAIL:].split())
             name = self.checkpoint.name or self.checkpoint.path

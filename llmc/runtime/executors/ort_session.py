@@ -54,4 +54,5 @@ def _share_pool(threads: int | None) -> None:
             _pool_threads = threads or Settings.from_environment().threads
             ort.set_global_thread_pool_sizes(_pool_threads, 1)
             info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+            ort.disable_telemetry_events()  # where something else imported it before llmc.quiet could say so
             ort.create_and_register_allocator(info, ort.OrtArenaCfg({"arena_extend_strategy": 1}))

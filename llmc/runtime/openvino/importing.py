@@ -12,11 +12,14 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from llmc.quiet import silence_converter
+
 _CONVERTER = "openvino.tools.ovc"
 
 
 def import_light() -> None:
     """Import openvino so, unless it has been."""
+    silence_converter()
     if "openvino" in sys.modules or _CONVERTER in sys.modules:
         return
     hidden: dict[str, Any] = sys.modules  # None for a module means: cannot be imported

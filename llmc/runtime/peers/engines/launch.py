@@ -62,4 +62,6 @@ def _words(error: Exception) -> str:
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this folder: a file in it would hide a library of the same name
+    modules: dict[str, Any] = sys.modules  # None for a module means: cannot be imported
+    modules["openvino_telemetry"] = None
     serve(sys.argv[1], json.loads(sys.argv[2]))
