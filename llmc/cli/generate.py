@@ -13,11 +13,11 @@ from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
-from llmc.errors import InputError
+from llmc.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
     from llmc.runtime.llm import BundleLLM
-    from llmc.runtime.observer import StepRecord
+    from llmc.runtime.observer import FinishReason, StepRecord
     from llmc.runtime.outputs import RequestOutput
     from llmc.runtime.sampling import SamplingParams
 
@@ -105,10 +105,10 @@ def generate(
     begun = ahead.take(bundle)
     with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, speculative_config=speculation) as llm:
         if stream and not as_json:
-            records = _stream(llm, given, params)
+            records, reasons = _stream(llm, given, params)
         else:
             outputs = llm.generate(given, params)
-            records = llm.records
+            records, reasons = llm.records, [output.outputs[0].finish_reason for output in outputs]
             for one, output in zip(given, outputs, strict=True):
                 _print(one, output, as_json, several=len(outputs) > 1)
         if show_buckets and not as_json:
@@ -118,6 +118,11 @@ def generate(
             typer.echo(f"compilations while serving: {llm.compilations}{opened}", err=True)
             if speculation is not None:
                 typer.echo(_speculated(records), err=True)
+    if failed := reasons.count("error"):
+        raise VerificationError(
+            f"{failed} of {len(reasons)} texts ended early: the model's logits were no numbers, so that its graphs or "
+            f"weights are damaged; run: llmc verify {bundle}"
+        )
 
 
 def _speculated(records: list[StepRecord]) -> str:
@@ -170,16 +175,22 @@ def _prompts(
     return [({"messages": [{"role": "user", "content": p}]} if isinstance(p, str) else p, how) for p, how in found]
 
 
-def _stream(llm: BundleLLM, asked: list[Any], params: list[SamplingParams]) -> list[StepRecord]:
-    """Print texts as they come, one prompt after the other; returns the steps of all."""
+def _stream(
+    llm: BundleLLM, asked: list[Any], params: list[SamplingParams]
+) -> tuple[list[StepRecord], list[FinishReason | None]]:  # fmt: skip
+    """Print texts as they come, one prompt after the other; returns the steps of all, and why each ended."""
     records: list[StepRecord] = []
+    reasons: list[FinishReason | None] = []
     for one, how in zip(asked, params, strict=True):
+        reason = None
         for _, update, _ in llm.stream([one], how):
             typer.echo(update.text, nl=False)
             sys.stdout.flush()
+            reason = update.finish_reason
+        reasons.append(reason)
         typer.echo()
         records += llm.records
-    return records
+    return records, reasons
 
 
 def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> None:

@@ -40,10 +40,13 @@ _log = logging.getLogger("llmc")
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token."""
+    """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token.
+
+    A sequence that fails may end without a token, with None and the reason "error".
+    """
 
     sequence: int
-    token_id: int
+    token_id: int | None
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
     ends: bool = False
@@ -186,8 +189,9 @@ class Engine:
     def step(self) -> Outcome | None:
         """Run one step; None when there is nothing to do.
 
-        Raises whatever the executor raises, and VerificationError for logits that are no numbers; every sequence is
-        forgotten then, and the engine can be used again.
+        A sequence whose logits are no numbers, or whose constraint fails, ends alone, with the reason "error", and
+        nothing that it cached is used again. Raises whatever the executor raises; every sequence is forgotten then,
+        and the engine can be used again.
         """
         started = time.perf_counter()
         work = self.scheduler.next()
@@ -225,10 +229,15 @@ class Engine:
         tokens: list[TokenEvent] = []
         made: dict[int, list[int]] = {}
 
-        def take(i: int, token: int, logprobs: TokenLogprobs | None) -> bool:
+        def take(i: int, token: int | None, logprobs: TokenLogprobs | None) -> bool:
             sequence = work.rows[i].sequence
-            tokens.append(self._token(sequence, token, logprobs))
-            made.setdefault(sequence, []).append(token)
+            if token is None:
+                unsound = self._sequences[sequence].sampler.unsound
+                (self.scheduler.fail if unsound else self.scheduler.cancel)(sequence)
+                tokens.append(TokenEvent(sequence, None, "error"))
+            else:
+                tokens.append(self._token(sequence, token, logprobs))
+                made.setdefault(sequence, []).append(token)
             return tokens[-1].finish_reason is None
 
         drafts = choose(self.executor, replayed, work, samplers, take)
@@ -236,11 +245,13 @@ class Engine:
             row = work.rows[one.row]
             drafter = self._sequences[row.sequence].drafter
             if drafter is not None:
-                drafter.verified(row.start + 1 + len(made[row.sequence]), row.drafted, one.held)
+                drafter.verified(row.start + 1 + len(made.get(row.sequence, ())), row.drafted, one.held)
         finished = {t.sequence for t in tokens if t.finish_reason}
         self.scheduler.complete(work, made, finished)
         for sequence in finished:
-            del self._sequences[sequence]
+            why = self._sequences.pop(sequence).sampler.failure
+            if why is not None:
+                _log.warning("sequence %d failed: %s", sequence, why)
         self.steps += 1
         record = StepRecord(
             step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
@@ -265,7 +276,7 @@ class Engine:
         while any(sequence in self._sequences for sequence in made):
             outcome = self.step()
             for token in outcome.tokens if outcome else ():
-                if token.sequence in made:
+                if token.sequence in made and token.token_id is not None:
                     made[token.sequence].append(token.token_id)
         return list(made.values())
 
@@ -273,9 +284,8 @@ class Engine:
         sequence = self._sequences[number]
         sequence.produced += 1
         ends = token in sequence.ends and sequence.produced >= sequence.least
-        constraint = sequence.sampler.constraint
         reason: FinishReason | None = None
-        if constraint is not None and constraint.error is not None:
+        if sequence.sampler.failure is not None:
             reason = "error"
         elif ends or sequence.sampler.finished:
             reason = "stop"

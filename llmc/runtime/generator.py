@@ -199,13 +199,16 @@ class Generator:
             if token.sequence not in self._choices:
                 continue  # a stop string ended it in the middle of the step's tokens
             running, choice = self._choices[token.sequence]
+            if token.token_id is None:
+                updates += self._told(running, [self._end(running, choice, "error", choice.text.flush())])
+                continue
             running.first_s = running.first_s or now
             if choice.tokens:
                 between.append(now - choice.last_s)
             else:
                 first.append(now - running.arrived_s)
             choice.last_s = now
-            updates += self._told(running, [self._took(running, choice, token)])
+            updates += self._told(running, [self._took(running, choice, token, token.token_id)])
         self._observe(outcome, first, between)
         return updates
 
@@ -223,9 +226,9 @@ class Generator:
         if first or between:
             self.observer.emitted(first, between)
 
-    def _took(self, running: _Running, choice: _Choice, token: TokenEvent) -> Update:
+    def _took(self, running: _Running, choice: _Choice, token: TokenEvent, token_id: int) -> Update:
         choice.tokens += 1
-        text = choice.text.feed(token.token_id, token.ends, token.finish_reason is not None)
+        text = choice.text.feed(token_id, token.ends, token.finish_reason is not None)
         if token.logprobs is not None:
             choice.logprob += token.logprobs.logprob
         reason, stopped = token.finish_reason, choice.text.stopped_at
@@ -233,22 +236,24 @@ class Generator:
             reason = "stop"
             self.engine.cancel(choice.sequence)
         stop_reason: str | int | None = stopped
-        if stopped is None and token.ends and token.token_id in (running.request.params.stop_token_ids or ()):
-            stop_reason = token.token_id
+        if stopped is None and token.ends and token_id in (running.request.params.stop_token_ids or ()):
+            stop_reason = token_id
         logprobs: tuple[TokenLogprobs, ...] = ()
         if token.logprobs is not None and running.request.params.logprobs is not None:
             logprobs = (token.logprobs,)
         if reason is not None:
             self._close(running, choice, reason)
         return Update(
-            running.request.request_id, choice.index, text, (token.token_id,), logprobs, reason, stop_reason,
+            running.request.request_id, choice.index, text, (token_id,), logprobs, reason, stop_reason,
             running.cached,
         )  # fmt: skip
 
-    def _end(self, running: _Running, choice: _Choice, reason: FinishReason) -> Update:
+    def _end(self, running: _Running, choice: _Choice, reason: FinishReason, text: str = "") -> Update:
         self.engine.cancel(choice.sequence)
         self._close(running, choice, reason)
-        return Update(running.request.request_id, choice.index, "", finish_reason=reason, cached_tokens=running.cached)
+        return Update(
+            running.request.request_id, choice.index, text, finish_reason=reason, cached_tokens=running.cached
+        )
 
     def _close(self, running: _Running, choice: _Choice, reason: FinishReason) -> None:
         choice.reason = reason
@@ -265,7 +270,8 @@ class Generator:
         running.held += updates
         if running.open:
             return []
-        best = sorted(running.choices, key=lambda c: -c.logprob / max(1, c.tokens))[: running.request.params.n]
+        ranked = sorted(running.choices, key=lambda c: (c.reason == "error", -c.logprob / max(1, c.tokens)))
+        best = ranked[: running.request.params.n]
         rank = {choice.index: place for place, choice in enumerate(best)}
         return [replace(u, index=rank[u.index]) for u in running.held if u.index in rank]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.sampling import SequenceSampler, TopLogits, sample, sample_top
+from llmc.runtime.sampling import SequenceSampler, TopLogits, finite, sample, sample_top
 from llmc.runtime.step import Step, exact, pad, ragged
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 Samplers = Sequence[SequenceSampler | None]
 """The sampler of each row; None where nobody waits for the row's token any more."""
 
-Take = Callable[[int, int, "TokenLogprobs | None"], bool]
-"""Called with (index of the row, token, its log probabilities); whether the sequence goes on."""
+Take = Callable[[int, int | None, "TokenLogprobs | None"], bool]
+"""Called with (index of the row, token, its log probabilities); whether the sequence goes on. The token is None for a
+row whose sequence failed (`SequenceSampler.failure`), also one that was to give no token yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,24 @@ def replay(executor: Executor, step: Step, work: Work, samplers: Samplers) -> Re
 def choose(executor: Executor, replayed: Replayed, work: Work, samplers: Samplers, take: Take) -> list[Held]:
     """Give `take` a token for each row that emits, or as many as hold of a draft and the one after them.
 
-    Returns how many drafts held, for the rows that had some. Raises VerificationError for logits that are no numbers.
+    Returns how many drafts held, for the rows that had some.
     """
     if any(row.drafted for row in work.rows):
         from llmc.runtime.speculation.verifying import verify
 
         assert replayed.logits is not None
         return verify(replayed.logits, work.rows, samplers, take)
+    for i, row in enumerate(work.rows):
+        sampler = samplers[i]
+        if not row.emits and sampler is not None:
+            read = replayed.logits if replayed.top is None else replayed.top.values
+            assert read is not None
+            if not finite(read[i], sampler):
+                take(i, None, None)
     emitting = _emitting(work, samplers)
     if not emitting:
         return []
-    wanted = [sampler for i in emitting if (sampler := samplers[i]) is not None]
+    wanted = [one for i in emitting if (one := samplers[i]) is not None]
     rows: Any = slice(len(emitting)) if emitting[-1] == len(emitting) - 1 else np.array(emitting)
     if replayed.top is not None:
         chosen = sample_top(replayed.top.rows(rows), wanted, lambda: executor.logits()[rows])

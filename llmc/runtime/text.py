@@ -40,9 +40,14 @@ class SequenceText:
         if self._unchecked < 0:
             text = self._stop.feed(text)
         if last and self._stop.matched is None:
-            text += self._stop.feed(self._detokenizer.flush())
-            if self._stop.matched is None:
-                text += self._stop.flush()
+            text += self.flush()
         if self._stop.matched is not None and self._include:
             text += self._stop.matched
         return text
+
+    def flush(self) -> str:
+        """What was held back, where no token comes any more."""
+        if self._detokenizer is None:
+            return ""
+        text = self._stop.feed(self._detokenizer.flush())
+        return text if self._stop.matched is not None else text + self._stop.flush()

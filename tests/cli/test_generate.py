@@ -17,6 +17,7 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.runtime.tokenizer import Tokenizer
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc, Ran
+from tests.damage import spoil
 from tests.manifests import edit_manifest
 from tests.toy import EOS, greedy, tokenizer_json, write_toy
 
@@ -401,3 +402,18 @@ def test_a_manifest_that_does_not_fit_this_host_says_why(
 ) -> None:
     edit_manifest(bundle, change)
     assert words in generate("--prompt", "x").failed(5)
+
+
+# Damage
+
+
+@pytest.mark.parametrize("how", [(), ("--stream",)])
+def test_logits_that_are_no_numbers_end_one_text_and_the_command_in_an_error(
+    generate: Llmc, toy: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+) -> None:
+    spoil(monkeypatch, TOKENIZER.encode("~")[0])
+    ran = generate("--prompt", "a~b", "--prompt", "a river", *how)
+    assert ran.code == 4
+    assert text_of(answer(toy, "a river")) in ran.out, "the other text is there"
+    assert "1 of 2 texts ended early: the model's logits were no numbers" in ran.err
+    assert "run: llmc verify" in ran.err

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.runtime.sampling.batch import Samples as Samples
+    from llmc.runtime.sampling.batch import finite as finite
     from llmc.runtime.sampling.batch import sample as sample
     from llmc.runtime.sampling.batch import sample_top as sample_top
     from llmc.runtime.sampling.constraint import Constraint as Constraint
@@ -44,6 +45,7 @@ _HOMES = {
     "StructuredOutputsParams": "structured",
     "TopLogits": "top",
     "bad_word_ids": "seen",
+    "finite": "batch",
     "sample": "batch",
     "sample_top": "batch",
 }
@@ -60,6 +62,7 @@ __all__ = [
     "StructuredOutputsParams",
     "TopLogits",
     "bad_word_ids",
+    "finite",
     "sample",
     "sample_top",
 ]

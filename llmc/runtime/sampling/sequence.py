@@ -38,6 +38,10 @@ class SequenceSampler:
         self.constraint = constraint
         self.produced = 0
         """Tokens chosen so far."""
+        self.failure: str | None = None
+        """Why the sequence cannot go on: logits that are no numbers, or a constraint that failed."""
+        self.unsound = False
+        """Whether it is for its logits, so that what it cached must not be used either."""
         bias, allowed, stops = params.logit_bias or {}, params.allowed_token_ids, params.stop_token_ids or ()
         for ids in (bias, stops, allowed or (), prompt_ids, end_ids, *bad_words):
             if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
@@ -108,6 +112,12 @@ class SequenceSampler:
                 self._bad.add(token_id)
             if self.constraint is not None:
                 self.constraint.accept(token_id)
+                self.failure = self.constraint.error
+
+    def fail(self, error: Exception) -> None:
+        """The sequence cannot go on."""
+        self.unsound = isinstance(error, VerificationError)
+        self.failure = str(error) if self.unsound else f"{type(error).__name__}: {error}"
 
     def uniform(self) -> float:
         """This token's random number, in [0, 1); one is used for each, whatever the filters. 0 where greedy."""
@@ -116,6 +126,7 @@ class SequenceSampler:
     def choose(self, row: Logits, uniform: float) -> int:
         """The next id by logits [V], only read. Raises VerificationError where the largest is not finite."""
         if self._adjusts or self._holds_end:
+            check_largest(float(row.max()))  # masks could hide what is no number
             row = self._adjusted(row)
         if self._random is not None:
             return self._draw(row, uniform)

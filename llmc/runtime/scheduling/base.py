@@ -139,6 +139,11 @@ class StepScheduler(ABC):
         """
 
     @abstractmethod
+    def fail(self, sequence: int) -> None:
+        """As `cancel`, for a sequence whose cache may hold what is no number: nothing of it is retained, nor what was
+        retained before that it may come from."""
+
+    @abstractmethod
     def reset(self) -> None:
         """Forget all sequences and all that slots hold, e.g. after a step that failed or was interrupted."""
 

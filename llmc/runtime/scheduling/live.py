@@ -7,9 +7,12 @@ from array import array
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
 from llmc.errors import InputError
 from llmc.runtime.scheduling.base import Occupancy, SchedulerConfig, StepScheduler, Work
 from llmc.runtime.scheduling.checks import check_config, check_prompt
+from llmc.runtime.scheduling.prefixes import common_prefix
 from llmc.runtime.scheduling.queue import WaitingQueue
 from llmc.runtime.scheduling.sequence import ScheduledSequence
 
@@ -79,6 +82,18 @@ class LiveSequences(StepScheduler, Generic[S]):
             self._end(known)
         else:
             self._leave(known)
+
+    def fail(self, sequence: int) -> None:
+        """Forget a sequence and all that begins as it does; see StepScheduler."""
+        known = self._known.get(sequence)
+        if known is None:
+            return
+        prompt, least = np.frombuffer(known.tokens, np.int64), max(1, self._config.min_prefix)
+        for slot, kept in enumerate(self._slots.retained):
+            if kept is not None and common_prefix(prompt, kept.tokens, min(kept.length, len(prompt))) >= least:
+                self._slots.drop(slot)
+        known.cached = 0
+        self.cancel(sequence)
 
     def reset(self) -> None:
         """Forget all sequences and all that slots hold; see StepScheduler."""

@@ -71,7 +71,7 @@ class SlotPool:
         else:
             target = self._vacant(source)
             if self.retained[target] is not None:
-                self._drop(target)
+                self.drop(target)
         self.live[target] = sequence
         self._make_room(source)
         if source not in (-1, target):
@@ -121,9 +121,10 @@ class SlotPool:
             kept = self.retained[slot]
             if kept is not None:
                 excess -= self.blocks(kept.length)
-                self._drop(slot)
+                self.drop(slot)
 
-    def _drop(self, slot: int) -> None:
+    def drop(self, slot: int) -> None:
+        """Retain nothing in the slot."""
         self.retained[slot] = None
         self._cut(slot, 0)
 

@@ -84,6 +84,10 @@ class SlotTable:
         if self._least and sequence.cached >= self._least:
             self.retained[sequence.slot] = Retained(sequence.tokens, sequence.cached, self._tick())
 
+    def drop(self, slot: int) -> None:
+        """Retain nothing in the slot."""
+        self.retained[slot] = None
+
     def placeable(self, decoding: list[ScheduledSequence]) -> list[ScheduledSequence]:
         """Those of `decoding` that `arrange` can bring to the first slots, by slot.
 

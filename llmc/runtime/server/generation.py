@@ -90,7 +90,8 @@ class Generation:
         }
 
     async def updates(self) -> AsyncGenerator[list[tuple[int, Update]], None]:
-        """News, as (choice, update). Raises ApiError for a choice that was cut off, EngineDeadError with the engine.
+        """News, as (choice, update). Raises ApiError for a choice that was cut off, EngineDeadError with the engine. A
+        choice that failed ends alone, with finish_reason "error".
 
         Whoever stops iterating early has to `cancel`.
         """
@@ -126,8 +127,6 @@ class Generation:
         for update in updates:
             if update.finish_reason == "abort":
                 raise ApiError(503, "the request was cut off: the server is shutting down", kind=SERVER, code="aborted")
-            if update.finish_reason == "error":
-                raise ApiError(500, "the request failed; the server's log says more", kind=SERVER, code="internal")
             self._completion_tokens += len(update.token_ids)
             self._cached[prompt] = max(self._cached[prompt], update.cached_tokens)
         return [(prompt * self.n + update.index, update) for update in updates]

@@ -29,8 +29,8 @@ def verify(logits: Logits, rows: Sequence[Row], samplers: Samplers, take: Take) 
     """Sample after each token of each row in turn, until a token is not the draft's or ends its sequence.
 
     `logits` [sum of the rows' tokens, V] are those after every token, row by row. samplers[i] belongs to rows[i], a
-    decode row; None for a row that nobody waits for. `take` gets every token once, a sequence's in their order. How
-    many drafts held comes back for the rows that had some. Raises VerificationError as `sample` does.
+    decode row; None for a row that nobody waits for. `take` gets every token once, a sequence's in their order, and
+    None where it fails. How many drafts held comes back for the rows that had some.
     """
     starts = [0, *accumulate(len(row.tokens) for row in rows)]
     held = [0] * len(rows)

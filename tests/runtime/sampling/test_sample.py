@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from llmc.errors import InputError, LlmcError
+from llmc.errors import InputError
 from llmc.runtime.sampling import SamplingParams, SequenceSampler, bad_word_ids, sample
 from tests.runtime.sampling.reference import VOCAB, logits, penalised, sampler, support
 
@@ -137,14 +139,28 @@ def test_one_possible_token_is_taken(params):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_k": 3}, {"temperature": 0, "logit_bias": {1: 1}}])
-def test_damaged_logits_are_an_error(bad, params):
+def test_damaged_logits_are_their_rows_failure(bad, params):
     for place in (3, 2999):
-        rows = logits(vocab=3000)
-        rows[0, place] = bad
-        with pytest.raises(LlmcError, match=r"the largest logit is .*; run `llmc verify`"):
-            sample(rows, [sampler(vocab=3000, **params)])
-    with pytest.raises(LlmcError, match="the largest logit is -inf"):
-        sample(np.full((1, VOCAB), -np.inf, np.float32), [sampler(**params)])
+        rows = logits(3, vocab=3000)
+        clean = sample(rows, [sampler(vocab=3000, seed=1, **params) for _ in range(3)]).ids
+        rows[1, place] = bad
+        made = [sampler(vocab=3000, seed=1, **params) for _ in range(3)]
+        assert sample(rows, made).ids == [clean[0], None, clean[2]]
+        assert made[1].unsound and re.match(r"the largest logit is .*; run `llmc verify`", made[1].failure)
+        assert [one.produced for one in made] == [1, 0, 1] and made[0].failure is None
+    one = sampler(**params)
+    assert sample(np.full((1, VOCAB), -np.inf, np.float32), [one]).ids == [None]
+    assert "the largest logit is -inf" in one.failure
+
+
+@pytest.mark.parametrize(
+    "params", [{"allowed_token_ids": [5, 6]}, {"logit_bias": {1: 1}}, {"min_tokens": 3, "end": [0]}]
+)
+def test_masks_do_not_hide_damage(params):
+    rows = logits(1, 50)
+    rows[0, 0] = np.nan
+    one = sampler(vocab=50, temperature=0, **params)
+    assert sample(rows, [one]).ids == [None] and one.unsound
 
 
 def test_extreme_logits_do_not_overflow():

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.errors import LlmcError
 from llmc.runtime.sampling import TopLogits, sample, sample_top
 from tests.runtime.sampling.reference import logits, sampler
 
@@ -117,8 +116,18 @@ def test_min_p_over_a_flat_row_asks_for_all():
 def test_damage_is_found_in_all_logits():
     rows = logits(1, 50)
     rows[0, 7] = np.nan
-    with pytest.raises(LlmcError, match="the largest logit is nan"):
-        sample_top(top_of(np.where(np.isnan(rows), np.inf, rows), 4), [sampler(vocab=50, temperature=0)], Full(rows))
+    one = sampler(vocab=50, temperature=0)
+    assert sample_top(top_of(np.where(np.isnan(rows), np.inf, rows), 4), [one], Full(rows)).ids == [None]
+    assert "the largest logit is nan" in one.failure
+
+
+def test_damage_below_the_largest_is_seen_and_stays_in_its_row():
+    rows = logits(2, 50)
+    top = top_of(rows, 4)
+    top.values[0, 2] = np.nan
+    rows[0, 7] = np.nan
+    made = [sampler(vocab=50, temperature=0) for _ in range(2)]
+    assert sample_top(top, made, Full(rows)).ids == [None, int(rows[1].argmax())]
 
 
 def test_rows_can_be_chosen():

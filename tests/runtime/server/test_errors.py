@@ -184,12 +184,22 @@ def test_a_fault_in_a_stream_is_its_last_event(api, fault, code, caplog):
     assert api.engine.cancelled
 
 
-@pytest.mark.parametrize(("finish", "status"), [("abort", 503), ("error", 500)])
-def test_an_answer_that_is_cut_off_is_an_error_and_no_answer(api, finish, status):
-    api.engine.finish = finish
+def test_an_answer_that_is_cut_off_is_an_error_and_no_answer(api):
+    api.engine.finish = "abort"
     for path in (api.complete, api.chat):
-        assert refusal(path(), status)["type"] == "server_error"
+        assert refusal(path(), 503)["type"] == "server_error"
         assert list(events(path(stream=True))[-1]) == ["error"]
+
+
+def test_a_choice_that_failed_says_so_beside_others(api):
+    api.engine.finish = "error"
+    for path in (api.complete, api.chat):
+        answer = path(n=2)
+        assert answer.status_code == 200
+        assert [choice["finish_reason"] for choice in answer.json()["choices"]] == ["error", "error"]
+        *chunks, done = events(path(stream=True))
+        assert [c["finish_reason"] for e in chunks for c in e["choices"] if c["finish_reason"]] == ["error"]
+        assert done == "[DONE]"
 
 
 def test_what_nobody_foresaw_is_a_500_and_is_logged(api, caplog):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.compiler.verification.toy_reference import ToyReference
-from llmc.errors import InputError, VerificationError
+from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine import Engine, TokenEvent
 from llmc.runtime.executors.fake import FakeExecutor
@@ -218,13 +218,13 @@ def test_the_cache_is_as_without_drafts_for_those_who_come_after(toy: Toy, trust
         )
 
 
-def test_logits_that_are_no_numbers_are_refused_as_without_drafts(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_that_are_no_numbers_end_a_sequence_as_without_drafts(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     score = FakeExecutor.run_each
     monkeypatch.setattr(FakeExecutor, "run_each", lambda self, step: score(self, step) * math.nan)
     engine = engine_of(toy)
-    with pytest.raises(VerificationError, match="the largest logit is nan"):
-        Run(engine, [([0, 1] * 4, repeating(9))])
-    assert not engine.has_work
+    run = Run(engine, [([0, 1] * 4, repeating(9))])
+    assert [(e.token_id, e.finish_reason) for e in run.events[0]][-1] == (None, "error")
+    assert len(run.events[0]) == 2 and not engine.has_work
 
 
 def test_guesses_that_never_hold_are_soon_made_seldom(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "error"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
@@ -137,7 +137,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "error"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
 
