@@ -26,6 +26,8 @@ from tests.buckets.generators import PROPERTY
         ((3, 32, 64), [3, 6, 12, 24, 32, 64]),
         ((0, 128, 256), [0, 128, 256]),
         ((0, 128, 0), [0]),
+        ((0, 0, 0), [0]),
+        ((7, 0, 7), [7]),
         ((1, 1, 4), [1, 2, 3, 4]),
         ((5, 5, 5), [5]),
         ((128, 128, 1000), [128, 256, 384, 512, 640, 768, 896]),
@@ -72,6 +74,14 @@ def test_linear_values_ascend_within_their_bounds(low, step, extra):
 def test_a_range_that_is_none_is_named(bounds, message):
     with pytest.raises(InputError, match=message):
         Range(*bounds, source="--prompt-batch")
+
+
+@pytest.mark.parametrize("name", [name for name in strategies.names() if name != strategies.FILE])
+@pytest.mark.parametrize("value", [0, 1, 7, 128])
+def test_step_0_beside_min_and_max_that_are_equal_is_one_value_to_every_rule(name, value):
+    rule, limits = strategies.create(name), Limits(1024, 8, 512)
+    bounds = rule.complete("prompt_context", Range(value, 0, value), limits)
+    assert rule.values("prompt_context", bounds) == [value]
 
 
 def test_the_rule_alone_refuses_the_same_ranges():

@@ -191,6 +191,18 @@ def test_a_config_without_positions_needs_the_flag(tmp_path):
     )
 
 
+@pytest.mark.parametrize("by", ["flag", "environment"])
+def test_a_step_of_0_is_one_value_as_gaudis_variables_may_say(llmc, config, monkeypatch, by):
+    given = ("--prompt-context", "0,0,0") if by == "flag" else ()
+    if by == "environment":
+        for bound in ("MIN", "STEP", "MAX"):
+            monkeypatch.setenv(f"VLLM_PROMPT_CTX_BUCKET_{bound}", "0")
+    ran = llmc(config, "--max-model-len", "256", "--max-num-seqs", "2", *given, "--json")
+    assert ran.exit_code == 0, ran.stderr
+    prompts = [bucket for bucket in Plan.from_json(ran.stdout).buckets if bucket.phase == "prompt"]
+    assert prompts and {bucket.context for bucket in prompts} == {0}
+
+
 def test_limits_may_come_from_a_serving_images_variables(config, monkeypatch):
     monkeypatch.setenv("MAX_MODEL_LEN", "256")
     monkeypatch.setenv("MAX_NUM_SEQS", "2")

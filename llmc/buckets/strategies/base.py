@@ -30,7 +30,8 @@ class Range:
     Three numbers more belong to one rule each, and are None for the others: `limit`, the number of values of the
     exponential rule; `pad_max` (in the dimension's unit, 0 for max) and `pad_percent` (0 to 50), what the
     padding-aware rule may pad. `source` is where the numbers come from, for messages ("--prompt-batch"); it takes
-    no part in equality.
+    no part in equality. A step of 0 beside min = max, as in 0,0,0, means that one value, as any step does; the value
+    itself (or 1) becomes it.
     Raises InputError, naming `source`, unless 0 ≤ min ≤ max, 1 ≤ step, max / step ≤ MAX_VALUES, 1 ≤ limit ≤
     MAX_VALUES, 0 ≤ pad_max, 0 ≤ pad_percent ≤ 50.
     """
@@ -52,6 +53,8 @@ class Range:
                 raise InputError(f"{self}: {name} {value!r} is not an integer")
             if value < 0:
                 raise InputError(f"{self}: {name} must not be negative")
+        if self.step == 0 and self.min == self.max:
+            object.__setattr__(self, "step", self.max or 1)
         if self.step == 0:
             raise InputError(f"{self}: step must be at least 1; for a single value give it as min and max")
         if self.min > self.max:

@@ -33,6 +33,7 @@ def values(min: int, step: int, max: int, limit: int) -> list[int]:  # noqa: A00
     bounds = Range(min, step, max, source="exponential", limit=limit)
     if limit == 1 or bounds.max == 0:
         return [bounds.max]
+    step = bounds.step
     start = step if min in {0, 1} else min
     multiples = _multiples(start, step, bounds.max, limit - 1)
     found = {multiple * step for multiple in multiples if multiple * step < bounds.max}

@@ -23,7 +23,7 @@ def values(min: int, step: int, max: int) -> list[int]:  # noqa: A002 - the publ
     planners add the top. Raises InputError for bounds that `Range` refuses.
     """
     bounds = Range(min, step, max, source="linear")
-    start = bounds.min or bounds.step
+    step, start = bounds.step, bounds.min or bounds.step
     ramp_up = []
     value = start
     while value < step and value <= max:

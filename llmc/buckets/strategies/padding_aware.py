@@ -37,7 +37,7 @@ def values(
     for numbers that `Range` refuses.
     """
     bounds = Range(min, step, max, "padding-aware", pad_max=pad_max, pad_percent=pad_percent)
-    allowed = pad_max or bounds.max
+    step, allowed = bounds.step, pad_max or bounds.max
     found = [bounds.min]
     cursor = bounds.min
     while cursor <= bounds.max:
