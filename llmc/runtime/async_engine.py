@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.errors import EngineDeadError, InputError, OverloadedError
+from llmc.runtime.generator import LONG_WORK, work_of
 
 if TYPE_CHECKING:
     from llmc.runtime.generator import Generator, Prepared
@@ -100,9 +101,9 @@ class AsyncEngine:
         self._thread.start()
 
     async def open(self, request: Request) -> Stream:
-        """As `submit`, but a grammar is compiled aside; meanwhile its request counts as one that waits, and cancelling
-        this ends it."""
-        if request.params.structured_outputs is None:
+        """As `submit`, but what takes time (a grammar) is done aside; meanwhile the request counts as one that
+        waits, and cancelling this ends it."""
+        if request.params.structured_outputs is None and work_of(request) < LONG_WORK:
             return self.submit(request)
         self.check_room()
         choices = request.params.choices

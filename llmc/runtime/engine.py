@@ -146,13 +146,14 @@ class Engine:
 
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
-        group: int | None = None,
+        group: int | None = None, checked: bool = False,
     ) -> None:  # fmt: skip
-        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run.
+        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run, unless it was `checked`.
 
         It makes as many tokens as params allow, max_model_len, and the whole cache if it had it alone.
         """
-        self.check(prompt)
+        if not checked:
+            self.check(prompt)
         params = sampler.params
         # the last token of a sequence is never put into the cache
         room = min(self.plan.limits.max_model_len, self._cache_room + 1) - len(prompt)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from llmc.errors import InputError
 from llmc.runtime.observer import FinishReason, Observer, RequestSummary
 from llmc.runtime.requests import Request, TokenLogprobs, Update
 from llmc.runtime.sampling import bad_word_ids
+from llmc.runtime.stops import StopStrings
 from llmc.runtime.text import SequenceText
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from llmc.runtime.sampling import SequenceSampler
     from llmc.runtime.sampling.guided import ConstraintFactory, GrammarConstraint
     from llmc.runtime.tokenizer import Tokenizer
+
+LONG_WORK = 2000
+"""Of `work_of`: from here a request is prepared in a thread, where an event loop goes on meanwhile."""
 
 
 @dataclass(slots=True)
@@ -59,10 +64,13 @@ class _Running:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was checked: its prompt fits, its parameters make sense, its samplers are made."""
+    """A request that was checked: its prompt fits, its parameters make sense, its samplers are made. What its choices
+    share is made once: its prompt as the scheduler keeps it, and what finds its stop strings."""
 
     request: Request
     samplers: tuple[SequenceSampler, ...]
+    prompt: array[int]
+    stops: StopStrings
 
 
 class Generator:
@@ -105,7 +113,9 @@ class Generator:
             if self._factory is None:
                 await asyncio.to_thread(self.constraints)
             constraint = await self.constraints().acompile(structured)
-        return self._prepared(request, constraint)
+        if work_of(request) < LONG_WORK:
+            return self._prepared(request, constraint)
+        return await asyncio.to_thread(self._prepared, request, constraint)
 
     def _prepared(self, request: Request, constraint: GrammarConstraint | None) -> Prepared:
         params = request.params
@@ -123,7 +133,8 @@ class Generator:
             words = bad_word_ids(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
         ids = request.prompt_token_ids
         first = self.engine.sampler(ids, params.child(0), request.end_ids, constraint, words)
-        return Prepared(request, (first, *(first.sibling(params.child(i)) for i in range(1, params.choices))))
+        samplers = (first, *(first.sibling(params.child(i)) for i in range(1, params.choices)))
+        return Prepared(request, samplers, array("q", ids), StopStrings(params.stop_strings))
 
     def constraints(self) -> ConstraintFactory:
         """What makes constraints, opened once. Raises InputError where there is no tokenizer, or no llguidance."""
@@ -150,13 +161,15 @@ class Generator:
         numbers = [next(self._numbers) for _ in prepared.samplers]
         group = numbers[0] if len(numbers) > 1 else None
         choices = [
-            _Choice(number, i, SequenceText(self.tokenizer, sampler.params))
+            _Choice(number, i, SequenceText(self.tokenizer, sampler.params, prepared.stops))
             for i, (number, sampler) in enumerate(zip(numbers, prepared.samplers, strict=True))
         ]
         now = time.perf_counter()
         running = _Running(request, choices, time.time(), now, open=len(choices))
         for choice, sampler in zip(choices, prepared.samplers, strict=True):
-            self.engine.add(choice.sequence, request.prompt_token_ids, sampler, priority=request.priority, group=group)
+            self.engine.add(
+                choice.sequence, prepared.prompt, sampler, priority=request.priority, group=group, checked=True
+            )  # fmt: skip
             self._choices[choice.sequence] = (running, choice)
         self._running[request.request_id] = running
         self.observer.arrived(request.request_id, len(request.prompt_token_ids))
@@ -274,6 +287,16 @@ class Generator:
         best = ranked[: running.request.params.n]
         rank = {choice.index: place for place, choice in enumerate(best)}
         return [replace(u, index=rank[u.index]) for u in running.held if u.index in rank]
+
+
+def work_of(request: Request) -> int:
+    """What preparing a request costs, roughly in microseconds."""
+    params = request.params
+    lists = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
+    return (
+        len(request.prompt_token_ids) // 10 + 30 * params.choices + sum(len(ids) for ids in lists if ids)
+        + sum(map(len, params.stop_strings)) + 30 * len(params.bad_words or ())
+    )  # fmt: skip
 
 
 def _summary(running: _Running) -> RequestSummary:

@@ -14,6 +14,7 @@ import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import EngineDeadError, InputError, OverloadedError
+from llmc.runtime import generator
 from llmc.runtime.async_engine import AsyncEngine, Stream
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
@@ -127,6 +128,39 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(toy: Toy, gate: Gate) -
             assert all([len(await tokens_of(s)) == 4 for s in streams])
             await until(lambda: engine.in_flight == 0)
             assert len(await tokens_of(engine.submit(asked("9")))) == 4
+
+    run(test())
+
+
+def test_what_grows_with_a_request_is_done_once_for_all_its_choices_and_beside_the_loop(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred bad words of 8 choices were tokenised eight times, on the event loop."""
+    made: list[tuple[str, str]] = []
+
+    def watch(owner: Any, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def watched(*args: Any, **more: Any) -> Any:
+            made.append((name, threading.current_thread().name))
+            return plain(*args, **more)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    params = SamplingParams(
+        max_tokens=2, n=8, temperature=1.0, seed=1, ignore_eos=True, bad_words=["ab"] * 100, stop=["xyz", "zyx"]
+    )
+
+    async def test() -> None:
+        async with running(toy) as engine:
+            watch(generator, "bad_word_ids")
+            watch(generator, "StopStrings")
+            watch(type(engine.generator.engine), "check")
+            stream = await engine.open(asked("a", None, params))
+            assert len(await tokens_of(stream)) == 16
+        assert [name for name, _ in made] == ["check", "bad_word_ids", "StopStrings"]
+        here = threading.current_thread().name
+        assert all(thread not in (here, "llmc-engine") for _, thread in made)
 
     run(test())
 

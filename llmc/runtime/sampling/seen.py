@@ -66,8 +66,11 @@ class BadWords:
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
         self._always = [word[0] for word in words if len(word) == 1]
-        self._longer = [tuple(word) for word in words if len(word) > 1]
-        self._reach = max((len(word) for word in self._longer), default=1) - 1
+        self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._longer.setdefault(word[-2], []).append((tuple(word[:-1]), word[-1]))
+        self._reach = max((len(word) for word in words), default=1) - 1
         self._last: list[int] = []
 
     def add(self, token_id: int) -> None:
@@ -77,9 +80,11 @@ class BadWords:
 
     def forbidden(self) -> list[int]:
         """The ids that would complete a word now."""
+        if not self._last:
+            return self._always
         last = tuple(self._last)
-        ends = [word[-1] for word in self._longer if last[1 - len(word) :] == word[:-1]]
-        return self._always + ends
+        begun = self._longer.get(last[-1], ())
+        return self._always + [end for start, end in begun if last[-len(start) :] == start]
 
 
 def bad_word_ids(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
