@@ -1,7 +1,8 @@
 """Chat messages to prompt text, through the model's jinja2 template in a sandbox.
 
 Templates come with checkpoints and are not trusted: they run in jinja2's immutable sandbox, see plain data
-only, and are bounded in output. Settings and helper names (raise_exception, tojson, strftime_now, loop
+only, and are bounded in output. Time and memory are not bounded here; a server renders in child processes, where
+they are (chat_aside.py). Settings and helper names (raise_exception, tojson, strftime_now, loop
 controls, the generation tag) are those that transformers gives to templates, so that a template renders the
 same text here and there.
 """
@@ -33,11 +34,15 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = self._known(source)
+        self._special_tokens = dict(special_tokens or {})
+        self._template = _compile(self.source)
+
+    @staticmethod
+    def _known(source: str | None) -> str:
         if source is None:
             raise InputError("this model has no chat template: send a plain prompt (/v1/completions, `--prompt`)")
-        self.source = source
-        self._special_tokens = dict(special_tokens or {})
-        self._template = _compile(source)
+        return source
 
     def render(
         self,
@@ -69,6 +74,25 @@ class ChatTemplate:
             }
         )
 
+    async def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `render`, for an event loop, which this one holds up."""
+        return self.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise InputError for a template that does not parse, if the constructor has not."""
+
+    def close(self) -> None:
+        """Release what rendering takes."""
+
     def _run(self, context: dict[str, Any]) -> str:
         pieces, size = [], 0
         try:
@@ -79,6 +103,8 @@ class ChatTemplate:
                 pieces.append(piece)
         except InputError:
             raise
+        except MemoryError:
+            raise InputError("the chat template takes more memory for these messages than there is") from None
         except Exception as error:  # a template is a program: anything may go wrong in it
             raise InputError(f"the chat template refuses these messages: {error or type(error).__name__}") from error
         return "".join(pieces)
@@ -187,7 +213,7 @@ def _compile(source: str) -> Template:
     environment.globals.update(raise_exception=raise_exception, strftime_now=_strftime_now)
     try:
         return environment.from_string(source)
-    except (TemplateError, RecursionError) as error:
+    except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError, OverflowError) as error:
         line = getattr(error, "lineno", None)
         place = f" (line {line})" if line else ""
         raise InputError(f"the chat template does not parse{place}: {error}") from error

@@ -62,10 +62,10 @@ class Job:
 class Pool:
     """Children that do `work` ("module:factory", called with `options`, JSON, once in the nursery).
 
-    `run` and `arun` do one job: JSON in, JSON out. They raise InputError for what `work` refuses, LimitError, JobError,
-    and OverloadedError where more than limits.waiting jobs wait. A child that was stopped costs the next job
-    milliseconds. `run` may be called in any thread, `arun` on one event loop; who cancels it kills its child.
-    The nursery starts with `start`, or the first job, and ends with `close`, or this process.
+    `run` and `arun` do one job: JSON in (not null), JSON out. They raise InputError for what `work` refuses,
+    LimitError, JobError, and OverloadedError where more than limits.waiting jobs wait. A child that was stopped costs
+    the next job milliseconds. `run` may be called in any thread, `arun` on one event loop; who cancels it kills its
+    child. The nursery starts with `start`, or the first job, and ends with `close`, or this process.
     """
 
     def __init__(self, work: str, options: Mapping[str, Any], limits: Limits, *, niceness: int = 0) -> None:

@@ -107,7 +107,7 @@ class Server:
         if self.state.load_error is not None:
             raise self.state.load_error
         if self.state.served is not None:
-            self.engine_stopped = await asyncio.to_thread(self.state.served.engine.close, ENGINE_STOP_S)
+            self.engine_stopped = await asyncio.to_thread(self.state.served.close, ENGINE_STOP_S)
         self._report(Stopped(cancelled, time.monotonic() - began))
 
     async def _serve(self, http: asyncio.Task[None]) -> None:
@@ -156,7 +156,7 @@ class Server:
             self.state.load_error = e
         else:
             if self._signals:  # nobody waits for it any more
-                loaded.served.engine.close()
+                loaded.served.close()
                 return
             self._begin(loaded)
         if self._loop is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmc.errors import ArtifactError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.chat import ChatTemplate
+from llmc.runtime.chat_aside import ConfinedTemplate
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.server.state import Progress, Served, ServerConfig
@@ -59,15 +60,21 @@ def load(
     tokenizer = bundle.tokenizer
     tokenizer.load()
     _ = tokenizer.longest_token  # which takes a look at the whole vocabulary
-    template = None if bundle.chat_template is None else ChatTemplate(bundle.chat_template, bundle.special_tokens)
-    executor = open_executor(bundle, options)
-    try:
+    template = None
+    with contextlib.ExitStack() as opened:
+        if bundle.chat_template is not None:
+            template = ConfinedTemplate(bundle.chat_template, bundle.special_tokens, config.template_limits)
+            opened.callback(template.close)
+            if config.warm_chat:
+                template.start()  # it gets ready while the executor opens
+        executor = open_executor(bundle, options)
+        opened.callback(executor.close)
         warmed = warm(executor, bundle.plan, warm_up, tell)
+        if template is not None and config.warm_chat:
+            template.check()
         generator = open_generator(bundle, executor, options, observer)
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
-    except BaseException:
-        executor.close()
-        raise
+        opened.pop_all()
     name = config.served_model_name or model_name(bundle)
     return Loaded(Served(bundle, engine, tokenizer, template, name), warmed, COMPILATIONS.count - before)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.server.aside import aside
+from llmc.runtime.server.disconnect import unless_disconnected
 from llmc.runtime.server.errors import ApiError, bad_request
 
 if TYPE_CHECKING:
@@ -71,13 +72,13 @@ def _too_long(limits: Limits, what: str, field: str) -> ApiError:
     return bad_request(message, field, "context_length_exceeded")
 
 
-def render(
-    served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None = None,
+async def render(
+    request: Request, served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None = None,
     add_generation_prompt: bool | None = None, continue_final_message: bool | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The chat template's text. Raises InputError for messages that it refuses, ApiError where there is no template,
-    or where it shows no tools."""
+    or where it shows no tools, and ClientDisconnect."""
     template = served.chat_template
     if template is None:
         raise bad_request("this model has no chat template: use /v1/completions with a prompt", "messages")
@@ -85,14 +86,19 @@ def render(
         raise bad_request("this model's chat template does not take tools", "tools")
     if continue_final_message and add_generation_prompt:
         raise bad_request("continue_final_message excludes add_generation_prompt", "continue_final_message")
-    plain = [_plain(message) for message in messages]
-    text = template.render(
-        plain,
-        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
-        tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-        variables=variables,
-    )
+    plain = await aside(request, len(messages) * _MESSAGE_SIZE, lambda: [_plain(message) for message in messages])
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    shown = [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
+    rendering = template.rendered(
+        plain, add_generation_prompt=add_generation_prompt, tools=shown, variables=variables
+    )  # fmt: skip
+    text = await unless_disconnected(request.receive, rendering)
     return _left_open(text, plain[-1]) if continue_final_message else text
+
+
+_MESSAGE_SIZE = 32
+"""Characters that take as long to look at as a message does to be made data of."""
 
 
 def takes_tools(served: Served) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from llmc.runtime.chat_aside import LIMITS as TEMPLATE_LIMITS
+from llmc.runtime.confined.limits import Limits as ChildLimits
 from llmc.runtime.server.clients import Clients
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class ServerConfig:
     requests that may wait for a slot; more are refused with 503. `max_body_bytes`: larger bodies are refused with 413.
     `max_connections` and those of one client, and the requests of one that are answered at a time: 0 is no bound; see
     clients.py.
+    `template_limits` bound the rendering of one conversation; `warm_chat`: the process for it starts with the server,
+    which refuses a template that does not parse.
     """
 
     host: str = "127.0.0.1"
@@ -43,6 +47,8 @@ class ServerConfig:
     max_connections: int = 1024
     max_connections_per_client: int = 256
     max_requests_per_client: int = 128
+    template_limits: ChildLimits = TEMPLATE_LIMITS
+    warm_chat: bool = True
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,12 @@ class Served:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     model_name: str
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stop the engine, see AsyncEngine.close, and the processes beside it."""
+        if self.chat_template is not None:
+            self.chat_template.close()
+        return self.engine.close(timeout_s)
 
     @property
     def limits(self) -> Limits:

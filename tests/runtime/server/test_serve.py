@@ -48,12 +48,14 @@ def test_it_starts_answers_and_stops_with_nothing_left(bundle: Path, tmp_path: P
         assert (ready["model"], ready["device"], ready["warmed"], ready["compilations"]) == ("toy", "fake", 2, 0)
         status, answer = server.complete()
         assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
-        assert psutil.Process(server.child.pid).children(recursive=True) == []
+        children = psutil.Process(server.child.pid).children(recursive=True)
+        assert len(children) <= 2  # what chats are rendered in
         server.signal(signum)
         draining = server.wait("draining")
         assert (draining["signal"], draining["running"], draining["timeout_s"]) == (signum.name, 0, 30.0)
         assert server.wait("stopped")["cancelled"] == 0
         assert server.ended() == (0, "")
+        assert not any(child.is_running() for child in children)
     with socket.create_server(("127.0.0.1", server.port)):
         pass
     (request,) = [json.loads(line) for line in traffic.read_text().splitlines()]

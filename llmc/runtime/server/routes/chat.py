@@ -39,8 +39,8 @@ async def chat_completions(request: Request) -> Response:
         use = tool_use(served, body)
         params = body.params(**({} if use.structured is None else {"structured_outputs": use.structured}))
         check_room(served, config, 1, params)
-        text = render(
-            served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
+        text = await render(
+            request, served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
             body.chat_template_kwargs,
         )  # fmt: skip
         if body.truncate_prompt_tokens is None:

@@ -38,9 +38,9 @@ async def tokenize(request: Request) -> Response:
         if body.prompt is not None:
             ids = await encode(request, served, body.prompt, special is not False)
         else:
-            text = render(
-                served, body.messages or [], body.tools, body.add_generation_prompt, body.continue_final_message,
-                body.chat_template_kwargs,
+            text = await render(
+                request, served, body.messages or [], body.tools, body.add_generation_prompt,
+                body.continue_final_message, body.chat_template_kwargs,
             )  # fmt: skip
             ids = await encode(request, served, text, bool(special))
     except InputError as e:
