@@ -161,7 +161,7 @@ class Generator:
         numbers = [next(self._numbers) for _ in prepared.samplers]
         group = numbers[0] if len(numbers) > 1 else None
         choices = [
-            _Choice(number, i, SequenceText(self.tokenizer, sampler.params, prepared.stops))
+            _Choice(number, i, SequenceText(self.tokenizer, sampler.params, request.prompt_token_ids, prepared.stops))
             for i, (number, sampler) in enumerate(zip(numbers, prepared.samplers, strict=True))
         ]
         now = time.perf_counter()

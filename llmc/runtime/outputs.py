@@ -107,4 +107,12 @@ class OutputBuilder:
 
 def text_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
     """The text of a single token, where there is a tokenizer."""
-    return None if tokenizer is None else lambda token: tokenizer.decode([token], skip_special_tokens=False)
+    if tokenizer is None:
+        return None
+
+    def text(token: int) -> str:
+        alone = tokenizer.decode([token], skip_special_tokens=False)
+        behind = tokenizer.decode([token, token], skip_special_tokens=False)  # not as the first word of all
+        return behind[len(alone) :] if behind.startswith(alone) else alone
+
+    return text

@@ -8,20 +8,27 @@ from llmc.runtime.stops import StopChecker, StopStrings
 from llmc.runtime.tokenizer import StreamDetokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmc.runtime.sampling import SamplingParams
     from llmc.runtime.tokenizer import Tokenizer
 
 
 class SequenceText:
-    """Text that is certain after each token; joined it is the sequence's text. Without a tokenizer there is none.
+    """Text that is certain after each token; joined it is what the sequence adds to its prompt's text. Without a
+    tokenizer there is none.
 
     The token that ends a sequence is no text, except with include_stop_str_in_output. Stop strings count from
     min_tokens on; `stops` finds those of `params`, where that was made already.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, stops: StopStrings | None = None) -> None:
-        wanted = tokenizer is not None and params.detokenize
-        self._detokenizer = StreamDetokenizer(tokenizer, params.skip_special_tokens) if wanted and tokenizer else None
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt: Sequence[int] = (),
+        stops: StopStrings | None = None,
+    ) -> None:  # fmt: skip
+        self._detokenizer: StreamDetokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = StreamDetokenizer(tokenizer, params.skip_special_tokens, prompt)
         self._stop = StopChecker(params.stop_strings if stops is None else stops)
         self._include = params.include_stop_str_in_output
         self._unchecked = params.min_tokens

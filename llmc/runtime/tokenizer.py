@@ -26,6 +26,9 @@ _MOST_CUTS = 16
 """Texts that are encoded by cuts of a vocabulary, which together take as long as reading all of it."""
 _LONG = 2048
 """Characters, or ids, from which tokenizers get their work as a batch of one: other threads can run meanwhile then."""
+_BEFORE = 4
+"""Tokens of a prompt that an answer's text is decoded behind, out of the last _FARTHEST_BEFORE."""
+_FARTHEST_BEFORE = 256
 _MAX_HELD = 16
 """Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
 
@@ -187,19 +190,23 @@ class StreamDetokenizer:
     """Text of one sequence, token by token.
 
     `feed` gives the text that is certain after each id, `flush` the rest; joined they equal
-    `tokenizer.decode(all ids, skip_special_tokens)`. A character whose bytes are spread over several tokens
-    comes out whole with its last byte. Each `feed` takes constant time, however long the text (about 1 µs for
-    byte-level vocabularies, 3 µs for others).
+    `tokenizer.decode(all ids, skip_special_tokens)`, or what the ids add to that of `prompt` and them: many a decoder
+    drops a space before the first word of all, which the first word of an answer is not. A character whose bytes are
+    spread over several tokens comes out whole with its last byte. Each `feed` takes constant time, however long the
+    text (about 1 µs for byte-level vocabularies, 3 µs for others).
 
     Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with
     and without the new one, since a token's text may depend on its neighbours; there a run of byte tokens
     (`<0x..>`) comes out at its end, because one bad byte changes the text of the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._text: _ByteText | _WindowText
-        self._text = _ByteText(tokenizer) if tokenizer.is_byte_level else _WindowText(tokenizer)
+        if tokenizer.is_byte_level:
+            self._text = _ByteText(tokenizer)
+        else:
+            self._text = _WindowText(tokenizer, _last_words(tokenizer, prompt, self._skipped))
 
     def feed(self, token_id: int) -> str:
         """The text that became certain. Raises InputError for a negative id."""
@@ -208,6 +215,19 @@ class StreamDetokenizer:
     def flush(self) -> str:
         """What was held back; call once, at the end."""
         return self._text.flush()
+
+
+def _last_words(tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]) -> list[int]:
+    """The last ids of a prompt by which what follows is no beginning of a text: none of a byte, which might join a run
+    of bytes behind it."""
+    found: list[int] = []
+    for token_id in reversed(prompt[-_FARTHEST_BEFORE:]):
+        token = None if token_id in skipped else tokenizer.id_to_token(token_id)
+        if token is not None and not _BYTE_TOKEN.fullmatch(token):
+            found.append(token_id)
+            if len(found) == _BEFORE:
+                break
+    return found[::-1]
 
 
 class _ByteText:
@@ -225,13 +245,17 @@ class _ByteText:
 
 
 class _WindowText:
-    """`_ids` is the window: tokens told already (their text is `_told`), as left context, then those held."""
+    """`_ids` is the window: tokens told already (their text is `_told`), as left context, then those held.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `before` is what stands before the first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._context = 0
-        self._told = ""
+        self._ids = list(before)
+        self._context = len(self._ids)
+        self._told: str | None = None
+        """The text of the first `_context` ids; None until it is asked for."""
 
     def feed(self, token_id: int) -> str:
         token = self._tokenizer.id_to_token(token_id)
@@ -250,6 +274,8 @@ class _WindowText:
         return self._tell(self._decode(self._ids)) if len(self._ids) > self._context else ""
 
     def _tell(self, text: str) -> str:
+        if self._told is None:
+            self._told = self._decode(self._ids[: self._context])
         new = text[len(self._told) :]
         self._ids = self._ids[self._context :]
         self._context = len(self._ids)
