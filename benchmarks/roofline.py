@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from llmc.artifacts.bundle import blob_path
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.contenders import nominal_bits
 from llmc.compiler.peer_models import weights_read
+from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.ort_session import open_session
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("-o", "--output")
     args = parser.parse_args()
     batches, prompts = ([int(n) for n in text.split(",") if n] for text in (args.batches, args.prompts))
-    threads = os.cpu_count() or 1
+    threads = usable_cpus()
     bandwidth, arithmetic = read_bandwidth(threads), Arithmetic()
     results: dict[str, dict] = {}
     for path in args.bundles:

@@ -34,7 +34,7 @@ Variables
                             default: 3
     LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
     LLMC_THREADS     threads that compiling and running may use, at least 1; default: the CPUs this process
-                     may use
+                     may use, and what the quotas of its control groups give it of them
     ORT_DISABLE_TELEMETRY, HF_HUB_DISABLE_TELEMETRY, DO_NOT_TRACK
                      set to 1 where they are not set, before what reads them is imported: nothing that llmc runs
                      reports to its makers (quiet.py)
@@ -265,12 +265,12 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """Threads to use, at least 1: LLMC_THREADS, or else the CPUs this process is allowed to run on."""
+        """Threads to use, at least 1: LLMC_THREADS, or else the CPUs that this process has (cpus.py)."""
         if self.threads_override is not None:
             return self.threads_override
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
+        from llmc.cpus import usable_cpus
+
+        return usable_cpus()
 
 
 def _switch(environ: Mapping[str, str], variable: str) -> bool:

@@ -80,7 +80,7 @@ class TpuTarget(XlaTarget):
         from llmc.compiler.xla.build import Machine
         from llmc.runtime.xla.client import open_client
 
-        open_client("cpu", options.tensor_parallel)
+        open_client("cpu", options.tensor_parallel, Settings.from_environment().threads)
         devices = self.topology.describe()[: options.tensor_parallel]
         return Machine("tpu", self.topology.name, tuple(devices))
 

@@ -106,7 +106,9 @@ class XlaTarget(StaticTarget):
         from llmc.compiler.xla.build import Machine
         from llmc.runtime.xla.client import open_client
 
-        return Machine("cpu", "cpu", tuple(open_client("cpu", options.tensor_parallel)))
+        return Machine(
+            "cpu", "cpu", tuple(open_client("cpu", options.tensor_parallel, Settings.from_environment().threads))
+        )
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
         """Trace without and with a cache, as the plan needs; weights; and the programs that work on slots."""

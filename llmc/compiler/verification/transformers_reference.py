@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.settings import Settings
 
 
 class TransformersReference:
     """The checkpoint's model as transformers runs it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
+        if torch.get_num_threads() > (threads := Settings.from_environment().threads):
+            torch.set_num_threads(threads)  # of quotas torch knows nothing
         self._model = load_real_model(checkpoint)
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
 
 DEVICES = ("CPU", "GPU", "NPU")
@@ -27,6 +28,13 @@ def open_core() -> ov.Core:
 def version() -> str:
     """OpenVINO's version, as its package states it."""
     return str(ov.__version__).split("-", maxsplit=1)[0]
+
+
+def with_threads(threads: int) -> dict[str, Any]:
+    """The CPU plugin's properties for so many threads, which it ties to CPUs unless these are better left to the system
+    (cpus.may_pin)."""
+    pinned: dict[str, Any] = {} if may_pin(threads) else {"ENABLE_CPU_PINNING": False}
+    return {"INFERENCE_NUM_THREADS": threads} | pinned
 
 
 def has_device(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmc.errors import DeviceError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.openvino.device import MappedWeights, open_core, properties_for, read_paged
+from llmc.runtime.openvino.device import MappedWeights, open_core, properties_for, read_paged, with_threads
 from llmc.runtime.openvino.paged_request import PagedRequest, StepRows
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class PagedModels:
         manifest = self._bundle.manifest
         heads = int(manifest.model["kv_heads"]), int(manifest.model["head_dim"])
         model = read_paged(self._bundle.files.read(executable.blob), self._weights, *heads, source)
-        properties = properties_for(manifest.options, executable.batch) | {"INFERENCE_NUM_THREADS": self._threads}
+        properties = properties_for(manifest.options, executable.batch) | with_threads(self._threads)
         try:
             compiled = open_core().compile_model(model, "CPU", properties)
         except RuntimeError as e:

@@ -11,7 +11,7 @@ import openvino as ov
 from llmc.artifacts.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.compilations import COMPILATIONS
-from llmc.runtime.openvino.device import MappedWeights, open_core, version
+from llmc.runtime.openvino.device import MappedWeights, open_core, version, with_threads
 from llmc.runtime.openvino.static_blob import open_blob
 from llmc.runtime.openvino.static_request import StaticRequest
 
@@ -35,7 +35,7 @@ class StaticModels:
         self._sizes = sizes
         self._top_k = top_k
         self._weights = MappedWeights(bundle.files.path("weights"))
-        self._properties = {"INFERENCE_NUM_THREADS": threads} if device == "CPU" else {}
+        self._properties = with_threads(threads) if device == "CPU" else {}
         self._open: OrderedDict[str, StaticRequest] = OrderedDict()
         each = max(1, bundle.files.path("weights").stat().st_size)
         self._most: float = max(LEAST_OPEN, _free_memory() // (2 * each))

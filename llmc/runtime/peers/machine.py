@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llmc.cpus import usable_cpus
 from llmc.runtime.host import cpu_features
 
 READ_BYTES = 256 << 20
@@ -23,7 +23,7 @@ def describe() -> dict[str, Any]:
     """CPU, cores, memory and versions, for a reader who wants to know whether figures can be compared."""
     return {
         "cpu": _from("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cpus(),
         "memory_gib": round(int((_from("/proc/meminfo", "MemTotal") or "0").split()[0]) / 2**20, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": sys.version.split()[0],
