@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import openvino as ov
 import pytest
@@ -19,7 +17,7 @@ def test_threads_are_tied_to_cpus_only_where_they_may_be(may: bool, monkeypatch:
     core = device.open_core()
     compiled = core.compile_model(ov.Model([ops.add(x, x)], [x]), "CPU", device.with_threads(1))
     stream = compiled.export_model()
-    for opened in (compiled, core.import_model(io.BytesIO(stream), "CPU", device.with_threads(1))):
+    for opened in (compiled, core.import_model(stream, "CPU", device.with_threads(1))):
         assert opened.get_property("INFERENCE_NUM_THREADS") == 1
         if not may:
             assert opened.get_property("ENABLE_CPU_PINNING") is False
