@@ -82,7 +82,7 @@ class Generator:
 
     def __init__(
         self, engine: Engine, tokenizer: Tokenizer | None = None,
-        constraints: Callable[[], ConstraintFactory] | None = None, observer: Observer | None = None,
+        constraints: Callable[[bool], ConstraintFactory] | None = None, observer: Observer | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
         self.tokenizer = tokenizer
@@ -136,13 +136,16 @@ class Generator:
         samplers = (first, *(first.sibling(params.child(i)) for i in range(1, params.choices)))
         return Prepared(request, samplers, array("q", ids), StopStrings(params.stop_strings))
 
-    def constraints(self) -> ConstraintFactory:
-        """What makes constraints, opened once. Raises InputError where there is no tokenizer, or no llguidance."""
+    def constraints(self, at_once: bool = True) -> ConstraintFactory:
+        """What makes constraints, opened once; `at_once`: for a grammar that waits.
+
+        Raises InputError where there is no tokenizer, or no llguidance.
+        """
         if self._open_constraints is None:
             raise InputError("structured outputs need a tokenizer, and this bundle has none")
         with self._opening:
             if self._factory is None:
-                self._factory = self._open_constraints()
+                self._factory = self._open_constraints(at_once)
         return self._factory
 
     def close(self) -> None:

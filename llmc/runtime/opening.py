@@ -91,10 +91,10 @@ def open_generator(
     if "tokenizer.json" not in bundle.manifest.files:
         return Generator(engine, observer=observer)
 
-    def constraints() -> ConstraintFactory:
+    def constraints(at_once: bool) -> ConstraintFactory:
         from llmc.runtime.sampling.guided import ConstraintFactory
 
         text = bundle.files.read("tokenizer.json").decode()
-        return ConstraintFactory(text, vocab_size, bundle.eos_token_ids, limits)
+        return ConstraintFactory(text, vocab_size, bundle.eos_token_ids, limits, at_once=at_once)
 
     return Generator(engine, bundle.tokenizer, constraints, observer)

@@ -12,7 +12,7 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.sampling import SamplingParams, StructuredOutputsParams
 from tests.toy import EOS, Toy
 
 
@@ -260,3 +260,16 @@ def test_an_interrupted_step_leaves_the_engine_usable(
             llm.generate([[1, 2, 3], [4]], greedy(8))
     assert not llm.generator.has_work and not llm.engine.has_work
     assert llm.generate([[1, 2, 3]], greedy(4))[0].outputs[0].token_ids == trusted.greedy([1, 2, 3], 4)
+
+
+def test_a_hostile_grammar_is_refused_and_the_next_one_followed(llm: BundleLLM) -> None:
+    """llguidance compiles chains of definitions with recursion, which would end this process."""
+    last = 6000
+    defs = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(last)} | {f"d{last}": {"type": "integer"}}
+    hostile = StructuredOutputsParams(json={"$ref": "#/$defs/d0", "$defs": defs})
+    with pytest.raises(InputError, match="nested or chained too deeply for a stack of 16 MiB"):
+        llm.generate(["a"], greedy(structured_outputs=hostile))
+    assert (
+        llm.generate(["a"], greedy(structured_outputs=StructuredOutputsParams(choice=["ab"])))[0].outputs[0].text
+        == "ab"
+    )

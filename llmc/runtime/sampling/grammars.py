@@ -23,7 +23,7 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
     """llguidance's tokenizer. Raises InputError where it is not installed, ArtifactError for a file it cannot take.
 
-    It holds the interpreter for as long as it reads: 0.3 s for 49,152 tokens.
+    Each of its two parts holds the interpreter: 0.2 s and 0.1 s for 49,152 tokens.
     """
     try:
         from llguidance import LLTokenizer
@@ -35,7 +35,8 @@ def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
     if not text.startswith("{"):  # llguidance would take it for a file's name
         raise ArtifactError("tokenizer.json holds no JSON object; compile the bundle again")
     try:
-        return LLTokenizer(text, eos_token=list(eos_token_ids) or None)
+        plain = LLTokenizer(text, eos_token=list(eos_token_ids) or None, slices=[])
+        return plain.with_slices(LLTokenizer.general_slices())
     except ValueError as error:
         raise ArtifactError(f"structured outputs cannot use this tokenizer.json: {first_line(str(error))}") from error
 

@@ -58,17 +58,21 @@ class ConstraintFactory:
     """Makes constraints for texts in one model's tokens. Safe to share between threads; `acompile` on one event loop.
 
     `tokenizer_json` is the text of a tokenizer.json, `vocab_size` the width of the logits (ids that the tokenizer lacks
-    are never allowed), `eos_token_ids` end a text that is complete, `limits` bound what a grammar may take. Raises
+    are never allowed), `eos_token_ids` end a text that is complete, `limits` bound what a grammar may take. The
+    process that trials come from starts with the first grammar, or `at_once`, while the tokenizer is read. Raises
     InputError where llguidance is not installed, ArtifactError for a tokenizer that it cannot take.
     """
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int] = (), limits: Limits | None = None
-    ) -> None:
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int] = (), limits: Limits | None = None, *,
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
         self._limits = limits or Limits()
-        self._tokenizer = grammars.open_tokenizer(tokenizer_json, eos_token_ids)
         options = {"tokenizer_json": tokenizer_json, "eos_token_ids": list(eos_token_ids)}
         self._pool = Pool(f"{grammars.__name__}:trial", options, self._limits, niceness=5)
+        if at_once:
+            self._pool.start()
+        self._tokenizer = grammars.open_tokenizer(tokenizer_json, eos_token_ids)
         self._vocab_size = vocab_size
         self._end_ids = tuple(index for index in eos_token_ids if index < vocab_size)
         # llguidance wants an end token: without one, the id that stands in for it is never allowed

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from llmc.errors import LlmcError
 from llmc.runtime.observer import Observer, Observers
 from llmc.runtime.server.app import build_app
 from llmc.runtime.server.connections import bounded_by
@@ -162,6 +163,9 @@ class Server:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
+        if self.state.served is not None and self.state.config.warm_aside:
+            with contextlib.suppress(LlmcError):  # of what is missing those hear who ask for it
+                self.state.served.engine.generator.constraints(at_once=False)
 
     def _progress(self, progress: Progress) -> None:
         if self._signals:

@@ -65,12 +65,12 @@ def load(
         if bundle.chat_template is not None:
             template = ConfinedTemplate(bundle.chat_template, bundle.special_tokens, config.template_limits)
             opened.callback(template.close)
-            if config.warm_chat:
+            if config.warm_aside:
                 template.start()  # it gets ready while the executor opens
         executor = open_executor(bundle, options)
         opened.callback(executor.close)
         warmed = warm(executor, bundle.plan, warm_up, tell)
-        if template is not None and config.warm_chat:
+        if template is not None and config.warm_aside:
             template.check()
         generator = open_generator(bundle, executor, options, observer)
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)

@@ -31,8 +31,9 @@ class ServerConfig:
     requests that may wait for a slot; more are refused with 503. `max_body_bytes`: larger bodies are refused with 413.
     `max_connections` and those of one client, and the requests of one that are answered at a time: 0 is no bound; see
     clients.py.
-    `template_limits` bound the rendering of one conversation; `warm_chat`: the process for it starts with the server,
-    which refuses a template that does not parse.
+    `template_limits` bound the rendering of one conversation; `warm_aside`: the process for it starts with the server,
+    which refuses a template that does not parse, and what grammars need is read as soon as the server is ready, since
+    it holds up everything for 0.3 s.
     """
 
     host: str = "127.0.0.1"
@@ -48,7 +49,7 @@ class ServerConfig:
     max_connections_per_client: int = 256
     max_requests_per_client: int = 128
     template_limits: ChildLimits = TEMPLATE_LIMITS
-    warm_chat: bool = True
+    warm_aside: bool = True
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class Live:
         self.error: BaseException | None = None
         self._news = threading.Condition()
         self.server = Server(
-            ServerConfig(**{"shutdown_timeout_s": 5.0, "warm_chat": False, **config}),
+            ServerConfig(**{"shutdown_timeout_s": 5.0, "warm_aside": False, **config}),
             listener or listen("127.0.0.1", 0), opener, options or EngineOptions(), warm_up=warm_up,
             report=self._report, observers=observers, cache_counters=cache_counters,
         )  # fmt: skip

@@ -102,7 +102,7 @@ def test_a_child_that_was_killed_costs_its_conversation_nothing_else(server: Liv
 
 def test_a_template_that_does_not_parse_is_refused_before_the_server_is_ready(tmp_path, monkeypatch):
     monkeypatch.setattr(toy, "TEMPLATE", "{% if %}")
-    with Live(toy_bundle(tmp_path), template_limits=LIMITS, warm_chat=True) as live:
+    with Live(toy_bundle(tmp_path), template_limits=LIMITS, warm_aside=True) as live:
         until(lambda: live.error is not None)
     assert isinstance(live.error, InputError) and "does not parse (line 1)" in str(live.error)
 
@@ -111,13 +111,13 @@ def test_constants_are_folded_in_the_child_however_large_they_become(tmp_path, m
     """jinja2 does it when it parses, which a server does not do itself."""
     monkeypatch.setattr(toy, "TEMPLATE", "{{ 'a' | center(500000000) }}{{ messages[0].content }}")
     monkeypatch.setattr(chat, "_compile", None)
-    with Live(toy_bundle(tmp_path), template_limits=LIMITS, warm_chat=True) as live:
+    with Live(toy_bundle(tmp_path), template_limits=LIMITS, warm_aside=True) as live:
         answer = ask(live.ready(), "Hi")
     assert answer.status == 400 and "memory" in answer.text
 
 
 def test_a_warm_server_has_started_it_and_leaves_nothing(bundle: Path):
-    with Live(bundle, warm_chat=True) as live:
+    with Live(bundle, warm_aside=True) as live:
         live.ready()
         family = [psutil.Process(pool(live).pid), *psutil.Process(pool(live).pid).children()]
         began = time.perf_counter()
