@@ -27,6 +27,7 @@ from llmc.artifacts.overflow import Overflow
 from llmc.artifacts.publish import UnwritableError
 from llmc.artifacts.workspace import Area, Workspace, workspace
 from llmc.errors import ArtifactError, CapacityError
+from llmc.platforms import require_posix
 
 Build = Callable[[Workspace], Mapping[str, Blob]]
 SHORTEST_PREFIX = 4
@@ -72,6 +73,7 @@ class Store:
         shared: Sequence[str | Path] = (),
         upstream: Upstream | None = None,
     ) -> None:
+        require_posix()
         self._main = Area(root)
         self._shared = [Area(folder, stamps_of=self._main) for folder in shared]
         self._upstream = upstream

@@ -110,6 +110,7 @@ def compile_bundle(
     checkpoint = open_checkpoint(model)
     target, options, why = engine_for(options, plan, checkpoint)
     options = target.configure(options)
+    target.toolchain()  # what is not installed is told before anything is made
     _require_native(target, options)
     target.require_supported(checkpoint.config)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))

@@ -19,6 +19,7 @@ from llmc.artifacts.publish import UnwritableError, writing
 from llmc.artifacts.stamps import settled, signature
 from llmc.compiler.checkpoint.base import without_place
 from llmc.errors import CapacityError, DeviceError
+from llmc.platforms import how_to_install
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -144,4 +145,5 @@ def version_of(package: str, extra: str = "compile") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise DeviceError(f"{package} is not installed; install it with: pip install 'llmc[{extra}]'") from None
+        how = how_to_install(package, f"pip install 'llmc[{extra}]'")
+        raise DeviceError(f"{package} is not installed; {how}") from None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.xla.topology import known, shown
+from llmc.platforms import exists_here
 from llmc.runtime.xla.client import has_tpu
 
 HIDDEN = ("fake",)
@@ -31,7 +32,7 @@ def survey() -> list[dict[str, Any]]:
         rows.append(
             {
                 "device": name,
-                "compiles": f"no: {target.install} (missing {', '.join(missing)})" if missing else "yes",
+                "compiles": _lack(missing, target.install, f" (missing {', '.join(missing)})") if missing else "yes",
                 "runs": _runs(target),
                 "state": target.state,
                 "note": target.remaining(),
@@ -59,10 +60,15 @@ def topologies() -> list[dict[str, Any]]:
 
 def _runs(target: Target) -> str:
     if missing := _missing(target.run_needs):
-        return f"no: pip install {' '.join(_RUN_INSTALL[package] for package in missing)}"
+        return _lack(missing, f"pip install {' '.join(_RUN_INSTALL[package] for package in missing)}", "")
     if target.name == _SLICES and not has_tpu():
         return "no: needs a TPU host"
     return "yes" if target.state == "native" else "on CPU, portable"
+
+
+def _lack(missing: Sequence[str], install: str, why: str) -> str:
+    absent = [package for package in missing if not exists_here(package)]
+    return f"no: {absent[-1]} has no build for this platform" if absent else f"no: {install}{why}"
 
 
 def _missing(packages: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.xla.hlo_ids import renumbered
 from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.platforms import how_to_install
 from llmc.runtime.xla.envelope import MAGIC, Envelope, StepHeader
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def _jax_mlir() -> Any:
     try:
         import jax  # noqa: F401 - only whether it is there
     except ImportError:
-        raise DeviceError("jax is not installed; install it with: pip install 'llmc[xla]'") from None
+        how = how_to_install("jax", "pip install 'llmc[xla]'")
+        raise DeviceError(f"jax is not installed; {how}") from None
     from jax._src.interpreters import mlir
 
     return mlir

@@ -19,6 +19,7 @@ from typing import Any
 
 from llmc.compiler.xla.chips import CHIPS, Chip, Shape
 from llmc.errors import DeviceError, InputError
+from llmc.platforms import how_to_install
 
 EXAMPLE = "tpu:v5e-2x2"
 INSTALL = "pip install 'llmc[tpu]'"
@@ -116,7 +117,8 @@ def require_libtpu() -> None:
     """Raise DeviceError, with the line that installs them, without jax or libtpu; imports neither."""
     missing = [package for package in ("jax", "libtpu") if find_spec(package) is None]
     if missing:
-        raise DeviceError(f"compiling for a TPU needs {' and '.join(missing)}; install with: {INSTALL}")
+        how = how_to_install(missing[-1], INSTALL)
+        raise DeviceError(f"compiling for a TPU needs {' and '.join(missing)}; {how}")
 
 
 def parse_topology(text: str) -> Topology:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError
+from llmc.platforms import how_to_install
 from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.top import top_of
@@ -52,7 +53,7 @@ class TorchExecutor(StaticExecutor):
             here = metadata.version("torch")
         except metadata.PackageNotFoundError:
             raise DeviceError(
-                f"{bundle.path}: its programs run in torch, which is not installed; install it with: {INSTALL}"
+                f"{bundle.path}: its programs run in torch, which is not installed; " + how_to_install("torch", INSTALL)
             ) from None
         if _release(made_with) != _release(here):
             raise ArtifactError(

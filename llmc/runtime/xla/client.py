@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from llmc.errors import DeviceError
+from llmc.platforms import how_to_install
 from llmc.runtime.xla.libtpu import LIBTPU_ENVIRONMENT
 
 Platform = Literal["cpu", "tpu"]
@@ -23,7 +24,7 @@ def jax_version() -> str:
     try:
         return f"{metadata.version('jax')} {metadata.version('jaxlib')}"
     except metadata.PackageNotFoundError:
-        raise DeviceError(f"jax is not installed; install it with: {INSTALL['cpu']}") from None
+        raise DeviceError(f"jax is not installed; {how_to_install('jax', INSTALL['cpu'])}") from None
 
 
 def toolchain_version(platform: str) -> str:

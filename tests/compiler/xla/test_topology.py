@@ -155,7 +155,7 @@ def test_without_libtpu_the_line_that_installs_it_is_told(
     monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.setattr(topology, "find_spec", lambda name: None if name in missing else find_spec(name))
-    says = f"compiling for a TPU needs {named}; install with: pip install 'llmc[tpu]'"
+    says = f"compiling for a TPU needs {named}; install it with: pip install 'llmc[tpu]'"
     with pytest.raises(DeviceError, match=re.escape(says)):
         parse_topology("v5e-1x1").describe()
 

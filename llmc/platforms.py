@@ -1,0 +1,54 @@
+"""What exists on which platform, in words, for the errors of what is asked for where it does not.
+
+pyproject.toml's markers say the same to pip.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from llmc.errors import DeviceError
+
+HERE = (sys.platform, platform.machine())
+_NAMES = {"linux": "Linux", "darwin": "macOS", "win32": "Windows"}
+_WIDELY = (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("win32", "AMD64"))
+BUILDS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "torch": _WIDELY,
+    "jax": _WIDELY,
+    "openvino": _WIDELY,
+    "libtpu": (("linux", "x86_64"),),
+    "ziglang": (("linux", "x86_64"),),
+}
+"""Packages that are not built for every platform: (sys.platform, machine) of each that they are built for.
+
+ziglang has more; llmc's kernels, which it compiles, are for this one.
+"""
+
+
+def exists_here(package: str) -> bool:
+    """Whether `package` is built for this platform."""
+    return package not in BUILDS or HERE in BUILDS[package]
+
+
+def how_to_install(package: str, line: str) -> str:
+    """What to do about a missing `package`: "install it with: `line`", or where it exists if that is not here."""
+    if exists_here(package):
+        return f"install it with: {line}"
+    made_for = ", ".join(_described(*known) for known in BUILDS[package])
+    return f"it has no build for {_described(*HERE)}, only for {made_for}"
+
+
+def require_posix() -> None:
+    """Raise DeviceError where there are no POSIX file locks, which the artifact store stands on."""
+    if find_spec("fcntl") is None:
+        raise DeviceError(
+            f"the artifact store needs POSIX file locks, which {_NAMES.get(HERE[0], HERE[0])} does not have; "
+            "run llmc in WSL 2 or on another host"
+        )
+
+
+def _described(system: str, machine: str) -> str:
+    return f"{_NAMES.get(system, system)} on {machine}"
