@@ -123,7 +123,7 @@ WRONG = {
     "content": {"messages": [{"role": "user", "content": [5] * 200_000}]},
     "tools": {"messages": "x", "tools": [5] * 200_000},
     "messages": {"messages": [5] * 200_000},
-    "logit_bias": {"messages": "x", "logit_bias": {str(i): "x" for i in range(100_000)}},
+    "logit_bias": {"messages": "x", "logit_bias": {str(i): "x" for i in range(60_000)}},
     "stop": {"messages": "x", "stop": [5] * 200_000},
     "many parts": {"messages": [{"role": "user", "content": [5] * 1000}] * 200},
     "ids": {"messages": "x", "allowed_token_ids": ["x"] * 131_072},
@@ -142,6 +142,7 @@ def test_a_thousand_faults_cost_what_one_does(api: Api, name: str) -> None:
 TOO_MUCH = {
     b"[" + b"5," * bounds.MAX_VALUES + b"5]": "values",
     b'{"a": "' + b"," * bounds.MAX_VALUES + b'", "b": [' + b"5," * bounds.MAX_VALUES + b"5]}": "values",
+    b"{" + b'"a":1,' * bounds.MAX_MEMBERS + b'"a":1}': "members",
     b"[" + b"{}," * bounds.MAX_CONTAINERS + b"[]]": "lists and objects",
     b'["\\\\", ' + b"[]," * bounds.MAX_CONTAINERS + b'"\\""]': "lists and objects",
 }
@@ -150,12 +151,12 @@ TOO_MUCH = {
 @pytest.mark.parametrize("raw", TOO_MUCH, ids=range(len(TOO_MUCH)))
 def test_a_body_is_counted_before_it_is_read(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json, "loads", lambda *_, **__: pytest.fail("read"))
-    with pytest.raises(InputError, match=rf"^the body has \d+ {TOO_MUCH[raw]}; at most \d+ are taken$"):
+    with pytest.raises(InputError, match=rf"^the body\S* .*\d+ {TOO_MUCH[raw]}; at most \d+ are taken$"):
         strict_json.loads(raw)
 
 
 def test_what_stands_in_texts_counts_for_nothing() -> None:
-    texts = [",[{" * bounds.MAX_VALUES, '\\",[{"' * bounds.MAX_CONTAINERS, "\\", '\\\\"', "]}" * bounds.MAX_DEPTH]
+    texts = [",[{:" * bounds.MAX_VALUES, '\\",[{"' * bounds.MAX_CONTAINERS, "\\", '\\\\"', "]}" * bounds.MAX_DEPTH]
     assert strict_json.loads(json.dumps(texts).encode()) == texts
     most = [[] for _ in range(bounds.MAX_CONTAINERS - 1)] + [",\\"]
     assert strict_json.loads(json.dumps(most).encode()) == most

@@ -19,9 +19,11 @@ from llmc.runtime.sampling.structured import MAX_CHOICE
 MAX_DEPTH = 128
 """Lists and objects inside one another."""
 MAX_VALUES = 1 << 18
-"""Elements of lists and members of objects, in the whole body."""
+"""Values in the whole body: elements of lists and objects, and these themselves."""
 MAX_CONTAINERS = 1 << 15
 """Lists and objects in the whole body."""
+MAX_MEMBERS = 1 << 16
+"""Members of objects in the whole body."""
 MAX_TEXT = 16 << 20
 """Characters of a prompt, and of the text of a message or a description."""
 MAX_NAME = 256

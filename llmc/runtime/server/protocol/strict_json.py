@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from llmc.errors import InputError
-from llmc.runtime.server.protocol.bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES
+from llmc.runtime.server.protocol.bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_MEMBERS, MAX_VALUES
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -46,8 +46,8 @@ def loads(raw: bytes) -> Any:
 def _check_counts(raw: bytes) -> None:
     """Raise InputError where `raw` has too many values, or lists and objects, or too deep ones; what stands in texts
     is left out where all together would be too much."""
-    commas, containers = raw.count(b","), raw.count(b"[") + raw.count(b"{")
-    if containers <= MAX_CONTAINERS and commas + containers <= MAX_VALUES:
+    commas, members, containers = raw.count(b","), raw.count(b":"), raw.count(b"[") + raw.count(b"{")
+    if containers <= MAX_CONTAINERS and members <= MAX_MEMBERS and commas + containers <= MAX_VALUES:
         return
     if b"\\" in raw:
         raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -55,11 +55,14 @@ def _check_counts(raw: bytes) -> None:
     data = data[~np.bitwise_xor.accumulate(data == ord('"'))]
     opened = (data == ord("[")) | (data == ord("{"))
     closed = (data == ord("]")) | (data == ord("}"))
-    commas, containers = int(np.count_nonzero(data == ord(","))), int(np.count_nonzero(opened))
+    commas, members = (int(np.count_nonzero(data == ord(mark))) for mark in ",:")
+    containers = int(np.count_nonzero(opened))
     if containers and int((opened.astype(np.int32) - closed).cumsum().max()) > MAX_DEPTH:
         raise InputError(f"the body is nested more than {MAX_DEPTH} deep")
     if containers > MAX_CONTAINERS:
         raise InputError(f"the body has {containers} lists and objects; at most {MAX_CONTAINERS} are taken")
+    if members > MAX_MEMBERS:
+        raise InputError(f"the body's objects have {members} members; at most {MAX_MEMBERS} are taken")
     if commas + containers > MAX_VALUES:
         raise InputError(f"the body has {commas + containers} values; at most {MAX_VALUES} are taken")
 
