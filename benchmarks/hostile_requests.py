@@ -81,8 +81,11 @@ REPORTED = [
     Attack("700,000 stop strings", lambda: complete(stop=["q"] * 700_000)),
     Attack("2,000 chained $defs", lambda: chat(guided_json=chained(2000, ref)), cheap=False),
     Attack("1,000 chained anyOf", lambda: chat(guided_json=chained(1000, lambda i: {"anyOf": [ref(i)]})), cheap=False),
-    Attack("2,600 chained properties",
-           lambda: chat(guided_json=chained(2600, lambda i: {"properties": {"a": ref(i)}})), cheap=False),
+    Attack(
+        "2,600 chained properties",
+        lambda: chat(guided_json=chained(2600, lambda i: {"properties": {"a": ref(i)}})),
+        cheap=False,
+    ),
     Attack("2,000 chained rules", lambda: chat(guided_grammar=RULES), cheap=False),
     Attack("an expression of 960 kB", lambda: chat(guided_regex="(a|b)[^c]{2}" * 80_000), copies=6, cheap=False),
     Attack("(a{1000}){1000}", lambda: chat(guided_regex="(a{1000}){1000}"), copies=2, cheap=False),
@@ -124,13 +127,17 @@ FIELDS = [
     Attack("256 bad words of 256", lambda: complete(bad_words=[f"{i} " * 60 for i in range(256)])),
     Attack("128 choices", lambda: complete(n=128, temperature=1.0)),
     Attack("32 choices with logprobs", lambda: complete(n=32, temperature=1.0, logprobs=20), cheap=False),
-    Attack("the most that integers hold", lambda: complete(
-        max_tokens=MOST - 1, top_k=MOST - 1, seed=-MOST, priority=-MOST, truncate_prompt_tokens=MOST - 1)),
+    Attack(
+        "the most that integers hold",
+        lambda: complete(
+            max_tokens=MOST - 1, top_k=MOST - 1, seed=-MOST, priority=-MOST, truncate_prompt_tokens=MOST - 1
+        ),
+    ),
     Attack("more than integers hold", lambda: complete(max_tokens=MOST, seed=MOST)),
     Attack("the least tokens beyond all", lambda: complete(min_tokens=MOST - 1)),
     Attack("as hot as can be", lambda: complete(temperature=1e308, top_p=1e-300, repetition_penalty=1e308)),
     Attack("as cold as can be", lambda: complete(temperature=5e-324, repetition_penalty=5e-324, typical_p=5e-324)),
-    Attack("the end of 4 MB", lambda: complete(prompt="a b " * 900_000, truncate_prompt_tokens=-1), cheap=False),
+    Attack("the end of 4 MB", lambda: complete(prompt="a b " * 900_000, truncate_prompt_tokens=8), cheap=False),
     Attack("200,000 token ids", lambda: complete(prompt=[1] * 200_000)),
     Attack("ids of no token", lambda: complete(prompt=[(1 << 31) - 1])),
     Attack("tokenize 4 MB", lambda: post(TOKENIZE, json.dumps({"prompt": "a b " * 900_000}).encode()), cheap=False),
@@ -139,14 +146,24 @@ FIELDS = [
     Attack("a model's name of 3 MB", lambda: chat(model="m" * 3_000_000)),
     Attack("4,000 messages", lambda: chat(messages=[said(content=["x"] * 4)] * 4000), cheap=False),
     Attack("messages with 200 extras each", lambda: chat(messages=[said(**{f"e{i}": 1 for i in range(200)})] * 1000)),
-    Attack("variables 100 deep", lambda: post(
-        CHAT, b'{"messages": "x", "chat_template_kwargs": {"a": ' + b"[" * 100 + b"]" * 100 + b"}}")),
+    Attack(
+        "variables 100 deep",
+        lambda: post(CHAT, b'{"messages": "x", "chat_template_kwargs": {"a": ' + b"[" * 100 + b"]" * 100 + b"}}"),
+    ),
     Attack("a variable that is the messages", lambda: chat(chat_template_kwargs={"messages": [], "self": 1})),
-    Attack("arguments 120 deep", lambda: chat(messages=[said("assistant", tool_calls=[
-        {"function": {"name": "f", "arguments": "[" * 100_000}}])])),
+    Attack(
+        "arguments 120 deep",
+        lambda: chat(
+            messages=[said("assistant", tool_calls=[{"function": {"name": "f", "arguments": "[" * 100_000}}])]
+        ),
+    ),
     Attack("128 tools, one required", lambda: chat(tools=[TOOL] * 128, tool_choice="required"), cheap=False),
-    Attack("a tool's name of many lines", lambda: chat(
-        tools=[{"type": "function", "function": {"name": '"\n%json {}', "parameters": {}}}], tool_choice="required")),
+    Attack(
+        "a tool's name of many lines",
+        lambda: chat(
+            tools=[{"type": "function", "function": {"name": '"\n%json {}', "parameters": {}}}], tool_choice="required"
+        ),
+    ),
 ]
 
 GRAMMARS = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 NFC_SHRINKS = 9
@@ -13,13 +14,25 @@ a composed character stands for has at most three times its own."""
 _KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}
 
 
-def widest_token(backend: Any) -> int | None:
-    """Bytes of a text that a token covers at most; None where a token may cover any number, or that is not known.
+@dataclass(frozen=True)
+class TokenWidth:
+    """A token covers at most `widest` bytes of a text; the bytes `lost` are in no token, and left out of texts."""
 
-    Known are BPE models that spell every byte, over steps that drop nothing.
+    widest: int
+    lost: bytes = b""
+
+    def least_tokens(self, text: str) -> int:
+        """What `text` has at least. A text of a megabyte takes a millisecond."""
+        data = text.encode("utf-8", "surrogatepass")
+        kept = len(data) - sum(data.count(byte) for byte in self.lost)
+        return -(-kept // self.widest)
+
+
+def token_width(backend: Any) -> TokenWidth | None:
+    """None where a token may cover any length of text, or that is not known.
+
+    Known are BPE models over bytes, and such as fall back to bytes and have them all, after steps that drop nothing.
     """
-    from tokenizers import pre_tokenizers
-
     model = backend.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None
@@ -29,14 +42,23 @@ def widest_token(backend: Any) -> int | None:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=False)
     by_bytes = any(step["type"] == "ByteLevel" for step in steps)
-    needed = pre_tokenizers.ByteLevel.alphabet() if by_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
-    if not (by_bytes or model.byte_fallback) or not all(name in vocabulary for name in needed):
+    spellings = byte_alphabet() if by_bytes else {f"<0x{byte:02X}>": byte for byte in range(256)}
+    lost = bytes(byte for name, byte in spellings.items() if name not in vocabulary)
+    if not (by_bytes or model.byte_fallback) or (lost and not (by_bytes and model.unk_token is None and shrinks == 1)):
         return None
     added = backend.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip for token in added):  # takes all white space beside it
         return None
     widest = max(map(len, vocabulary)) if by_bytes else max(len(name.encode()) for name in vocabulary)
-    return max([widest, *(len(token.content.encode()) for token in added)]) * shrinks
+    return TokenWidth(max([widest, *(len(token.content.encode()) for token in added)]) * shrinks, lost)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level vocabularies, from GPT-2: printable bytes are
+    themselves, the others follow from U+0100 in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _state(step: Any) -> Mapping[str, Any] | None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.token_width import widest_token
+from llmc.runtime.token_width import TokenWidth, byte_alphabet, token_width
 
 if TYPE_CHECKING:
     from llmc.runtime.vocabulary import Vocabulary
@@ -96,15 +96,24 @@ class Tokenizer:
         text from a chat template, which has written them already. Raises InputError for text that is not
         Unicode.
         """
+        return self.encode_last(text, None, add_special_tokens)[0]
+
+    def encode_last(self, text: str, most: int | None, add_special_tokens: bool = True) -> tuple[list[int], int]:
+        """The last `most` ids of `encode` (None: all), and how many there are: of a text of millions, the rest is never
+        listed."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
         backend = self._cut(text) or self._backend
         if len(text) < _LONG:
-            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        (whole,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(whole.ids)
+            encoded = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        count = len(encoded)
+        if most is not None and count > most:
+            encoded.truncate(most, direction="left")
+        return list(encoded.ids), count
 
     def _cut(self, text: str) -> Any:
         """A tokenizer for this text, while that costs less than the whole; else None."""
@@ -140,9 +149,9 @@ class Tokenizer:
         return token
 
     @cached_property
-    def longest_token(self) -> int | None:
-        """Bytes of a text that one token covers at most; None where that cannot be told."""
-        return widest_token(self._backend)
+    def width(self) -> TokenWidth | None:
+        """How much text a token stands for at most; None where that cannot be told."""
+        return token_width(self._backend)
 
     @cached_property
     def is_byte_level(self) -> bool:
@@ -175,15 +184,7 @@ def _backend(data: bytes) -> Any:
     return backend
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level vocabularies, from GPT-2: printable bytes are
-    themselves, the others follow from U+0100 in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = byte_alphabet()
 
 
 class StreamDetokenizer:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
-from llmc.runtime.token_width import NFC_SHRINKS, widest_token
+from llmc.runtime.token_width import NFC_SHRINKS, TokenWidth, token_width
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -46,7 +46,7 @@ KNOWN = {"bytes": (byte_level, 4), "pieces": (sentence_piece, 6), "digits": (dig
 @pytest.mark.parametrize("name", KNOWN)
 def test_it_is_the_longest_tokens_length(name):
     make, width = KNOWN[name]
-    assert widest_token(make()) == width
+    assert token_width(make()) == TokenWidth(width)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -54,19 +54,31 @@ def test_it_is_the_longest_tokens_length(name):
 @given(st.text(st.sampled_from("ab 1é日\u0301\u212a😀"), max_size=60))
 def test_no_text_has_fewer_tokens_than_it_says(name, text):
     made = KNOWN[name][0]()
-    assert len(text.encode()) <= widest_token(made) * len(made.encode(text, add_special_tokens=False).ids)
+    least = token_width(made).least_tokens(text)
+    assert least <= len(made.encode(text, add_special_tokens=False).ids)
+    assert least >= len(text.encode()) / KNOWN[name][1]
+
+
+def unspelt(**options) -> Tokenizer:
+    """A vocabulary without "!", as some lack bytes that they were never trained on."""
+    made = Tokenizer(BPE({name: i for i, name in enumerate([*BYTES[1:], "ab"])}, [("a", "b")], **options))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.text(st.sampled_from("ab!"), max_size=60))
+def test_bytes_that_no_token_has_count_for_nothing(text):
+    assert BYTES[0] == "!"
+    made = unspelt()
+    assert token_width(made) == TokenWidth(2, b"!")
+    assert token_width(made).least_tokens(text) <= len(made.encode(text).ids)
 
 
 def test_an_added_token_counts_with_its_own_length():
     made = byte_level()
     made.add_special_tokens(["<|a long end|>"])
-    assert widest_token(made) == 14
-
-
-def unspelt() -> Tokenizer:
-    made = Tokenizer(BPE({name: i for i, name in enumerate(BYTES[1:])}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return made
+    assert token_width(made) == TokenWidth(14)
 
 
 def stripping() -> Tokenizer:
@@ -83,14 +95,14 @@ UNKNOWN = {
     "a split that drops": lambda: byte_level(pre_tokenizer=pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(False)])),
     "white space dropped": lambda: byte_level(pre_tokenizer=pre_tokenizers.Whitespace()),
-    "bytes without a token": unspelt, "white space beside a token": stripping,
+    "bytes that all are one token": lambda: unspelt(unk_token="a", fuse_unk=True), "white space beside a token": stripping,
     "no fall back to bytes": lambda: sentence_piece(byte_fallback=False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("why", UNKNOWN)
 def test_it_is_not_told_where_a_token_may_cover_any_length(why):
-    assert widest_token(UNKNOWN[why]()) is None
+    assert token_width(UNKNOWN[why]()) is None
 
 
 def test_nfc_leaves_at_least_a_ninth():

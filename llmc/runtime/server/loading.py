@@ -59,7 +59,7 @@ def load(
         )
     tokenizer = bundle.tokenizer
     tokenizer.load()
-    _ = tokenizer.longest_token  # which takes a look at the whole vocabulary
+    _ = tokenizer.width  # which takes a look at the whole vocabulary
     template = None
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:

@@ -20,34 +20,53 @@ if TYPE_CHECKING:
 
 
 async def completion_prompts(request: Request, served: Served, body: CompletionRequest) -> list[list[int]]:
-    """Token ids of every prompt. Raises InputError for text that is not Unicode."""
-    prompts, special, keep = body.prompt, body.add_special_tokens is not False, body.truncate_prompt_tokens
+    """Token ids of every prompt. Raises InputError for text that is not Unicode, ApiError for what does not fit."""
+    prompts, keep = body.prompt, body.truncate_prompt_tokens
     if isinstance(prompts[0], str):
-        if keep is None:
-            for text in prompts:
-                check_length(served, text)
-        size = sum(map(len, prompts))
-        prompts = await aside(request, size, lambda: [served.tokenizer.encode(text, special) for text in prompts])
+        return await fitting(request, served, prompts, body.add_special_tokens is not False, keep)
     return [truncated(served, ids, keep) for ids in prompts]
 
 
-async def encode(request: Request, served: Served, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of `text`, found in a thread where it is long."""
-    return await aside(request, len(text), lambda: served.tokenizer.encode(text, add_special_tokens))
+async def fitting(
+    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, keep: int | None,
+    field: str = "prompt",
+) -> list[list[int]]:  # fmt: skip
+    """Token ids of `texts`, each `truncated`; what is too long is refused before it is tokenised, where that is sure."""
+    if keep is None:
+        for text in texts:
+            check_length(served, text, field)
+    most = served.limits.longest_prompt if keep in (None, -1) else keep
+    found = await encode(request, served, texts, add_special_tokens, most)
+    return [truncated(served, ids, keep, field, count) for ids, count in found]
+
+
+async def encode(
+    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None
+) -> list[tuple[list[int], int]]:
+    """The last `most` token ids of each text and their number, found in a thread where texts are long."""
+    tokenizer = served.tokenizer
+    return await aside(
+        request, sum(map(len, texts)), lambda: [tokenizer.encode_last(t, most, add_special_tokens) for t in texts]
+    )  # fmt: skip
 
 
 def check_length(served: Served, text: str, field: str = "prompt") -> None:
     """Raise ApiError for a text that is too long whatever its tokens are, which takes no tokenizer to see."""
-    longest, widest = served.limits.longest_prompt, served.tokenizer.longest_token
-    if widest is not None and len(text) > longest * widest:
+    longest, width = served.limits.longest_prompt, served.tokenizer.width
+    if width is None or 4 * len(text) <= longest:  # a character has at most 4 bytes, and a token at least one
+        return
+    least = width.least_tokens(text)
+    if least > longest:
         raise _too_long(
-            served.limits, f"the prompt has {len(text)} characters, of which a token takes at most {widest}", field
+            served.limits, f"the prompt has {len(text)} characters, which are at least {least} tokens", field
         )
 
 
-def truncated(served: Served, ids: list[int], keep: int | None, field: str = "prompt") -> list[int]:
+def truncated(
+    served: Served, ids: list[int], keep: int | None, field: str = "prompt", count: int | None = None
+) -> list[int]:
     """The last `keep` ids (None: all; -1: as many as the model takes). Raises ApiError for a prompt that stays too
-    long, naming the limit, or is empty; `field` is where it came from."""
+    long, naming the limit, or is empty; `field` is where it came from, `ids` the last of `count`."""
     longest = served.limits.longest_prompt
     if keep == 0:
         raise bad_request(
@@ -57,8 +76,9 @@ def truncated(served: Served, ids: list[int], keep: int | None, field: str = "pr
         ids = ids[-(longest if keep == -1 else keep) :]
     if not ids:
         raise bad_request("the prompt is empty: it has no token", field)
-    if len(ids) > longest:
-        raise _too_long(served.limits, f"the prompt has {len(ids)} tokens", field)
+    length = count if count is not None and keep is None else len(ids)
+    if length > longest:
+        raise _too_long(served.limits, f"the prompt has {length} tokens", field)
     return ids
 
 

@@ -90,7 +90,7 @@ def test_what_stands_inside_is_named_by_its_place(api: Api, field: str) -> None:
 
 
 def test_a_number_of_prompts_is_refused_before_any_is_tokenised(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(api.engine.tokenizer), "encode", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(type(api.engine.tokenizer), "encode_last", lambda *_: pytest.fail("tokenised"))
     error = refusal(api.complete(prompt=["x"] * (bounds.MAX_PROMPTS + 1)))
     assert error["message"] == f"prompt has {bounds.MAX_PROMPTS + 1} items; at most {bounds.MAX_PROMPTS} are taken"
     assert "asks for 100 sequences" in refusal(api.complete(prompt=["x"] * 100))["message"]
@@ -99,11 +99,11 @@ def test_a_number_of_prompts_is_refused_before_any_is_tokenised(api: Api, monkey
 def test_a_prompt_that_no_tokens_could_shorten_is_refused_before_it_is_tokenised(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(api.engine.tokenizer), "encode", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(type(api.engine.tokenizer), "encode_last", lambda *_: pytest.fail("tokenised"))
     for error in (refusal(api.complete(prompt="x" * 1000)), refusal(api.chat("x" * 1000))):
         assert error["code"] == "context_length_exceeded"
         assert re.search(
-            r"has 10\d\d characters, of which a token takes at most 7; .* at most 31 tokens", error["message"]
+            r"has 10\d\d characters, which are at least 14\d tokens; .* 31 tokens", error["message"]
         )
 
 
@@ -114,7 +114,7 @@ def test_a_full_queue_is_told_before_work_is_done(api: Api, monkeypatch: pytest.
         raise OverloadedError("the queue is full", 1.0)
 
     monkeypatch.setattr(api.engine, "check_room", full)
-    monkeypatch.setattr(type(api.engine.tokenizer), "encode", lambda *_: pytest.fail("tokenised"))
+    monkeypatch.setattr(type(api.engine.tokenizer), "encode_last", lambda *_: pytest.fail("tokenised"))
     for answer in (api.complete(), api.chat()):
         assert refusal(answer, 503)["code"] == "overloaded"
 

@@ -16,7 +16,7 @@ from llmc.runtime.server.chatting import ChatWriter
 from llmc.runtime.server.errors import api_error
 from llmc.runtime.server.generation import Generation, check_room
 from llmc.runtime.server.openapi import reads, streams
-from llmc.runtime.server.prompts import check_length, encode, render, truncated
+from llmc.runtime.server.prompts import fitting, render
 from llmc.runtime.server.protocol.answers import GENERATING, ChatResponse
 from llmc.runtime.server.protocol.chat import ChatRequest
 from llmc.runtime.server.tool_choice import tool_use
@@ -43,10 +43,8 @@ async def chat_completions(request: Request) -> Response:
             request, served, body.messages, use.tools, body.add_generation_prompt, body.continue_final_message,
             body.chat_template_kwargs,
         )  # fmt: skip
-        if body.truncate_prompt_tokens is None:
-            check_length(served, text, "messages")
-        ids = await encode(request, served, text, bool(body.add_special_tokens))
-        prompts = [truncated(served, ids, body.truncate_prompt_tokens, "messages")]
+        keep = body.truncate_prompt_tokens
+        prompts = await fitting(request, served, [text], bool(body.add_special_tokens), keep, "messages")
         writer = ChatWriter(
             answer_id, int(time.time()), served.model_name, body, served.tokenizer, use.finds_calls, use.limit
         )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from llmc.errors import InputError
 from llmc.runtime.server.access import check_model, served_of
+from llmc.runtime.server.aside import aside
 from llmc.runtime.server.body import read_body
 from llmc.runtime.server.errors import api_error, bad_request
 from llmc.runtime.server.openapi import reads
 from llmc.runtime.server.prompts import encode, render
 from llmc.runtime.server.protocol.answers import GENERATING
+from llmc.runtime.server.protocol.bounds import MAX_VALUES
 from llmc.runtime.server.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -36,19 +40,25 @@ async def tokenize(request: Request) -> Response:
     special = body.add_special_tokens
     try:
         if body.prompt is not None:
-            ids = await encode(request, served, body.prompt, special is not False)
+            text, special = body.prompt, special is not False
         else:
             text = await render(
                 request, served, body.messages or [], body.tools, body.add_generation_prompt,
                 body.continue_final_message, body.chat_template_kwargs,
             )  # fmt: skip
-            ids = await encode(request, served, text, bool(special))
+        ids, count = (await encode(request, served, [text], bool(special), MAX_VALUES))[0]
+        if count > MAX_VALUES:
+            raise bad_request(f"the text has {count} tokens; at most {MAX_VALUES} are returned", "prompt")
     except InputError as e:
         raise api_error(e, TokenizeRequest.model_fields) from e
-    answer = {"count": len(ids), "max_model_len": served.limits.max_model_len, "tokens": ids}
-    if body.return_token_strs:
-        answer["token_strs"] = [served.tokenizer.id_to_token(index) or "" for index in ids]
-    return JSONResponse(answer)
+
+    def written() -> Response:
+        whole: dict[str, Any] = {"count": count, "max_model_len": served.limits.max_model_len, "tokens": ids}
+        if body.return_token_strs:
+            whole["token_strs"] = [served.tokenizer.id_to_token(index) or "" for index in ids]
+        return JSONResponse(whole)
+
+    return await aside(request, count, written)
 
 
 @router.post(
@@ -60,4 +70,7 @@ async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeRequest)
     served = served_of(request)
     check_model(served, body.model)
-    return JSONResponse({"prompt": served.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    ids = body.tokens
+    return await aside(
+        request, len(ids), lambda: JSONResponse({"prompt": served.tokenizer.decode(ids, skip_special_tokens=False)})
+    )  # fmt: skip
