@@ -37,6 +37,8 @@ from hostile_requests import ATTACKS, Attack, complete
 
 QUIET_S, BESIDE_S, GAPS, MEMORY = 0.1, 0.5, 2.0, 0.05
 STREAMS, TOKENS = 2, 96
+ATTACKER = "127.0.0.2"
+"""Where attacks come from: another client than the one that watches."""
 SLOW_S = 3.0
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
@@ -141,7 +143,7 @@ async def send(port: int, data: bytes, shape: str, limit_s: float) -> bytes:
     said = b""
     try:
         async with asyncio.timeout(limit_s):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(ATTACKER, 0))
             if shape == "slow":
                 for byte in data[:-1][: int(SLOW_S / 0.1)]:
                     writer.write(bytes([byte]))

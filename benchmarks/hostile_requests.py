@@ -206,7 +206,7 @@ HEADS = [
 
 CONNECTIONS = [
     Attack("100 slow heads", lambda: head("GET", "/health", "x: " + "y" * 100), 100, "slow", cheap=False),
-    Attack("50 slow bodies", lambda: chat(), 50, "slow", cheap=False),
+    Attack("50 slow bodies", chat, 50, "slow", cheap=False),
     Attack("300 connections", lambda: b"", 300, "slow", cheap=False),
     Attack("60 streams and gone", lambda: complete(stream=True, max_tokens=1000), 60, "leave", cheap=False),
     Attack("20 that do not read", lambda: post(

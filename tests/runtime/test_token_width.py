@@ -95,7 +95,8 @@ UNKNOWN = {
     "a split that drops": lambda: byte_level(pre_tokenizer=pre_tokenizers.Sequence(
         [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(False)])),
     "white space dropped": lambda: byte_level(pre_tokenizer=pre_tokenizers.Whitespace()),
-    "bytes that all are one token": lambda: unspelt(unk_token="a", fuse_unk=True), "white space beside a token": stripping,
+    "bytes that all are one token": lambda: unspelt(unk_token="a", fuse_unk=True),
+    "white space beside a token": stripping,
     "no fall back to bytes": lambda: sentence_piece(byte_fallback=False),
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ async def fitting(
     request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, keep: int | None,
     field: str = "prompt",
 ) -> list[list[int]]:  # fmt: skip
-    """Token ids of `texts`, each `truncated`; what is too long is refused before it is tokenised, where that is sure."""
+    """Token ids of `texts`, each `truncated`; what is surely too long is refused before it is tokenised."""
     if keep is None:
         for text in texts:
             check_length(served, text, field)
