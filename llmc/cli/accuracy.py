@@ -1,9 +1,21 @@
-"""A bundle's accuracy in words."""
+"""What was verified of a bundle, and its accuracy, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+
+def verified_line(verification: Mapping[str, Any], executables: int) -> str:
+    """One line about what was run against the reference, of how many executables, and what came of it."""
+    v = verification
+    run = f"all {executables}" if v["executables"] == executables else f"{v['executables']} of {executables}"
+    return (
+        f"against {v['reference']}: {run} executables run, {v['buckets']} buckets ({v['twice']} under two poisons), "
+        f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
+        f"{v['limits']['mean_kl']:.2g}), equal tokens {v['top1']:.1%}, greedy texts equal "
+        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}"
+    )
 
 
 def accuracy_line(verification: Mapping[str, Any]) -> str:

@@ -165,7 +165,11 @@ def compile_command(
     executor: Annotated[str, typer.Option("--executor", metavar="local", help="Where jobs run.")] = "local",
     verify: Annotated[
         str,
-        typer.Option("--verify", metavar="sample|all|none", help="Buckets to compare with the reference model."),
+        typer.Option(
+            "--verify",
+            metavar="sample|all|none",
+            help="Run every executable against the reference model, sampled or all buckets under two poisons.",
+        ),
     ] = "sample",
     require_native: Annotated[
         bool,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.cli.accuracy import accuracy_line
+from llmc.cli.accuracy import accuracy_line, verified_line
 
 if TYPE_CHECKING:
     from llmc.compiler.pipeline import CompileResult
@@ -54,11 +54,7 @@ def print_result(result: CompileResult, as_json: bool) -> None:
     if v.get("mode") == "none":
         typer.echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
     else:
-        typer.echo(
-            f"verified against {v['reference']}: {v['buckets']} buckets, {v['rows']} rows, mean KL {v['mean_kl']:.2g}, "
-            f"equal tokens {v['top1']:.1%}, greedy texts equal {v['greedy_equal']}/{v['greedy_sequences']}, "
-            f"padding leak {v['leak']:.2g}"
-        )
+        typer.echo(f"verified {verified_line(v, result.native + result.portable)}")
         typer.echo(accuracy_line(v))
     if result.remaining:
         typer.echo(f"portable: left for the device's own host: {result.remaining}")

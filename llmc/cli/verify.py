@@ -27,14 +27,16 @@ def verify(
         str | None,
         typer.Option("--reference", metavar="MODEL", help="The checkpoint. Default: the one it was compiled from."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every bucket, rather than a sample.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every bucket under two poisons, not a sample of them.")] = False,
     cache_dir: Annotated[
         Path | None,
         typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
-    """Check every file of a bundle, then run its buckets against the reference model with padding poisoned.
+    """Check every file of a bundle, then run each executable against the reference model with padding poisoned.
+
+    Of a TPU's executables, which are compiled for this CPU first, those of sampled buckets are run; --all runs all.
 
     Accuracy is how far its predictions diverge from the reference's over a text that comes with llmc. A bundle of a
     configuration alone is bound to the weights of --reference first.
@@ -49,7 +51,7 @@ def verify(
     from llmc.artifacts.manifest import read_manifest
     from llmc.artifacts.opening import open_store
     from llmc.artifacts.references import resolve
-    from llmc.cli.accuracy import accuracy_line
+    from llmc.cli.accuracy import accuracy_line, verified_line
     from llmc.cli.output import CompileProgress
     from llmc.compiler.bind import bound, is_unbound
     from llmc.compiler.pipeline import VerifyReport
@@ -66,11 +68,8 @@ def verify(
     if as_json:
         typer.echo(json.dumps(found))
         return
-    typer.echo(
-        f"{bundle}: files intact; {found['buckets']} buckets, {found['rows']} rows against {found['reference']}: "
-        f"mean KL {found['mean_kl']:.2g} (limit {found['limits']['mean_kl']:.2g}), equal tokens {found['top1']:.1%}, "
-        f"greedy texts equal {found['greedy_equal']}/{found['greedy_sequences']}, padding leak {found['leak']:.2g}"
-    )
+    line = verified_line(found, len(read_manifest(folder).executables))
+    typer.echo(f"{bundle}: files intact; {line}")
     typer.echo(accuracy_line(found))
 
 

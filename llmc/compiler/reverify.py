@@ -43,6 +43,6 @@ def verify_again(
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = open_target(manifest.target if manifest.device == CPU else manifest.device)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
-    parts = parts_of(bundle.plan, every)
+    parts = parts_of(bundle.plan, every, target, manifest.executables)
     outcomes = run_parts(bundle, stages, probes_stage(stages, target), parts, progress)
     return {"reference": target.reference, "limits": vars(limits), **summarise(outcomes, limits).to_json()}

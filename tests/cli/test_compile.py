@@ -47,7 +47,7 @@ def test_the_outcome_is_told_in_words(compile_: Llmc) -> None:
     first, second, third, fourth = ran.out.splitlines()
     assert first == f"bundle: {BUCKETS} executables (one executable per bucket: numpy does not care, tests do)"
     assert second.startswith(f"built {BUCKETS}, from the store 0; native {BUCKETS}, portable 0; ")
-    assert third.startswith("verified against toy: 6 buckets, ") and "padding leak 0" in third
+    assert third.startswith("verified against toy: all 6 executables run, 6 buckets (") and "padding leak 0" in third
     assert fourth.startswith("accuracy over ") and "nats (limit 1e-05 for exact), p99 " in fourth
     assert fourth.endswith("equal tokens 100.0%")
     again = compile_().out.splitlines()

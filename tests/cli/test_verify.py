@@ -47,8 +47,19 @@ def test_json_has_the_numbers_and_the_limits(llmc: Llmc, bundle: Path) -> None:
     found = ran.json
     assert ran.err == ""
     assert found["reference"] == "toy"
-    assert set(found["limits"]) == {"mean_kl", "top1", "greedy_equal", "bucket_kl", "quality"}
-    assert {"buckets", "rows", "mean_kl", "max_kl", "top1", "max_abs", "leak"} <= set(found)
+    assert set(found["limits"]) == {"mean_kl", "top1", "greedy_equal", "bucket_kl", "row_kl", "quality"}
+    assert {
+        "executables",
+        "buckets",
+        "twice",
+        "longest",
+        "rows",
+        "mean_kl",
+        "max_kl",
+        "top1",
+        "max_abs",
+        "leak",
+    } <= set(found)
     assert found["greedy_equal"] == found["greedy_sequences"] > 0
     accuracy = found["accuracy"]
     assert accuracy["tokens"] > 300 and accuracy["top1"] == 1.0
@@ -65,7 +76,8 @@ def test_all_takes_every_bucket(llmc: Llmc, toy: Path) -> None:
     ranges = ("--prompt-seq", "4,4,28", "--decode-seq", "8,4,32")
     llmc("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, *ranges, "-o", "many")
     buckets = len(read_manifest(Path("many")).executables)
-    assert llmc("verify", "many", "--json").json["buckets"] < buckets
+    sampled = llmc("verify", "many", "--json").json
+    assert sampled["executables"] == sampled["buckets"] == buckets > sampled["twice"]
     assert llmc("verify", "many", "--all", "--json").json["buckets"] == buckets
 
 

@@ -219,7 +219,8 @@ def test_few_rows_may_differ_by_chance_and_many_may_not() -> None:
 
     def outcome(rows: int, equal: float, kl: float = 1e-3) -> list[dict[str, Any]]:
         right = [i < round(rows * equal) for i in range(rows)]
-        return [{"bucket": "b", "kl": [kl] * rows, "equal": right, "max_abs": 0.0, "leak": 0.0}]
+        one = {"bucket": "b", "runs": 1, "executables": ["any"], "longest": 9, "max_abs": 0.0, "leak": 0.0}
+        return [{**one, "kl": [kl] * rows, "equal": right}]
 
     close, same = limits("int8", "f32"), limits("none", "f32")
     assert summarise(outcome(25, 0.80), close).top1 == 0.8

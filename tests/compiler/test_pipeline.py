@@ -34,6 +34,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.stage import sample_buckets
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import (
@@ -439,25 +440,52 @@ def test_a_broken_cache_is_found_by_generating(
     assert read_manifest(unverified.bundle).verification == {"mode": "none"}
 
 
-@pytest.mark.parametrize("at", [0, 4, 6, BUCKETS - 1])
-def test_one_wrong_executable_among_many_is_named(toy: Toy, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """`--verify all` runs every bucket; `sample` cannot promise that."""
+@pytest.mark.parametrize("at", range(BUCKETS))
+@pytest.mark.parametrize("verify", ["sample", "all"])
+def test_one_wrong_executable_among_many_is_named(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, at: int, verify: str
+) -> None:
+    """Wherever in the plan it is: every executable is run, also where buckets are sampled."""
     wrong = toy.plan.buckets[at]
     monkeypatch.setattr(FakeTarget, "compile", wrong_for(wrong))
     with pytest.raises(VerificationError, match=re.escape(f"disagree with the reference model in {wrong}: mean KL")):
-        toy.compile(verify="all")
+        toy.compile(verify=verify)
     assert not toy.bundle.exists()
 
 
-def test_one_wrong_bucket_cannot_hide_among_many_right_ones() -> None:
-    row = {"equal": [True], "max_abs": 0.0, "leak": 0.0}
-    right = [{"bucket": f"right {i}", "kl": [0.0], **row} for i in range(5000)]
-    limits = FakeTarget().limits(CompileOptions("fake", "none", "f32"))
-    assert summarise(right, limits).mean_kl == 0.0
-    wrong = {"bucket": "decode[1x1+8]", "kl": [5e-3], **row}
-    message = "disagree with the reference model in decode[1x1+8]: mean KL 0.005 (limit 1e-05) over its 1 rows"
-    with pytest.raises(VerificationError, match=re.escape(message)):
+ROW = {"equal": [True], "max_abs": 0.0, "leak": 0.0, "runs": 1, "longest": 9, "executables": ["decode batch=1"]}
+
+
+def of_format(quantize: str, dtype: str) -> list[Any]:
+    """Limits, what 500 right buckets are like, and one wrong one that a mean over all of them would hide."""
+    limits = verification_limits(quantize, dtype)
+    return [limits, [{"bucket": f"right {i}", "kl": [limits.mean_kl / 3] * 2, **ROW} for i in range(500)]]
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "keep", "int4"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("rows", "kl"), [(1, 3.0), (256, 4.5)])
+def test_one_wrong_bucket_cannot_hide_among_many_right_ones(quantize: str, dtype: str, rows: int, kl: float) -> None:
+    """Neither a bucket of one row, nor one row among all those of a large bucket: whatever formats may cost."""
+    limits, right = of_format(quantize, dtype)
+    assert summarise(right, limits).mean_kl == pytest.approx(limits.mean_kl / 3)
+    wrong = {"bucket": "decode[1x1+8]", **ROW, "kl": [*[limits.mean_kl / 3] * (rows - 1), kl]}
+    assert np.mean([k for o in [*right, wrong] for k in o["kl"]]) < limits.mean_kl or limits.mean_kl < 0.03
+    with pytest.raises(
+        VerificationError, match=re.escape("disagree with the reference model in decode[1x1+8]: mean KL")
+    ):
         summarise([*right, wrong], limits)
+
+
+def test_buckets_that_continue_from_a_wrong_one_are_named_after_it() -> None:
+    limits, right = of_format("none", "f32")
+    wrong = [{"bucket": f"wrong {i}", **ROW, "kl": [5e-3 * (i + 1)]} for i in range(9)]
+    message = (
+        "in wrong 0: mean KL 0.005 (limit 1e-05) over its 1 rows, the worst 0.005 (limit 1e-05); also in wrong 1, "
+    )
+    with pytest.raises(VerificationError, match=re.escape(message)) as caught:
+        summarise([*right, *wrong], limits)
+    assert str(caught.value).endswith("wrong 5 and 3 more")
 
 
 COMPILE = FakeTarget.compile
@@ -478,14 +506,15 @@ def wrong_for(bucket: Bucket) -> Callable[..., Compiled]:
 def test_verify_modes(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = toy.compile(verify="sample").verification
     assert sampled["mode"] == "sample"
-    assert sampled["buckets"] == len(sample_buckets(toy.plan, every=False)) < BUCKETS
+    assert sampled["twice"] == len(sample_buckets(toy.plan, every=False)) < BUCKETS
+    assert sampled["executables"] == sampled["buckets"] == BUCKETS, "the others are run once"
     everything = toy.compile(verify="all").verification
     assert (everything["mode"], everything["buckets"], everything["reference"]) == ("all", BUCKETS, "toy")
     assert everything["greedy_equal"] == everything["greedy_sequences"] > 0
-    assert everything["rows"] > sampled["rows"] >= sampled["buckets"]
+    assert everything["rows"] == sampled["rows"] >= sampled["buckets"] and everything["twice"] == BUCKETS
     assert everything["mean_kl"] < 1e-9 and everything["leak"] < 1e-5 and everything["top1"] == 1.0
     assert everything["limits"] == {
-        "mean_kl": 1e-5, "top1": 1.0, "greedy_equal": True, "bucket_kl": 1e-5, "quality": "exact",
+        "mean_kl": 1e-5, "top1": 1.0, "greedy_equal": True, "bucket_kl": 1e-5, "row_kl": 1e-5, "quality": "exact",
     }  # fmt: skip
     monkeypatch.setattr(Program, "replay", nan_logits)
     unverified = toy.compile(verify="none", store=Store(toy.store.root.with_name("fresh")))

@@ -107,6 +107,9 @@ class Target(ABC):
     for_executor: ClassVar[tuple[str, ...]] = ()
     """Options that `manifest_options` writes by the name of an option that this target does not take."""
 
+    verifies_each: ClassVar[bool] = True
+    """Whether verification runs every executable, not only those of sampled buckets."""
+
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""
 

@@ -2,8 +2,10 @@
 
 Probes are short prompts, continued greedily by the reference itself, and cut so that a short plan too has room to
 continue them. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, so that the
-sequences behind it must move. One long sequence reaches the plan's long buckets. Texts are llmc's own; a checkpoint
-without a tokenizer gets pseudo-random ids instead.
+sequences behind it must move. One long sequence (passages.py) reaches the plan's long buckets: to the end of what the
+plan allows, as far as the reference runs so many tokens within REFERENCE_WORK, and in any case beyond a sliding window
+and the positions that rotary scaling begins at. Texts are llmc's own; a checkpoint without a tokenizer gets
+pseudo-random ids instead.
 """
 
 from __future__ import annotations
@@ -11,17 +13,27 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.verification.passages import long_text
 from llmc.errors import CheckpointError
 
-VERSION = 1
 CONTINUATION = 16
 LONGEST = 2048
+"""Tokens of the long sequence where the plan allows as many; more where they cost little or the model turns later."""
+
+FARTHEST = 8192
+"""Tokens that it never goes beyond."""
+
+REFERENCE_WORK = 2e12
+"""Floating-point operations that a longer sequence than LONGEST may take: some twenty seconds on two cores."""
+
+BEYOND = 128
+"""Tokens that it goes on after a model's turn."""
 PROMPTS = (
     "The lighthouse keeper wrote in his journal that",
     'def area(width, height):\n    """Area of a rectangle."""\n    return',
@@ -29,17 +41,6 @@ PROMPTS = (
     "Q: A shop sells pens at 4 coins each and a notebook at 9 coins. What do 5 pens and 2 notebooks cost?\nA:",
     "Dear Ms. Okafor,\n\nThank you for your letter of 12 March. We are pleased to",
     "El río cruza la ciudad y",
-)
-LONG_TEXT = (
-    "A river port grows where goods must change their carrier. Barges bring grain, timber and stone as far as "
-    "the water is deep enough; from there on carts take over, and where carts wait there are stables, inns and "
-    "smiths. In 1342 the council of one such port counted 41 cranes, 17 of them driven by men walking inside a "
-    "wheel. A crane's fee was 2 pence a barrel, 5 for a millstone, and nothing for salt, since the salt "
-    'belonged to the bishop. The account books list every load: "item, 12 barrels of herring, 3 of them '
-    'spoiled"; "item, 1 bell, cracked". When the river moved its bed eastward after the flood, the cranes '
-    "stood dry, and within a generation the inns had become farms. def toll(barrels, stones, salt=0):\n    "
-    "return 2 * barrels + 5 * stones  # salt is free\n\nWhat remains is a street named after the wheel, and a "
-    'habit of speech: people here still say that something is "as slow as the herring crane". '
 )
 
 
@@ -70,16 +71,45 @@ class Probe:
 
 def make_probes(checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int) -> list[Probe]:
     """Run the reference over all probe sequences of at most `longest` tokens; the long sequence comes last."""
-    prompts = _prompts(checkpoint, longest, vocab_size)
+    turns = turns_of(checkpoint.config)
+    prompts = _prompts(checkpoint, longest, vocab_size, _reach(checkpoint.config, turns))
     probes = []
     for left, prompt in zip(range(len(prompts) - 2, -1, -1), prompts, strict=False):
         count = max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
         tokens = [*prompt, *reference.greedy(prompt, count)]
         probes.append(_probe(reference, tokens, len(prompt), range(len(prompt) - 1, len(tokens) - 1)))
     long = prompts[-1]
-    wanted = {0, 1, 2, 5, 9} | {int(p) for p in np.geomspace(13, max(13, len(long) - 1), 24)}
-    probes.append(_probe(reference, long, len(long), sorted(p for p in wanted if p < len(long))))
+    probes.append(_probe(reference, long, len(long), _positions(len(long), turns)))
     return probes
+
+
+def turns_of(config: Mapping[str, Any]) -> list[int]:
+    """Positions at which a model begins to compute otherwise: its sliding window ends, its rotary scaling begins."""
+    rope = config.get("rope_parameters")
+    found = [config.get("sliding_window"), rope.get("original_max_position_embeddings") if rope else None]
+    return sorted({turn for turn in found if type(turn) is int and turn > 0})
+
+
+def _reach(config: Mapping[str, Any], turns: Sequence[int]) -> int:
+    """Tokens of the long sequence where the plan allows them."""
+    hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
+    parameters = hidden * (
+        int(config["vocab_size"]) + layers * (4 * hidden + 3 * int(config.get("intermediate_size", 0)))
+    )
+    return min(FARTHEST, max(LONGEST, int(REFERENCE_WORK / (2 * parameters)), *(turn + BEYOND for turn in turns)))
+
+
+def _positions(length: int, turns: Sequence[int]) -> list[int]:
+    """Positions of the long sequence that are compared.
+
+    The first ones and ever fewer of the later; the last before each multiple of 128 or more, where contexts of buckets
+    end; those at each turn; and the end.
+    """
+    step = 128 * -(-length // (16 * 128))
+    wanted = {0, 1, 2, 5, 9, length - 2, length - 1, *range(step - 1, length, step)}
+    wanted |= {int(p) for p in np.geomspace(13, max(13, length - 1), 24)}
+    wanted |= {position for turn in turns for position in (turn - 1, turn, turn + 1, turn + turn // 2)}
+    return sorted(p for p in wanted if 0 <= p < length)
 
 
 def _probe(reference: Reference, tokens: Sequence[int], prompt_length: int, positions: Sequence[int]) -> Probe:
@@ -87,21 +117,21 @@ def _probe(reference: Reference, tokens: Sequence[int], prompt_length: int, posi
     return Probe(np.array(tokens, np.int64), prompt_length, np.array(at, np.int64), reference.logits(tokens, at))
 
 
-def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int) -> list[list[int]]:
+def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int) -> list[list[int]]:
     try:
         from llmc.runtime.tokenizer import Tokenizer
 
         encode = Tokenizer(checkpoint.tokenizer_json()).encode
         texts = [encode(t) for t in PROMPTS]
-        long = encode(LONG_TEXT)
+        long = long_text(encode, reach)
     except CheckpointError:
         random = np.random.default_rng(0)
         texts = [random.integers(0, vocab_size, n).tolist() for n in (8, 21, 12, 30, 17, 5)]
-        long = random.integers(0, vocab_size, 256).tolist()
-    limit = max(1, longest - 1)
+        long = random.integers(0, vocab_size, reach).tolist()
+    if len(long) < reach:  # a tokenizer that makes little of any text
+        long = np.random.default_rng(0).integers(0, vocab_size, reach).tolist()
     room = max(longest // 2, longest - CONTINUATION)
-    long = (long * (min(LONGEST, limit) // len(long) + 1))[: min(LONGEST, limit)]
-    return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long]
+    return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long[: max(1, longest - 1)]]
 
 
 def save_probes(probes: Sequence[Probe]) -> bytes:

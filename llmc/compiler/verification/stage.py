@@ -1,8 +1,9 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
-Its parts are the buckets, greedy texts and the accuracy over a text. Each bucket's outcome is kept under the digests of
-its executable, the shared files and the reference, and of what makes the past that it continues, for these libraries on
-this instruction set. So a plan whose decode buckets grew by one verifies that bucket, and the whole, only.
+Its parts are buckets, at least one for each executable, greedy texts and the accuracy over a text. Each bucket's
+outcome is kept under the digests of its executable, the shared files and the reference, and of what makes the past that it
+continues, for these libraries on this instruction set. So a plan whose decode buckets grew by one verifies that bucket,
+and the whole, only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -42,8 +43,21 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 SAMPLES = 4
-Part: TypeAlias = 'Bucket | Literal["greedy", "accuracy"]'
-"""What has an outcome of its own: a bucket, greedy texts over the whole bundle, or its divergence over a text."""
+
+
+@dataclass(frozen=True)
+class Once:
+    """A bucket that is run once, to run the executable that serves it."""
+
+    bucket: Bucket
+
+    def __str__(self) -> str:
+        return f"{self.bucket} once"
+
+
+Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
+"""What has an outcome of its own: a bucket, which is run twice under two poisons, or once; greedy texts over the whole
+bundle; or its divergence over a text."""
 
 _WORDS = ("analysis", "choice", "remaining")
 """Options of a manifest that are words for people; executors may open executables with any other."""
@@ -70,9 +84,36 @@ def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
     return chosen
 
 
-def parts_of(plan: Plan, every: bool) -> list[Part]:
-    """What verification runs, in order: greedy texts, the chosen buckets, and the text."""
-    return ["greedy", *sample_buckets(plan, every), "accuracy"]
+def parts_of(plan: Plan, every: bool, target: Target, executables: Sequence[Executable]) -> list[Part]:
+    """What verification runs: greedy texts, the sampled buckets, one for each other executable, and the text.
+
+    Prompt buckets come before decode, those that begin a sequence before those that continue one.
+    """
+    twice = sample_buckets(plan, every)
+    run = {e for bucket in twice for e in _serving(bucket, target, executables)}
+    chosen: list[Bucket | Once] = list(twice)
+    for bucket in sorted(plan.buckets, key=lambda b: (-b.tokens, -b.context, b)) if target.verifies_each else ():
+        more = [e for e in _serving(bucket, target, executables) if e not in run]
+        if more:
+            run.update(more)
+            chosen.append(Once(bucket))
+    chosen.sort(key=_order)
+    return ["greedy", *chosen, "accuracy"]
+
+
+def _order(part: Bucket | Once) -> tuple[bool, int, Bucket]:
+    bucket = part.bucket if isinstance(part, Once) else part
+    return bucket.phase != "prompt", bucket.context, bucket
+
+
+def _serving(bucket: Bucket, target: Target, executables: Sequence[Executable]) -> list[Executable]:
+    """The executables that may serve a bucket: those of its shape, or of every shape."""
+    batch, query, context = target.shape_of(bucket)
+    return [
+        e for e in executables
+        if e.phase in ("any", bucket.phase) and e.batch in (None, batch) and e.query in (None, query)
+        and e.context in (None, context)
+    ]  # fmt: skip
 
 
 def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
@@ -123,7 +164,7 @@ def verify_stage(
 
     probes = probes_stage(stages, target)
     limits = target.limits(options)
-    parts = parts_of(stages.plan, every=options.verify == "all")
+    parts = parts_of(stages.plan, options.verify == "all", target, manifest.executables)
     keys = [(part, _key(stages, target, manifest, probes, part)) for part in parts]
     outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.obtain(key)) is not None}
     missing = [(part, key) for part, key in keys if key.digest not in outcomes]
@@ -166,15 +207,9 @@ def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, part
         components["executables"] = _joint(manifest.executables)
         components["plan"] = _buckets_digest(plan, plan.buckets)
         return Key("verify", components)
-    batch, query, context = target.shape_of(part)
-    components["executables"] = _joint(
-        [
-            e for e in manifest.executables
-            if e.phase in ("any", part.phase) and e.batch in (None, batch) and e.query in (None, query)
-            and e.context in (None, context)
-        ]
-    )  # fmt: skip
-    if part.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
+    bucket = part.bucket if isinstance(part, Once) else part
+    components["executables"] = _joint(_serving(bucket, target, manifest.executables))
+    if bucket.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
         components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
         components["past.plan"] = _buckets_digest(plan, plan.prompt)
     return Key("verify", components)
@@ -224,6 +259,8 @@ def run_parts(
                 outcomes.append(verification.greedy())
             elif part == "accuracy":
                 outcomes.append(verification.accuracy())
+            elif isinstance(part, Once):
+                outcomes.append(verification.bucket(part.bucket, runs=1))
             else:
                 outcomes.append(verification.bucket(part))
             progress(done, len(parts))
