@@ -1,9 +1,9 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
 Its parts are buckets, at least one for each executable, greedy texts and the accuracy over a text. Each bucket's
-outcome is kept under the digests of its executable, the shared files and the reference, and of what makes the past that it
-continues, for these libraries on this instruction set. So a plan whose decode buckets grew by one verifies that bucket,
-and the whole, only.
+outcome is kept under the digests of its executable, the shared files and the reference, and of what makes the past
+that it continues, for these libraries on this instruction set. So a plan whose decode buckets grew by one verifies
+that bucket, and the whole, only.
 """
 
 from __future__ import annotations
