@@ -31,6 +31,8 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
         f"{found['to_build']} executables to build, {found['cached']} cached; about {found['estimated_seconds']:.0f} s "
         f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
     )
+    for warning in found["warnings"]:
+        typer.echo(f"warning: {warning}")
 
 
 def print_result(result: CompileResult, as_json: bool) -> None:

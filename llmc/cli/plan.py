@@ -18,6 +18,7 @@ from llmc.errors import CheckpointError, InputError
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
     from llmc.buckets.frontier import FrontierPoint
+    from llmc.compiler.options import CompileOptions
 
 SHOW, EVALUATE = "show", "evaluate"
 EVALUATE_FLAGS = {"--traffic", "--arrival-rate", "--clip", "--bench"}
@@ -46,6 +47,18 @@ def plan(
         typer.Option(
             "--device", metavar="D", help="Estimate compile time and memory for this device. Default with MODEL: cpu."
         ),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option("--quantize", metavar="none|int8|int4|keep", help="Estimate with weights quantised so."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", metavar="auto|f32|bf16|f16", help="Estimate with unquantised numbers held so."),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option("--tensor-parallel", metavar="N", help="Estimate for graphs sharded over N devices (xla, tpu)."),
     ] = None,
     bundle: Annotated[
         Path | None,
@@ -79,13 +92,19 @@ def plan(
       llmc plan show plan.json
       llmc plan evaluate plan.json other.json --traffic requests.csv
     """
+    from llmc.compiler.options import CompileOptions
+
     arguments = words or []
-    others: dict[str, object] = {
-        "--config": config,
+    priced: dict[str, object] = {
         "--device": device,
         "--bundle": bundle,
-        "--frontier": frontier or None,
+        "--quantize": quantize,
+        "--dtype": dtype,
+        "--tensor-parallel": tensor_parallel,
     }
+    named = any(given is not None for given in priced.values())
+    others: dict[str, object] = {"--config": config, **priced, "--frontier": frontier or None}
+    estimates = ""
     if arguments[:1] == [EVALUATE]:
         _refuse(EVALUATE, flags, {**others, "--output": output}, EVALUATE_FLAGS)
         _evaluate(arguments[1:], flags, plot, as_json=as_json)
@@ -99,11 +118,14 @@ def plan(
         raise InputError(f"llmc plan takes one MODEL, not {len(arguments)}: {' '.join(arguments)}")
     else:
         model = arguments[0] if arguments else None
-        for name, given in (("--device", device), ("--bundle", bundle)):
+        for name, given in priced.items():
             if given is not None and model is None and config is None:
                 raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
-        made = plan_from_flags(flags, model, config, device=device)
+        options = CompileOptions(device or "cpu", quantize, dtype or "auto", tensor_parallel=tensor_parallel or 1)
+        made = plan_from_flags(flags, model, config, device=device, options=options)
         points = _frontier(flags, model, config) if frontier else []
+        if named or not as_json:
+            estimates = _estimates(made, model if model is not None else config, options, named, flags, bundle)
         output_bars.close_bars()
     if output is not None:
         made.save(output)
@@ -111,8 +133,8 @@ def plan(
     if plot is not None:
         _plot(plot, [(output or "plan", made)], flags, points)
     _print(made, points, as_json=as_json)
-    if not as_json and arguments[:1] != [SHOW]:
-        _print_footprint(made, model if model is not None else config, device, flags, bundle)
+    if estimates and not as_json:
+        typer.echo("\n" + estimates, nl=False)
 
 
 def _refuse(verb: str, flags: PlanningFlags, others: Mapping[str, object], allowed: set[str]) -> None:
@@ -191,19 +213,22 @@ def _print(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
         typer.echo(made.to_json(), nl=False)
 
 
-def _print_footprint(
-    made: Plan, model: str | None, device: str | None, flags: PlanningFlags, bundle: Path | None
-) -> None:
+def _estimates(
+    made: Plan, model: str | None, options: CompileOptions, named: bool, flags: PlanningFlags, bundle: Path | None
+) -> str:
+    """What compiling the plan takes, where the model's sizes are known; `named`: somebody asked for it."""
     if model is None:
-        return
+        return ""
     from llmc.compiler.footprint import Footprint
     from llmc.settings import Settings
 
     try:
         settings = Settings.from_environment()
-        footprint = Footprint.open(model, made.limits, device or "cpu", settings, flags.bench, bundle)
+        footprint = Footprint.open(
+            model, made.limits, options.device, settings, flags.bench, bundle, options, made.provenance.facts
+        )
     except CheckpointError:
-        if device is None:
-            return
+        if not named:
+            return ""
         raise
-    typer.echo("\n" + footprint.text(made.buckets), nl=False)
+    return footprint.text(made.buckets)

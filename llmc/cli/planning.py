@@ -20,6 +20,7 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
+    from llmc.compiler.options import CompileOptions
 
 _PANEL = "Planning"
 _RANGE = "MIN,STEP,MAX"
@@ -148,16 +149,18 @@ def plan_from_flags(
     config: str | None = None,
     settings: Settings | None = None,
     device: str | None = None,
+    options: CompileOptions | None = None,
 ) -> Plan:
     """The plan for a checkpoint (`model`), a model config alone (`config`), or --max-model-len by itself.
 
-    `settings` defaults to the environment; `device` is whose compile times and graph memory a budget counts. Raises
+    `settings` defaults to the environment; `device` is whose compile times and graph memory a budget counts, compiled
+    with `options`. Raises
     InputError for flags that cannot be used, a length that the model's positions do not reach, or no length at all;
     CheckpointError when the model cannot be read.
     """
     from llmc.compiler.planning import plan_for
 
-    return plan_for(**planning_arguments(flags, model, config), settings=settings, device=device)
+    return plan_for(**planning_arguments(flags, model, config), settings=settings, device=device, options=options)
 
 
 def planning_arguments(flags: PlanningFlags, model: str | None, config: str | None) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
-from llmc.compiler.footprint import Footprint, stage_seconds
-from llmc.compiler.model_size import ModelSize, weights_of
+from llmc.compiler.footprint import Footprint
+from llmc.compiler.model_size import ModelSize, weights_in
 from llmc.compiler.pipeline import executable_key
 from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.verification.stage import probes_stage
 from llmc.errors import CheckpointError, LlmcError
 
 if TYPE_CHECKING:
@@ -17,28 +18,30 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
 
-VERIFY_SECONDS = 8.0
-"""Seconds of verification where the store has none to learn from; SmolLM2-135M on two cores."""
-
 
 class _NotBuiltError(LlmcError):
     pass
 
 
 class _LookupStages(Stages):
-    """Stages that are only looked up: the first one that is missing ends the walk."""
+    """Stages that are only looked up: the first one that is missing ends the walk; `found` are those before it."""
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__(stages.store, stages.checkpoint, stages.plan, _ignore)
+        self.found: set[str] = set()
 
     def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
         key = Key(kind, components)
         entry = self.store.lookup(key)
         if entry is None:
             raise _NotBuiltError(f"stage {kind} has to run: {self.store.why(key)}")
+        self.found.add(kind)
         return entry
 
 
 def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
     """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
-    lookup = _LookupStages(stages.store, stages.checkpoint, stages.plan, _ignore)
+    lookup = _LookupStages(stages)
     shapes = target.shapes(stages.plan.buckets, options)
     prepared = None
     why: list[str | None] = [None] * len(shapes)
@@ -51,15 +54,15 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         cached = [None] * len(shapes)
         why = [str(missing)] * len(shapes)
     size = _size_of(stages)
-    weights = weights_of(stages.checkpoint) or (size.weights if size else [])
-    footprint = Footprint(size, target, options, stages.plan.limits, stages.store, weights=weights)
-    to_build = sum(not c for c in cached)
+    footprint = Footprint(
+        size, target, options, stages.plan.limits, stages.store, weights=weights_in(stages.checkpoint)
+    )
+    to_build, buckets = sum(not c for c in cached), stages.plan.buckets
     seconds = to_build * footprint.seconds_each
     if prepared is None:
-        seconds += sum(stage_seconds(stages.store, kind) for kind in ("lower", "weights"))
-    if options.verify != "none" and to_build:
-        seconds += stage_seconds(stages.store, "reference") if prepared is None else 0.0
-        seconds += VERIFY_SECONDS
+        seconds += sum(footprint.durations.stages(buckets, lookup.found).values())
+    if to_build:
+        seconds += footprint.durations.verification(buckets, _reference_missing(lookup, target))
     estimates = footprint.estimates(stages.plan.buckets)
     return {
         "device": options.device,
@@ -79,9 +82,18 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),
         "estimated_seconds": round(seconds, 1),
-        "estimated_bytes": footprint.weight_bytes + 150_000 * len(shapes),
+        "estimated_bytes": footprint.bundle_bytes(buckets),
+        "warnings": footprint.warnings(buckets),
         "estimates": [estimate.to_dict() for estimate in estimates],
     }
+
+
+def _reference_missing(lookup: _LookupStages, target: Target) -> bool:
+    try:
+        probes_stage(lookup, target)
+    except _NotBuiltError:
+        return True
+    return False
 
 
 def _size_of(stages: Stages) -> ModelSize | None:

@@ -7,9 +7,9 @@ machine's store, a bundle's builds or a bench file measured; a measurement wins.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,26 +17,20 @@ from llmc.buckets.bench_file import Bench
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.text_table import table
-from llmc.compiler.checkpoint import read_config
-from llmc.compiler.model_size import ModelSize, Weights
+from llmc.compiler.checkpoint import DEMO, open_checkpoint, read_config
+from llmc.compiler.durations import Durations, of_target, typical
+from llmc.compiler.model_size import ModelSize, Weights, weights_of
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets import open_target
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.entries import Entry
     from llmc.artifacts.store import Store
     from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
 
-STAGES = {"lower": 12.0, "weights": 4.0, "reference": 20.0}
-"""Seconds of the stages that all executables share where the store has none to learn from; SmolLM2-135M, two cores."""
-
-RECENT = 32
-"""Builds of the store that a typical time is taken from."""
+TOKEN_BYTES = 76
+"""Of tokenizer.json and the index of it, for each token."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +50,14 @@ class Estimate:
     def shown(self) -> str:
         """The value for people."""
         if self.unit == "s":
-            return f"{self.value / 60:.1f} min" if self.value >= 120 else f"{self.value:.1f} s"
+            return _duration(self.value)
         if self.unit == "bytes":
             return f"{self.value / 1e9:.2f} GB" if self.value >= 1e9 else f"{self.value / 1e6:.1f} MB"
         return f"{self.value:g}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:,.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
 
 
 class Footprint:
@@ -77,14 +75,16 @@ class Footprint:
         weights: Sequence[Weights] | None = None,
     ) -> None:
         """`weights` are the checkpoint's own where they are known; None: what the model's sizes say."""
+        self._why, self._half = "", ""
         self._model = model
         self._weights = list(weights if weights is not None else model.weights if model else [])
         self._target = target
         self._options = target.configure(options)
         self._limits = limits
+        self.durations = Durations(self._target, self._options, model, sum(w.count for w in self._weights), store)
         self._bench = bench
         self._store = store
-        self._typical = None if store is None else typical_seconds(store, target.name)
+        self._typical = None if store is None else typical(of_target(store, target.name))
         self._typical_source = "median of this store's last builds"
         self._bundle = bundle
         built = None if store is None or bundle is None else _built_seconds(store, bundle)
@@ -100,28 +100,40 @@ class Footprint:
         settings: Settings,
         bench: str | os.PathLike[str] | None = None,
         bundle: Path | None = None,
+        options: CompileOptions | None = None,
+        facts: Mapping[str, object] | None = None,
     ) -> Footprint:
-        """For a checkpoint or a config.json, compiled with a device's default options, as `settings`' store has
-        measured, and of `bundle`, one compiled before. Raises CheckpointError when the model cannot be read or has no
-        sizes, UnknownNameError for an unknown device, InputError for a bad bench file or a bundle for another device,
+        """For a checkpoint or a config.json, compiled with `options` (default: the device's), as `settings`' store has
+        measured, and of `bundle`, one compiled before. What `cpu` stands for is chosen as by a compile, with a plan's
+        `facts`. Raises CheckpointError when the model cannot be read or has no sizes, UnknownNameError for an unknown
+        device, InputError for options that the device does not offer, a bad bench file or a bundle for another device,
         and ArtifactError for what is no bundle.
         """
         from llmc.artifacts.bundle import BundleFiles
         from llmc.artifacts.store import Store
+        from llmc.compiler.cpu_choice import resolve
 
         files = None if bundle is None else BundleFiles.open(bundle)
         if files is not None and files.manifest.device != device:
             raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
 
-        return cls(
-            ModelSize.of(read_config(model), model),
-            open_target(device),
-            CompileOptions(device, jobs=settings.threads),
+        config = read_config(model)
+        size = ModelSize.of(config, model)
+        weights = _stored(model) or size.weights
+        asked = replace(options or CompileOptions(device), jobs=settings.threads)
+        target, asked, why = resolve(asked, limits, facts or {}, config, sum(one.count for one in weights))
+        found = cls(
+            size,
+            target,
+            asked,
             limits,
             Store(settings.cache_dir) if settings.cache_dir.is_dir() else None,
             None if bench is None else Bench.load(bench),
             files,
+            weights,
         )
+        found._why, found._half = why, str(config.get("dtype") or config.get("torch_dtype"))
+        return found
 
     def executables(self, buckets: Sequence[Bucket]) -> int:
         """Distinct executables that serve the buckets on the device."""
@@ -164,11 +176,17 @@ class Footprint:
     def _memory(self, model: ModelSize) -> list[Estimate]:
         limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
         weights, count = self.weight_bytes, sum(one.count for one in self._weights)
-        source = f"{count / 1e6:,.1f} M parameters × {8 * weights / count:.3g} bits on average"
+        bits = 8 * weights / count
+        source = f"{count / 1e6:,.1f} M parameters × {bits:.3g} bits on average"
+        half = {"bfloat16": "bf16", "float16": "f16"}.get(self._half)
+        if bits == 32 and half in self._target.dtypes:
+            source += f" (the config says {self._half}: --dtype {half} holds half of it)"
         if self._bundle is not None:
             manifest = self._bundle.manifest
             weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
             source = f"as they are in {self._bundle.folder}"
+        if (devices := self._options.tensor_parallel) > 1:
+            source += f"; about {weights / devices / 1e9:.2f} GB on each of {devices} devices"
         return [
             Estimate("weights", weights, "bytes", source),
             Estimate(
@@ -183,8 +201,24 @@ class Footprint:
     def text(self, buckets: Sequence[Bucket]) -> str:
         """The estimates as a table, each with its source; ends in a newline."""
         rows = [(estimate.name, estimate.shown, estimate.source) for estimate in self.estimates(buckets)]
-        head = [f"estimated for device {self._target.name}:"]
-        return "\n".join([*head, *table(rows)]) + "\n"
+        name = self._options.device
+        of = f" ({self._target.executor_of(self._options)}: {self._why})" if self._why else ""
+        warned = [f"warning: {warning}" for warning in self.warnings(buckets)]
+        return "\n".join([f"estimated for device {name}{of}:", *table(rows), *warned]) + "\n"
+
+    def bundle_bytes(self, buckets: Sequence[Bucket]) -> int:
+        """Bytes that a compile puts on the disk: weights, executables, and what goes with a tokenizer."""
+        vocabulary = self._model.vocabulary * TOKEN_BYTES if self._model is not None else 0
+        return self.weight_bytes + self.executables(buckets) * self._target.executable_bytes + vocabulary
+
+    def warnings(self, buckets: Sequence[Bucket], free: int | None = None) -> list[str]:
+        """What goes beyond an hour, the memory it has to fit into, or the disk, each with the flags that shrink it.
+
+        `free`: bytes of the disk; None: where the store is.
+        """
+        from llmc.compiler.beyond import beyond
+
+        return beyond(self, buckets, self._target, self._options, self._store, free)
 
     def _compile_time(self, buckets: Sequence[Bucket]) -> Estimate:
         count = self.executables(buckets)
@@ -198,8 +232,11 @@ class Footprint:
         if measured is None and self._target.device_seconds:
             each += self._target.device_seconds
             source += f" and × {self._target.device_seconds:.1f} s ({self._target.device_source})"
-        fixed = sum(stage_seconds(self._store, stage) for stage in STAGES)
-        return Estimate("compile time", fixed + count * each, "s", f"{fixed:.0f} s of shared stages, {source}")
+        fixed, verify = sum(self.durations.stages(buckets).values()), self.durations.verification(buckets)
+        parts = f"{_duration(fixed)} of shared stages, {source}"
+        if verify:
+            parts += f", {_duration(verify)} of verification against the reference model"
+        return Estimate("compile time", fixed + count * each + verify, "s", parts)
 
     def _graph_memory(self, buckets: Sequence[Bucket]) -> Estimate:
         shapes = self._target.shapes(buckets, self._options)
@@ -233,26 +270,17 @@ class Footprint:
         return float(median(values)) if values else None
 
 
-def typical_seconds(store: Store, target: str) -> float | None:
-    """The median build time of the target's last executables in the store; None where there are none."""
-    return _median_seconds(
-        entry for entry in store.entries("executable") if entry.key.components.get("target") == target
-    )
+def _stored(model: str) -> list[Weights]:
+    """The weights of a checkpoint that is on this host; nothing is fetched for it."""
+    if model != DEMO and not Path(model).expanduser().exists():
+        return []
+    try:
+        return weights_of(open_checkpoint(model))
+    except CheckpointError:
+        return []
 
 
 def _built_seconds(store: Store, bundle: BundleFiles) -> float | None:
     """The median build time of a bundle's own executables, as far as the store still has them."""
     keys = {executable.key for executable in bundle.manifest.executables}
-    return _median_seconds(entry for entry in store.entries("executable") if entry.key.digest in keys)
-
-
-def stage_seconds(store: Store | None, stage: str) -> float:
-    """Seconds that a shared stage takes: the median of the store's last builds, or what was once measured."""
-    typical = None if store is None else _median_seconds(store.entries(stage))
-    return STAGES[stage] if typical is None else typical
-
-
-def _median_seconds(entries: Iterable[Entry]) -> float | None:
-    timed = (float(entry.meta["seconds"]) for entry in entries if "seconds" in entry.meta)
-    recent = list(islice(timed, RECENT))
-    return median(recent) if recent else None
+    return typical(entry for entry in store.entries("executable") if entry.key.digest in keys)

@@ -36,6 +36,17 @@ def weights_of(checkpoint: Checkpoint) -> list[Weights]:
     return [Weights(count, *kind) for kind, count in found.items()]
 
 
+def weights_in(checkpoint: Checkpoint) -> list[Weights]:
+    """`weights_of` a checkpoint; of a configuration alone what its sizes say, and none where it has none."""
+    found = weights_of(checkpoint)
+    if found:
+        return found
+    try:
+        return ModelSize.of(checkpoint.config, checkpoint.name or "config.json").weights
+    except CheckpointError:
+        return []
+
+
 @dataclass(frozen=True)
 class ModelSize:
     """The sizes of a Llama-like decoder: `layers` of attention (grouped heads) and a gated MLP, tied head or not."""

@@ -15,6 +15,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.checkpoint import read_config
+from llmc.compiler.options import CompileOptions
 from llmc.errors import InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 
@@ -40,6 +41,7 @@ class PlanArguments:
     bench                    a bench file: what steps cost, in place of tokens
     max_graphs …             the budget, see `llmc.buckets.budget.Budget`; time in seconds, memory in bytes
     device                   whose compile time and graph memory the budget counts; default cpu
+    options                  what is compiled with on it (`llmc.compiler.options.CompileOptions`); default: its defaults
     settings                 default: the environment
     """
 
@@ -65,6 +67,7 @@ class PlanArguments:
     max_compile_time: float | None = None
     max_graph_memory: int | None = None
     device: str | None = None
+    options: CompileOptions | None = None
     settings: Settings | None = None
 
     def limits(self) -> tuple[Limits, dict[str, str]]:
@@ -120,7 +123,8 @@ def plan_for(model: str | None, **keywords: Any) -> Plan:
     if budget.needs_graph_costs and model is not None:
         from llmc.compiler.footprint import Footprint
 
-        costs = Footprint.open(model, limits, arguments.device or "cpu", inputs.settings, arguments.bench)
+        device = arguments.device or "cpu"
+        costs = Footprint.open(model, limits, device, inputs.settings, arguments.bench, options=arguments.options)
     return plan_from(inputs, budget, costs, origins)
 
 

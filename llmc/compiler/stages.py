@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from llmc.artifacts.log import logger
 from llmc.artifacts.publish import UnwritableError, writing
 from llmc.artifacts.stamps import settled, signature
 from llmc.compiler.checkpoint.base import without_place
+from llmc.compiler.model_size import weights_in
 from llmc.errors import CapacityError, DeviceError
 from llmc.platforms import how_to_install
 
@@ -55,12 +57,12 @@ class Stages:
     def run(self, kind: str, components: Mapping[str, Any], build: Build) -> Entry:
         """The stage's entry, built now if its key is new. `meta["seconds"]` keeps the build's time for estimates."""
         self.report(StageReport(kind, False, None))
-        start = time.perf_counter()
+        start, parameters = time.perf_counter(), self.parameters
 
         def timed(workspace: Workspace) -> Mapping[str, Blob]:
             began = time.perf_counter()
             outputs = build(workspace)
-            workspace.meta["seconds"] = round(time.perf_counter() - began, 3)
+            workspace.meta |= {"seconds": round(time.perf_counter() - began, 3), "parameters": parameters}
             return outputs
 
         entry, hit = self.store.get_or_build(Key(kind, components), timed)
@@ -70,6 +72,11 @@ class Stages:
     def path(self, blob: Blob) -> Path:
         """A blob's verified file."""
         return self.store.path(blob)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Weights of the model, by which the times of stages are told apart; 0 where that is not known."""
+        return sum(weights.count for weights in weights_in(self.checkpoint))
 
     @property
     def config_digest(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -35,3 +36,16 @@ def cpu_features() -> tuple[str, ...]:
     except OSError:
         pass
     return (platform.machine(), *sorted(found))
+
+
+def host_memory() -> int | None:
+    """Bytes of memory that this host has, or a container that this process is in may take; None: unknown."""
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(found, int(limit)) if limit.isdigit() else found

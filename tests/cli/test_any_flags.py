@@ -65,16 +65,20 @@ def require_expected(ran: Ran, arguments: object) -> None:
 
 @pytest.mark.parametrize(("device", "quantize"), list(product(DEVICES, (None, *QUANTISATIONS))))
 def test_a_dry_run_of_every_device_quantisation_and_dtype(folder: Path, device: str, quantize: str | None) -> None:
+    """And a plan's estimate of the same: both answer alike, or both refuse in the same words."""
     for dtype in DTYPES:
         flags = ("--device", device, "--dtype", dtype, *(() if quantize is None else ("--quantize", quantize)), *LIMITS)
-        ran = llmc("compile", "model.gguf", "--dry-run", "--json", *flags)
+        ran, planned = llmc("compile", "model.gguf", "--dry-run", "--json", *flags), llmc("plan", "model.gguf", *flags)
         require_expected(ran, flags)
+        require_expected(planned, flags)
+        assert planned.code == ran.code, (flags, ran, planned)
         if ran.code:
+            assert planned.err == ran.err
             continue
         found = ran.json
         assert found["estimated_bytes"] > 0 and found["estimated_seconds"] > 0
-        weights = next(e for e in found["estimates"] if e["name"] == "weights")["value"]
-        assert weights <= found["estimated_bytes"] <= 32 * weights
+        for estimate in found["estimates"]:
+            assert f"  {estimate['source']}\n" in planned.out, (flags, estimate, planned.out)
 
 
 def _flags(*options: tuple[object, ...]) -> st.SearchStrategy[list[object]]:
@@ -119,7 +123,7 @@ MODELS = st.sampled_from(["model.gguf", "toy", "config.json", "absent", "cache"]
 
 
 @SOME
-@given(MODELS, st.sampled_from([*DEVICES, "fake", "tpu", "gpu"]), _flags(*PLANNING))
+@given(MODELS, st.sampled_from([*DEVICES, "fake", "tpu", "gpu"]), _flags(*PLANNING, *DTYPE_FLAGS))
 def test_plan_takes_or_refuses_any_flags(folder: Path, model: str, device: str, flags: list[object]) -> None:
     require_expected(llmc("plan", model, "--device", device, *flags), (model, device, flags))
 

@@ -49,7 +49,9 @@ def test_graph_memory_is_what_the_gaudi_guide_logged():
 
 def test_126_graphs_take_half_an_hour_on_a_gaudi():
     buckets = [Bucket("prompt", 1, query, 0) for query in range(1, 127)]
-    assert footprint().compile_seconds(buckets) == pytest.approx(29 * 60, rel=0.05)
+    found = footprint(verify="none")
+    graphs = found.compile_seconds(buckets) - found.compile_seconds(buckets[:1])
+    assert graphs == pytest.approx(29 * 60 * 125 / 126, rel=0.05)
 
 
 def test_executables_follow_the_devices_static_dimensions():
@@ -71,7 +73,7 @@ def test_every_estimate_names_its_source():
 
 def test_a_bench_file_wins_over_formulas():
     measured = Bench("hpu", (Measurement(GUIDE[0], 0.01, compile_seconds=2.0, memory_bytes=1000),))
-    found = footprint(bench=measured)
+    found = footprint(bench=measured, verify="none")
     assert found.graph_bytes([GUIDE[0]]) == 1000
     assert found.compile_seconds(GUIDE) - found.compile_seconds(GUIDE[:1]) == pytest.approx(47 * 2.0)
     sources = {estimate.name: estimate.source for estimate in found.estimates(GUIDE)}

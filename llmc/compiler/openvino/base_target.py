@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.code import code_digest
+from llmc.compiler.durations import Cost
 from llmc.compiler.openvino.precision import PAGED_INT8, group_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, toolchain, version_of
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
     from llmc.compiler.code import Maker
     from llmc.compiler.model_size import Weights
     from llmc.compiler.openvino.constants import Constants
@@ -50,6 +52,10 @@ class OpenVinoBase(Target):
         group = group_of(str(options.quantize), options.group_size)
         named = options.group_size is not None and group != self.default_group(str(options.quantize))
         return replace(options, group_size=group if named else None)
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """And what the plugin makes of the models and their weights."""
+        return {**super().stage_costs(options, buckets), "finish": Cost(fixed=1.0, parameters=2.0)}
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """Codes, and float32 scales and zero points of each group."""

@@ -15,8 +15,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from llmc.compiler.durations import LOWER, WEIGHTS, Cost, Verifying
 from llmc.compiler.options import EXTENSIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS, CompileOptions
 from llmc.errors import InputError
+from llmc.runtime.host import host_memory
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -94,6 +96,12 @@ class Target(ABC):
     """Seconds that the device's own host still needs for each portable executable, by published measurements."""
 
     device_source: ClassVar[str] = ""
+    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=3.0), run=Cost(parameters=0.2))
+    """What verification takes on two cores, where the store has none to learn from."""
+
+    executable_bytes: ClassVar[int] = 150_000
+    """About what an executable takes on disk, weights not counted."""
+
     graph_bytes_source: ClassVar[str] = "the activations of the largest layer for every token of the bucket"
     takes_xla_options: ClassVar[bool] = False
     """Whether the options of XLA_OPTIONS mean something to it."""
@@ -211,6 +219,15 @@ class Target(ABC):
     def remaining(self) -> str:
         """In words, what the device's own host will still do to a portable executable; empty when native."""
         return ""
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """What the stages that executables share take on two cores, by kind; `options` are configured."""
+        return {"lower": LOWER, "weights": WEIGHTS}
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        """Bytes that weights, cache and graphs have to fit into where they run, and what has them; None: unknown."""
+        found = host_memory()
+        return None if found is None else (found, "of this host")
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
         """Bits that a bundle holds for each of such weights, scales and copies for the kernels included.

@@ -19,11 +19,12 @@ compiler is here a few lines of JSON, which llmc/runtime/executors/fake.py repla
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
+from llmc.compiler.durations import Cost, Verifying
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
@@ -46,6 +48,7 @@ class FakeTarget(Target):
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
     reference: ClassVar[str] = "toy"
+    verifying: ClassVar[Verifying] = Verifying(texts=Cost(), run=Cost())
 
     def __init__(self, kind: Kind | None = None) -> None:
         self._kind = kind or Kind()
@@ -81,6 +84,10 @@ class FakeTarget(Target):
         if options.specialise:
             return "one executable per bucket: numpy does not care, tests do"
         return "one executable for all buckets, run at the exact shape"
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """Nothing is traced."""
+        return {"weights": Cost()}
 
     def toolchain(self) -> dict[str, str]:
         """The version that the executor checks before it replays."""

@@ -15,9 +15,11 @@ The bundle's files are those of weightless.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.durations import LOWER, Cost, Verifying
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
@@ -25,10 +27,15 @@ from llmc.compiler.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHT
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
     from llmc.compiler.model_size import ModelSize
 
 _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS, "tables": TABLES}
 """Names of shared files in the keys of executables."""
+
+
+GAUDI_BYTES = 128 * 10**9
+"""Memory of a Gaudi 3, which has the most (Gaudi 2: 96 GB)."""
 
 
 class HpuTarget(StaticTarget):
@@ -41,6 +48,8 @@ class HpuTarget(StaticTarget):
     run_needs: ClassVar[tuple[str, ...]] = ("torch",)
     config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
+    executable_bytes: ClassVar[int] = 40_000
+    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=14.0), run=Cost(parameters=0.5))
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"
     graph_bytes_source: ClassVar[str] = (
@@ -68,9 +77,19 @@ class HpuTarget(StaticTarget):
             "and warm up"
         )
 
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """The model is traced without and with a cache, as the plan needs."""
+        traces = len({bucket.context > 0 for bucket in buckets})
+        lower = Cost(fixed=traces * LOWER.fixed, layers=traces * LOWER.layers)
+        return {**super().stage_costs(options, buckets), "lower": lower}
+
     def toolchain(self) -> dict[str, str]:
         """The tracer, and the model code that is traced."""
         return {package: version_of(package) for package in ("torch", "transformers")}
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        """Of the largest Gaudi."""
+        return GAUDI_BYTES, "of a Gaudi 3"
 
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """A captured HPU graph keeps every layer's values apart, in bf16: linear in its new tokens in both phases."""

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llmc.compiler.durations import Cost, Verifying
 from llmc.compiler.stages import version_of
 from llmc.compiler.targets.xla import XlaTarget
 from llmc.settings import Settings
@@ -39,6 +40,7 @@ class TpuTarget(XlaTarget):
     fresh_process: ClassVar[tuple[str, ...]] = ("llmc.compiler.xla.build", "llmc.compiler.xla.rolling", __name__)
     executable_seconds: ClassVar[float] = 4.0
     verifies_each: ClassVar[bool] = False  # what runs here is not what was compiled, and each is compiled for it first
+    verifying: ClassVar[Verifying] = Verifying(texts=Cost(layers=20.0), run=Cost(layers=4.0))
 
     def __init__(self, detail: str = "") -> None:
         self._detail = detail
@@ -63,6 +65,11 @@ class TpuTarget(XlaTarget):
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
         topology = self.topology
         return topology.devices, f"topology {topology.name}"
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        """Of the devices that a graph is sharded over."""
+        devices, topology = options.tensor_parallel, self.topology
+        return devices * topology.hbm_bytes_per_device, f"of {devices} of the devices of {topology.name}"
 
     def toolchain(self) -> dict[str, str]:
         """JAX, and the compiler in libtpu with its flags."""

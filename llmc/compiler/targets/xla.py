@@ -17,6 +17,7 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
+from llmc.compiler.durations import LOWER, Cost, Verifying
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
     from llmc.compiler.xla.build import Machine
     from llmc.compiler.xla.step import Core
     from llmc.runtime.xla.envelope import Tensor
@@ -57,6 +59,8 @@ class XlaTarget(StaticTarget):
     install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
     rolls_by_default: ClassVar[bool] = False
     executable_seconds: ClassVar[float] = 3.0
+    executable_bytes: ClassVar[int] = 1_000_000
+    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=4.0), run=Cost(parameters=0.5))
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses combinations that cannot be."""
@@ -67,6 +71,12 @@ class XlaTarget(StaticTarget):
     def choice(self, options: CompileOptions) -> str:
         """A property of the compiler."""
         return "one executable per bucket: XLA compiles fixed shapes"
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """The model is traced without and with a cache, as the plan needs."""
+        traces = len({bucket.context > 0 for bucket in buckets})
+        lower = Cost(fixed=traces * LOWER.fixed, layers=traces * LOWER.layers)
+        return {**super().stage_costs(options, buckets), "lower": lower, "slots": Cost(fixed=1.0)}
 
     def toolchain(self) -> dict[str, str]:
         """The compiler, and the flags that it reads from the environment."""
