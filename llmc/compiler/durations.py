@@ -27,7 +27,7 @@ RECENT = 32
 """Builds of the store that a typical time is taken from."""
 
 SAMPLES = 4
-"""Buckets of each phase that verification compares twice; every other executable is run once."""
+"""Buckets of each phase that verification runs twice (verification/stage.py)."""
 
 METADATA = "parameters"
 """What an entry of a stage says of its model."""
@@ -84,12 +84,12 @@ class Durations:
         return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
 
     def runs(self, buckets: Sequence[Bucket]) -> int:
-        """How often verification runs a bucket: the sampled ones twice, one for every other executable once."""
+        """How often verification runs a bucket: the sampled ones twice, one for each other executable once, if at all."""
         if self._options.verify == "all":
             return 2 * len(buckets)
         phases = [sum(b.phase == phase for b in buckets) for phase in ("prompt", "decode")]
         sampled = sum(min(SAMPLES, count) for count in phases)
-        shapes = len(self._target.shapes(buckets, self._options))
+        shapes = len(self._target.shapes(buckets, self._options)) if self._target.verifies_each else 0
         return 2 * sampled + max(0, shapes - sampled)
 
     def _stage(self, kind: str, cost: Cost) -> float:

@@ -54,6 +54,7 @@ def test_every_executable_is_run_and_the_sampled_ones_twice() -> None:
     phases = [len(PLAN.prompt), len(PLAN.decode)]
     sampled = sum(min(4, count) for count in phases)
     assert durations().runs(PLAN.buckets) == 2 * sampled + sum(phases) - sampled
+    assert durations("tpu:v5e-1x1").runs(PLAN.buckets) == 2 * sampled, "each would be compiled for this host first"
     assert durations("cpu").runs(PLAN.buckets) == 2 * sampled, "one executable runs them all"
     assert durations(verify="all").runs(PLAN.buckets) == 2 * sum(phases)
 
