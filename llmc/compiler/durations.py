@@ -84,7 +84,7 @@ class Durations:
         return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
 
     def runs(self, buckets: Sequence[Bucket]) -> int:
-        """How often verification runs a bucket: the sampled ones twice, one for each other executable once, if at all."""
+        """Runs of buckets in verification: of sampled ones two each, of one for each other executable one, if any."""
         if self._options.verify == "all":
             return 2 * len(buckets)
         phases = [sum(b.phase == phase for b in buckets) for phase in ("prompt", "decode")]
