@@ -115,12 +115,14 @@ def nursery(live: Live) -> psutil.Process:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_takes_its_compile_with_it(bundle: Path, stream: bool):
-    """The expression would compile for a minute."""
-    with Live(bundle, options=EngineOptions(grammar_limits=replace(LIMITS, seconds=60.0))) as live:
+    """The expression would compile for far longer than is waited for here."""
+    long = "".join(f"(x{i}|y{i})?" for i in range(16_000))
+    generous = replace(LIMITS, seconds=60.0, memory_bytes=4 << 30)
+    with Live(bundle, options=EngineOptions(grammar_limits=generous)) as live:
         live.ready()
         served = live.server.state.served
         assert served is not None
-        with live.begin(guided_regex=SLOW, stream=stream):
+        with live.begin(guided_regex=long, stream=stream):
             until(lambda: served.engine.in_flight == 1 and served.engine.stats.waiting == 1)
             family = nursery(live)
             until(lambda: bool(family.children()))
