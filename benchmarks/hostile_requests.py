@@ -88,6 +88,12 @@ REPORTED = [
     ),
     Attack("2,000 chained rules", lambda: chat(guided_grammar=RULES), cheap=False),
     Attack("an expression of 960 kB", lambda: chat(guided_regex="(a|b)[^c]{2}" * 80_000), copies=6, cheap=False),
+    Attack(
+        "an expression of 235 kB",
+        lambda: chat(guided_regex="".join(f"(x{i}|y{i})?" for i in range(15_000))),
+        copies=6,
+        cheap=False,
+    ),
     Attack("(a{1000}){1000}", lambda: chat(guided_regex="(a{1000}){1000}"), copies=2, cheap=False),
     Attack("a head of 70 kB", lambda: head("GET", "/health", "x: " + "y" * 70_000)),
     Attack("500 pipelined and gone", lambda: head("GET", "/health", close=False) * 500, shape="leave"),

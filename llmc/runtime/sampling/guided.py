@@ -27,7 +27,7 @@ from llmc.runtime.confined.limits import Limits
 from llmc.runtime.confined.pool import Job, LimitError, Pool
 from llmc.runtime.sampling import grammars
 from llmc.runtime.sampling.constraint import Constraint
-from llmc.runtime.sampling.structured import StructuredOutputsParams
+from llmc.runtime.sampling.structured import MAX_SOURCE, StructuredOutputsParams
 
 __all__ = ["Constraint", "ConstraintFactory", "GrammarConstraint"]
 
@@ -37,8 +37,6 @@ MAX_GRAMMAR_BYTES = 256 << 20
 """Memory of compiled grammars to keep, as their trials took it."""
 MAX_REFUSALS = 256
 """Grammars to remember as refused, so that they are not tried again."""
-MAX_SOURCE = 256 << 10
-"""Characters that a schema, expression or grammar may have; those of all texts together, for a choice."""
 STACK_MARGIN = 2
 """The stack that a grammar is built on here, as a multiple of what held in the trial."""
 MASK_CREDIT_S = 1.0

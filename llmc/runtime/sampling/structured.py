@@ -13,6 +13,8 @@ from llmc.runtime.sampling import checks
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_CHOICE = 4096
 """Texts that `choice` may name."""
+MAX_SOURCE = 256 << 10
+"""Characters that a schema, expression or grammar may have; those of all texts together, for a choice."""
 
 
 @dataclass(frozen=True)

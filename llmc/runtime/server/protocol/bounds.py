@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
 
-from llmc.runtime.sampling.structured import MAX_CHOICE
+from llmc.runtime.sampling.structured import MAX_CHOICE, MAX_SOURCE
 
 MAX_DEPTH = 128
 """Lists and objects inside one another."""
@@ -46,7 +46,7 @@ MAX_BAD_WORD = 256
 MAX_BIASES = 1024
 MAX_STOP_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 17
-MAX_GRAMMAR = 1 << 20
+MAX_GRAMMAR = MAX_SOURCE
 """Characters of a schema, a regular expression or a grammar given as text, and of one choice."""
 MAX_CHOICES = MAX_CHOICE
 
