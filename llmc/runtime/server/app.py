@@ -52,7 +52,7 @@ def build_app(state: ServerState) -> FastAPI:
     """
     app = FastAPI(
         title="llmc", version=__version__, description="OpenAI-compatible text generation over compiled graphs.",
-        docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_OFF,
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_OFF,
     )  # fmt: skip
     app.state.llmc = state
     errors.install(app)

@@ -6,6 +6,8 @@ Two lanes, so that what takes milliseconds does not wait for what takes a second
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -22,29 +24,45 @@ SMALL = 2048
 LARGE = 64 << 10
 """… from which it goes into the lane of long work."""
 LANE_THREADS = 2
+"""Of the lane of shorter work; in the other one goes on at a time, since most of it takes the interpreter in turns."""
+TRIM_S = 1.0
+"""Seconds of quiet after long work until freed memory is given back."""
 MAX_WAITING = 64
 """Pieces of work that may be in a lane; with more, requests are refused as overload."""
 
 
 class Lane:
-    """A few threads, and what waits for them."""
+    """`threads`, and what waits for them. `trims`: once it is quiet, memory that was freed goes back to the system."""
 
-    def __init__(self, name: str) -> None:
-        self._pool = ThreadPoolExecutor(LANE_THREADS, f"llmc-{name}")
+    def __init__(self, name: str, threads: int, trims: bool = False) -> None:
+        self._pool = ThreadPoolExecutor(threads, f"llmc-{name}")
         self._waiting = 0
+        self._trims = trims
+        self._quiet: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`. Cancelled, what has not begun never does. Raises OverloadedError for a full lane."""
         if self._waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._waiting} long requests are being read; try again later", 1.0)
         self._waiting += 1
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await loop.run_in_executor(self._pool, work)
         finally:
             self._waiting -= 1
+            if self._trims:
+                if self._quiet is not None:
+                    self._quiet.cancel()
+                self._quiet = loop.call_later(TRIM_S, self._pool.submit, trim)
 
 
-_quick, _long = Lane("quick"), Lane("long")
+def trim() -> None:
+    """Give freed memory back, which glibc keeps for each thread that ever had some; elsewhere nothing."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+_quick, _long = Lane("quick", LANE_THREADS), Lane("long", 1, trims=True)
 
 
 async def aside(request: Request, size: int, work: Callable[[], T]) -> T:

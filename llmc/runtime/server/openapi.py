@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
+
+from llmc.runtime.server.shared import Shared
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -29,7 +33,8 @@ def streams(description: str) -> dict[str, Any]:
 
 
 def document(app: FastAPI, bodies: Iterable[type[Body]], keyed: bool, open_paths: Iterable[str]) -> None:
-    """Let /openapi.json hold the schemas of `bodies`, and the key that all but `open_paths` ask for where `keyed`."""
+    """Let /openapi.json hold the schemas of `bodies`, and the key that all but `open_paths` ask for where `keyed`;
+    it is written once."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -51,3 +56,12 @@ def document(app: FastAPI, bodies: Iterable[type[Body]], keyed: bool, open_paths
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+    written: list[bytes] = []
+    shared = Shared()
+
+    async def openapi_json() -> Response:
+        if not written:
+            written.append(await shared.get(lambda: json.dumps(openapi()).encode()))
+        return Response(written[0], media_type="application/json")
+
+    app.add_api_route("/openapi.json", openapi_json, include_in_schema=False)

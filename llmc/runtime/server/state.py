@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from llmc.runtime.chat_aside import LIMITS as TEMPLATE_LIMITS
 from llmc.runtime.confined.limits import Limits as ChildLimits
 from llmc.runtime.server.clients import Clients
+from llmc.runtime.server.shared import Shared
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
@@ -96,6 +97,8 @@ class ServerState:
     load_error: BaseException | None = None
     draining: bool = False
     clients: Clients = field(init=False)
+    rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
+    """Metrics, plain and as OpenMetrics, for all who ask at once."""
     held_bytes: int = 0
     """Of long bodies that are being read; see body.py."""
     started_at: float = field(default_factory=time.time)

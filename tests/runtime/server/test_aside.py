@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect
 
 from llmc.errors import OverloadedError
 from llmc.runtime.server import aside
-from llmc.runtime.server.aside import LANE_THREADS, LARGE, MAX_WAITING, SMALL, Lane
+from llmc.runtime.server.aside import LARGE, MAX_WAITING, SMALL, Lane
+from llmc.runtime.server.shared import Shared
 from llmc.runtime.tokenizer import Tokenizer
 from tests.toy import tokenizer_json
 
@@ -39,7 +40,7 @@ def test_short_work_is_done_at_once_and_longer_work_in_two_lanes() -> None:
 
 
 def test_a_full_lane_refuses_and_a_client_that_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    lane, go, done = Lane("test"), threading.Event(), []
+    lane, go, done = Lane("test", 2), threading.Event(), []
     monkeypatch.setattr(aside, "_long", lane)
 
     async def crowd() -> None:
@@ -59,7 +60,56 @@ def test_a_full_lane_refuses_and_a_client_that_leaves_makes_room(monkeypatch: py
         assert await aside.aside(request(asyncio.Event()), LARGE, lambda: 5) == 5
 
     asyncio.run(crowd())
-    assert len(done) == LANE_THREADS  # what had not begun never ran
+    assert len(done) == 2  # what had not begun never ran
+
+
+def test_memory_of_long_work_is_given_back_once_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(aside, "TRIM_S", 0.02)
+    monkeypatch.setattr(aside, "trim", lambda: given.append(threading.current_thread().name))
+    lane = Lane("test", 1, trims=True)
+
+    async def some() -> None:
+        for _ in range(3):
+            await lane.run(lambda: None)
+        assert not given
+        async with asyncio.timeout(5):
+            while not given:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(some())
+    assert [name.startswith("llmc-test") for name in given] == [True]
+
+
+def test_what_many_ask_for_at_once_is_done_once_and_never_before_it_was_asked_for() -> None:
+    begun: list[int] = []
+    go = threading.Event()
+
+    def work() -> int:
+        begun.append(0)
+        go.wait(5)
+        return len(begun)
+
+    async def ask() -> list[int]:
+        shared = Shared()
+        first = asyncio.ensure_future(shared.get(work))
+        await asyncio.sleep(0.05)
+        others = [asyncio.ensure_future(shared.get(work)) for _ in range(20)]
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(first, *others)
+
+    assert asyncio.run(ask()) == [1] + [2] * 20
+
+
+def test_an_error_is_no_result() -> None:
+    async def ask() -> int:
+        shared = Shared()
+        with pytest.raises(ZeroDivisionError):
+            await shared.get(lambda: 1 // 0)
+        return await shared.get(lambda: 5)
+
+    assert asyncio.run(ask()) == 5
 
 
 @pytest.mark.parametrize("what", ["encode", "decode"])

@@ -7,10 +7,15 @@ from fastapi.responses import Response
 
 router = APIRouter()
 
+OPENMETRICS = "application/openmetrics-text"
+
 
 @router.get("/metrics", include_in_schema=False)
-def metrics(request: Request) -> Response:
+async def metrics(request: Request) -> Response:
     """Everything in Prometheus' text format, or OpenMetrics where the Accept header asks for it; also while loading."""
     state = request.app.state.llmc
-    text, content_type = state.metrics.render(request.headers.get("accept", ""), ready=state.phase == "ready")
+    accept = OPENMETRICS if OPENMETRICS in request.headers.get("accept", "") else ""
+    text, content_type = await state.rendered[bool(accept)].get(
+        lambda: state.metrics.render(accept, ready=state.phase == "ready")
+    )
     return Response(text, media_type=content_type, headers={"Cache-Control": "no-store"})
