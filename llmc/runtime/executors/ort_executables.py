@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from llmc.errors import ArtifactError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.sparse import trim
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -94,7 +94,7 @@ class Executables:
         if self._rest and self._background is not None:
             for executable in self._rest:
                 self._background.submit(self._open_quietly, executable)
-            self._background.submit(_trim)
+            self._background.submit(trim)
             self._rest = []
 
     def _open_quietly(self, executable: Executable) -> None:
@@ -127,7 +127,7 @@ class Executables:
         self.open_rest()
         for executable in self._bundle.manifest.executables:
             self.session(executable)
-        _trim()
+        trim()
 
     def close(self) -> None:
         """Stop opening and drop the sessions."""
@@ -146,9 +146,3 @@ def _yield_cpu() -> None:
     """Let steps that are being served go before the calling thread (on Linux niceness is a thread's own)."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)
-
-
-def _trim() -> None:
-    """Give memory that opening used for a moment back to the system; does nothing where the C library has no trim."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

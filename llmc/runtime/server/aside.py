@@ -6,8 +6,6 @@ Two lanes, so that what takes milliseconds does not wait for what takes a second
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -16,6 +14,7 @@ from starlette.requests import Request
 
 from llmc.errors import OverloadedError
 from llmc.runtime.server.disconnect import unless_disconnected
+from llmc.runtime.sparse import trim
 
 T = TypeVar("T")
 
@@ -54,12 +53,6 @@ class Lane:
                 if self._quiet is not None:
                     self._quiet.cancel()
                 self._quiet = loop.call_later(TRIM_S, self._pool.submit, trim)
-
-
-def trim() -> None:
-    """Give freed memory back, which glibc keeps for each thread that ever had some; elsewhere nothing."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 _quick, _long = Lane("quick", LANE_THREADS), Lane("long", 1, trims=True)
