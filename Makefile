@@ -28,16 +28,17 @@ $(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
 demo: $(VENV)/.ready
 	LLMC=$(BIN)/llmc DEMO=$(DEMO) bash scripts/demo.sh
 
-# a file's tests in one process, two files at once; more processes want more memory than processors
+# a file's tests in one process, two files at once, the long ones first (tests/conftest.py); more processes want more
+# memory than processors
 WORKERS ?= 2
 
 test: $(VENV)/.ready
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # the other end of pyproject.toml's ranges: an environment with the newest of everything runs the tests that lean on
 # formats and private parts, and opens what the locked one packed, and the other way round
 test-newest: $(VENV)/.ready newest-env
-	$(NEWEST)/bin/pytest -n $(WORKERS) --dist loadfile tests/compiler tests/runtime tests/test_real_weights.py
+	$(NEWEST)/bin/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/compiler tests/runtime tests/test_real_weights.py
 	$(NEWEST)/bin/pytest -m two_versions --other-python $(BIN)/python tests/compiler/test_two_versions.py
 
 newest-env:

@@ -1,4 +1,4 @@
-"""The end of a run: which tests were skipped, why, and how to have them."""
+"""A run of the tests: long files first, and at its end which were skipped, why, and how to have them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import PACKAGES
+from tests.conftest import PACKAGES, begins
 
 ROOT = Path(__file__).parent.parent
 TESTS = """
@@ -65,3 +65,13 @@ def test_ci_installs_the_packages_that_reasons_name() -> None:
     }
     assert named - {"util-linux"} == set(PACKAGES), "util-linux is in every Debian"
     assert all(name in script for name in PACKAGES)
+
+
+def test_files_that_compile_begin_before_others_and_the_demo_models_before_all() -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"), key=begins)
+    assert files[0].name == "test_real_weights.py" and begins(files[1]) == 1
+    assert [begins(ROOT / "tests" / name) for name in ("compiler/test_cpu.py", "artifacts/test_store.py")] == [1, 2]
+    assert 20 < sum(begins(file) == 1 for file in files) < len(files) / 2
+    makefile = (ROOT / "Makefile").read_text()
+    runs = [line for line in makefile.splitlines() if "--dist loadfile" in line]
+    assert len(runs) == 2 and all("--no-loadscope-reorder" in line for line in runs), "else by number of tests"
