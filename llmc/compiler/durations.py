@@ -46,19 +46,21 @@ class Cost:
         return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
 
 
-LOWER = Cost(fixed=3.0, layers=9.0)
+LOWER = Cost(fixed=4.0, layers=11.0)
 """One trace."""
 
-REFERENCE = Cost(fixed=3.0, parameters=17.0)
-WEIGHTS = Cost(parameters=3.0)
+REFERENCE = Cost(fixed=2.0, parameters=12.0)
+WEIGHTS = Cost(parameters=2.5)
 
 
 @dataclass(frozen=True)
 class Verifying:
-    """What verification takes: greedy texts and the accuracy over a text, and each run of a bucket."""
+    """What verification takes: greedy texts and the accuracy over a text, each run of a bucket, and in it each 1,000
+    of its tokens."""
 
     texts: Cost
     run: Cost
+    tokens: Cost = Cost()
 
 
 class Durations:
@@ -80,7 +82,9 @@ class Durations:
         if self._options.verify == "none":
             return 0.0
         each = self._target.verifying
-        seconds = self._of(each.texts) + self.runs(buckets) * self._of(each.run)
+        tokens = sum(bucket.tokens for bucket in buckets) / len(buckets)
+        run = self._of(each.run) + tokens / 1000 * self._of(each.tokens)
+        seconds = self._of(each.texts) + self.runs(buckets) * run
         return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
 
     def runs(self, buckets: Sequence[Bucket]) -> int:

@@ -47,7 +47,7 @@ def test_verification_is_part_of_every_estimate_and_grows_with_the_model() -> No
     assert 5 * small < large < 10 * small
     assert durations(verify="none").verification(PLAN.buckets) == 0
     assert durations(verify="all").verification(PLAN.buckets) >= small
-    assert small - durations().verification(PLAN.buckets, reference=False) == pytest.approx(20)
+    assert small - durations().verification(PLAN.buckets, reference=False) == pytest.approx(14)
 
 
 def test_every_executable_is_run_and_the_sampled_ones_twice() -> None:

@@ -96,7 +96,9 @@ class Target(ABC):
     """Seconds that the device's own host still needs for each portable executable, by published measurements."""
 
     device_source: ClassVar[str] = ""
-    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=3.0), run=Cost(parameters=0.2))
+    verifying: ClassVar[Verifying] = Verifying(
+        texts=Cost(parameters=4.0), run=Cost(fixed=0.1, parameters=0.2), tokens=Cost(parameters=1.0)
+    )
     """What verification takes on two cores, where the store has none to learn from."""
 
     executable_bytes: ClassVar[int] = 150_000

@@ -49,7 +49,7 @@ class HpuTarget(StaticTarget):
     config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
-    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=14.0), run=Cost(parameters=0.5))
+    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=15.0), run=Cost(parameters=1.0))
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"
     graph_bytes_source: ClassVar[str] = (

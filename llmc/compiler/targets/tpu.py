@@ -40,7 +40,10 @@ class TpuTarget(XlaTarget):
     fresh_process: ClassVar[tuple[str, ...]] = ("llmc.compiler.xla.build", "llmc.compiler.xla.rolling", __name__)
     executable_seconds: ClassVar[float] = 4.0
     verifies_each: ClassVar[bool] = False  # what runs here is not what was compiled, and each is compiled for it first
-    verifying: ClassVar[Verifying] = Verifying(texts=Cost(layers=20.0), run=Cost(layers=4.0))
+    verifying: ClassVar[Verifying] = Verifying(
+        texts=Cost(fixed=20.0, parameters=10.0),
+        run=Cost(fixed=4.0, parameters=0.5),  # each is compiled for this host
+    )
 
     def __init__(self, detail: str = "") -> None:
         self._detail = detail
