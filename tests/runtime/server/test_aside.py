@@ -60,6 +60,7 @@ def test_a_full_lane_refuses_and_a_client_that_leaves_makes_room(monkeypatch: py
         assert await aside.aside(request(asyncio.Event()), LARGE, lambda: 5) == 5
 
     asyncio.run(crowd())
+    lane._pool.shutdown()
     assert len(done) == 2  # what had not begun never ran
 
 
