@@ -37,7 +37,7 @@ def portable(**changes: object) -> dict[str, object]:
 
 def test_every_stage_is_data_or_code() -> None:
     sources = [path.read_text() for path in ROOT.rglob("*.py")]
-    found = {kind for text in sources for kind in re.findall(r"""(?:stages\.run|\bKey)\(\s*"([^"]+)\"""", text)}
+    found = {kind for text in sources for kind in re.findall(r"(?:stages\.run|\bKey)\(\s*\"([a-z0-9_-]+)\"", text)}
     assert {kind for kind in found if not kind.startswith("local-")} == (DATA_KINDS | CODE_KINDS)
 
 

@@ -201,6 +201,8 @@ def read_manifest(path: str | Path) -> Manifest:
         for _ in range(ATTEMPTS):  # the bundle may be replaced between the two files
             with file.open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                break  # which is the reason to tell, and not that the checksum is of all of it
             if _checksum(file.parent / CHECKSUM_NAME) in (None, checksum_line(digest_bytes(data))):
                 break
         else:

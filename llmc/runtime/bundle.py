@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmc.artifacts.bundle import BundleFiles
 from llmc.buckets.plan import Plan
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.tokenizer import Tokenizer
+
+
+MAX_NUMBER = 1 << 50
 
 
 class Bundle:
@@ -101,15 +104,41 @@ class Bundle:
         vocabulary = Vocabulary(self.files.read(VOCABULARY))
         return Tokenizer(lambda: self.files.read("tokenizer.json"), self.eos_token_ids, vocabulary)
 
+    def size(self, name: str) -> int:
+        """One of the model's sizes: layers, kv_heads, head_dim or vocab_size; raises ArtifactError for what is none."""
+        return self._number("model", name, 1, None)
+
+    def option(self, name: str, default: int | None = None) -> int:
+        """An option that is a number; raises ArtifactError for what is none."""
+        return self._number("options", name, 0, default)
+
+    def _number(self, member: str, name: str, least: int, default: int | None) -> int:
+        value = getattr(self.manifest, member).get(name, default)
+        if type(value) is not int or not least <= value <= MAX_NUMBER:
+            self._wrong(f"{member}.{name}", value, f"an integer from {least} to {MAX_NUMBER}")
+        return value
+
+    def _wrong(self, member: str, value: object, wanted: str) -> NoReturn:
+        raise ArtifactError(
+            f"{self.path}: {member} in its manifest is {value!r:.80}, not {wanted}; compile again: "
+            f"{self.recompile_hint}"
+        )
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a sequence."""
-        return tuple(self.manifest.model.get("eos_token_ids", ()))
+        """Tokens that end a sequence; raises ArtifactError for what are none."""
+        ids = self.manifest.model.get("eos_token_ids", [])
+        if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= MAX_NUMBER for item in ids):
+            self._wrong("model.eos_token_ids", ids, "a list of token ids")
+        return tuple(ids)
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """bos_token, eos_token … as text, for the chat template."""
-        return dict(self.manifest.model.get("special_tokens", {}))
+        """bos_token, eos_token … as text, for the chat template; raises ArtifactError for what are none."""
+        tokens = self.manifest.model.get("special_tokens", {})
+        if not isinstance(tokens, dict) or not all(isinstance(text, str) for text in tokens.values()):
+            self._wrong("model.special_tokens", tokens, "tokens by name")
+        return dict(tokens)
 
     @property
     def chat_template(self) -> str | None:

@@ -40,7 +40,7 @@ def measure(
     found: list[Measurement] = []
     try:
         executor.open_all()
-        vocabulary = int(bundle.manifest.model["vocab_size"])
+        vocabulary = bundle.size("vocab_size")
         for done, bucket in enumerate(buckets, 1):
             times = _times(executor, bucket, vocabulary, seconds)
             found.append(Measurement(bucket, median(times), samples=len(times)))

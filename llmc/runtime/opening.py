@@ -80,7 +80,7 @@ def open_generator(
     from llmc.runtime.engine import Engine
     from llmc.runtime.generator import Generator
 
-    vocab_size, settings = int(bundle.manifest.model["vocab_size"]), Settings.from_environment()
+    vocab_size, settings = bundle.size("vocab_size"), Settings.from_environment()
     limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
     engine = Engine(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,

@@ -23,6 +23,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +53,7 @@ DTYPES = {
 _STRIDED = 7
 _MEMORY_FORMATS = {1: "contiguous_format", 4: "preserve_format"}
 _OPERATOR = re.compile(r"torch\.ops\.aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
-_PLAIN = ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools")
+_PLAIN: Mapping[str, tuple[type, ...]] = {"as_int": (int,), "as_float": (float, int), "as_bool": (bool,)}
 _LISTS = ("as_tensors", "as_optional_tensors", "as_sym_ints")
 _KEYWORD = 2
 
@@ -71,9 +72,10 @@ def read_archive(data: bytes) -> Fields:
             raise ValueError(f"its schema is {program['schema_version']}, not {SCHEMA_MAJOR}")
         if program["range_constraints"] or program["guards_code"]:
             raise ValueError("it is not a program of one shape")
-    except (zipfile.BadZipFile, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError) as e:
+    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, EOFError, NotImplementedError, RuntimeError) as e:
         raise ValueError(f"not a portable program ({type(e).__name__}: {e})") from e
-    assert isinstance(program, dict)
+    if not isinstance(program, dict):
+        raise ValueError("not a portable program (its graph is not an object)")
     return program
 
 
@@ -152,7 +154,9 @@ def argument(tagged: Mapping[str, Any], resolve: Resolve) -> Any:
     import torch
 
     ((kind, value),) = tagged.items()
-    if kind in _PLAIN:
+    if (types := _PLAIN.get(kind)) and type(value) in types:
+        return value
+    if (types := _PLAIN.get(kind.removesuffix("s"))) and isinstance(value, list) and {*map(type, value)} <= {*types}:
         return value
     if kind == "as_none":
         return None
@@ -178,7 +182,7 @@ def _named(value: Mapping[str, Any], resolve: Resolve) -> Any:
     ((kind, inner),) = value.items()
     if kind == "as_none":
         return None
-    return inner if kind == "as_int" else resolve(inner["name"])
+    return inner if kind == "as_int" and type(inner) is int else resolve(inner["name"])
 
 
 def output_names(node: Mapping[str, Any]) -> tuple[list[str], bool]:
@@ -214,7 +218,7 @@ class PortableProgram:
         """Open a graph; raises ValueError when it is not a program that may be run."""
         try:
             return cls._build(program)
-        except (KeyError, TypeError, IndexError, AttributeError) as e:
+        except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError) as e:
             raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
 
     @classmethod

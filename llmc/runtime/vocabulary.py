@@ -61,14 +61,17 @@ class Vocabulary:
             cuts = np.cumsum([tokens, ids + 1, merges, merges, merges])
             self._ids, self._starts, self._made, self._ranks, self._left, self._right = np.split(rest, cuts)
             self._text = data[len(data) - header["bytes"] :]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"the vocabulary index is damaged ({error}); compile the bundle again") from error
+            lengths_are_sizes = isinstance(self._lengths, list) and all(type(n) is int and n > 0 for n in self._lengths)
+            if not isinstance(self.skeleton, dict) or not lengths_are_sizes:
+                raise ValueError("its header is not what was written")
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise _damaged(error) from error
 
     def token(self, index: int) -> str | None:
         """A token by its id, or None."""
         if not 0 <= index < len(self._starts) - 1:
             return None
-        return self._text[self._starts[index] : self._starts[index + 1]].decode() or None
+        return self._text[self._starts[index] : self._starts[index + 1]].decode(errors="replace") or None
 
     @cached_property
     def _splits(self) -> re.Pattern[str] | None:
@@ -84,7 +87,16 @@ class Vocabulary:
         return Tokenizer.from_str(json.dumps({**self.skeleton, "added_tokens": []}))
 
     def cut(self, text: str) -> str | None:
-        """A tokenizer.json that encodes `text` as the whole one does; None for a text that is too long."""
+        """A tokenizer.json that encodes `text` as the whole one does; None for a text that is too long.
+
+        Raises ArtifactError where the index turns out to be damaged.
+        """
+        try:
+            return self._cut(text)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise _damaged(error) from error
+
+    def _cut(self, text: str) -> str | None:
         if len(text) > LONGEST_TEXT or len(data := self._symbols(text)) > LONGEST_TEXT:
             return None
         found = {self.token(index): index for index in self._found(data)}
@@ -122,6 +134,10 @@ class Vocabulary:
                 if self._text[self._starts[index] : self._starts[index + 1]] == data[at : at + length]:
                     found[index] = None
         return list(found)
+
+
+def _damaged(error: Exception) -> ArtifactError:
+    return ArtifactError(f"the vocabulary index is damaged ({error}); compile the bundle again")
 
 
 def _powers(base: int, count: int) -> _U64:

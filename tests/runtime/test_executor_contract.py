@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,12 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.lookup import prefill_path
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
-from llmc.errors import InputError
+from llmc.errors import InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import EXECUTABLES, Executor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.step import Step, exact, pad, ragged
+from tests.manifests import edit_manifest
 from tests.toy import toy_plan, write_toy
 
 Array = NDArray[np.float32]
@@ -449,3 +451,18 @@ def test_results_that_are_code_count_as_code(kind: str, bundles: Callable[[str],
     for entry in store.entries():
         if entry.key.kind != "bundle" and code_among(store.path(blob) for blob in entry.outputs.values()):
             assert code_of_entry(entry.key, {}), entry.key.kind
+
+
+@pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "vocab_size"])
+def test_a_manifest_of_other_sizes_than_the_graphs_is_refused(
+    kind: str, bundles: Callable[[str], Path], tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "xla" or (kind.startswith("fake") and name == "layers"):
+        return  # these go by their executables
+    bundle = shutil.copytree(bundles(kind), tmp_path / "bundle")
+    edit_manifest(bundle, lambda document: document["model"].update({name: document["model"][name] + 1}))
+    with pytest.raises(LlmcError):
+        executor = Bundle.open(bundle).executor(slots=SLOTS, threads=1)
+        request.addfinalizer(executor.close)
+        one = pad(Bucket("prompt", 1, 4, 0), [0], [[1, 2, 3]], [0])
+        executor.run(exact("prompt", [0], [[1, 2, 3]], [0]) if executor.exact else one)

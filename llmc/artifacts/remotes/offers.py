@@ -63,7 +63,9 @@ def judge(remote: Remote, entry: Entry, trust: Trust) -> tuple[Admission, Mappin
 def read_blob(remote: Remote, blob: Blob, limit: int) -> bytes:
     """A small blob of a remote, verified. Raises ObjectError."""
     name = blob_name(blob.digest)
-    data = remote.read(name, min(blob.size, limit))
+    if blob.size > limit:
+        raise ObjectError(f"{remote.url}: {name} has {blob.size} bytes, more than the {limit} that it may have")
+    data = remote.read(name, blob.size)
     if data is None:
         raise ObjectError(f"{remote.url}: {name} is missing; push it again")
     if len(data) != blob.size or digest_bytes(data) != blob.digest:

@@ -23,6 +23,8 @@ from llmc.compiler.checkpoint.base import FloatArray, require_finite, unknown_te
 from llmc.compiler.checkpoint.mapped import MappedFile
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_RANK = 16
+MAX_VALUES = 1 << 48
 _LENGTH = struct.Struct("<Q")
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2,
@@ -111,6 +113,8 @@ def _entry(file: MappedFile, name: str, entry: Any) -> tuple[str, tuple[int, ...
         raise file.error(f"damaged or of a newer format: tensor {name!r} is {entry!r:.200}") from error
     if not all(type(value) is int and value >= 0 for value in (*shape, begin, end)):
         raise file.error(f"damaged: header entry of tensor {name!r} has a bad number: {entry!r:.200}")
+    if len(shape) > MAX_RANK or math.prod(size or 1 for size in shape) > MAX_VALUES:
+        raise file.error(f"damaged: tensor {name!r:.80} has shape {list(shape)!r:.200}, which no tensor has")
     if math.prod(shape) * item != end - begin:
-        raise file.error(f"damaged: tensor {name!r} of {dtype} {list(shape)} cannot take {end - begin} bytes")
+        raise file.error(f"damaged: tensor {name!r:.80} of {dtype} {list(shape)} cannot take {end - begin} bytes")
     return dtype, shape, begin, end

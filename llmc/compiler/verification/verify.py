@@ -142,7 +142,7 @@ class Verification:
         self.executor = executor
         self.probes = probes
         self.windows = windows
-        self.vocab_size = int(bundle.manifest.model["vocab_size"])
+        self.vocab_size = bundle.size("vocab_size")
         self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
         self.random = np.random.default_rng(0)
         self._prefixes: dict[int, list[NDArray[np.float32]]] = {}

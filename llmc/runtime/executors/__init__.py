@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from llmc.errors import ArtifactError, UnknownNameError
+from llmc.errors import ArtifactError, DeviceError, UnknownNameError
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -48,4 +48,10 @@ def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Ex
     for name, content in cls.opens.items():
         if content == "code" and (name == EXECUTABLES or name in bundle.manifest.files):
             bundle.files.require_native(name)
-    return cls(bundle, slots, capacity, threads)
+    try:
+        return cls(bundle, slots, capacity, threads)
+    except (MemoryError, OverflowError) as e:
+        raise DeviceError(
+            f"{bundle.path}: this host has no memory for {slots} sequences of {capacity} tokens of its model "
+            f"({str(e) or type(e).__name__}); compile for fewer or shorter ones: {bundle.recompile_hint}"
+        ) from e

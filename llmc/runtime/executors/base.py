@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -89,10 +90,10 @@ class Executor(ABC):
         """The device that the bundle was compiled for, where that is not here and the CPU runs it; else ""."""
         return ""
 
-    @property
+    @cached_property
     def top_k(self) -> int:
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
-        return int(self.bundle.manifest.options.get("sample_top_k", 0))
+        return self.bundle.option("sample_top_k", 0)
 
     @abstractmethod
     def run(self, step: Step) -> NDArray[np.float32]:

@@ -58,12 +58,11 @@ class FakeExecutor(Executor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        model = bundle.manifest.model
-        self._cache: Array = np.zeros((slots, capacity, int(model["kv_heads"]) * int(model["head_dim"])), np.float32)
+        self._cache: Array = np.zeros((slots, capacity, bundle.size("kv_heads") * bundle.size("head_dim")), np.float32)
         self._used = [0] * slots
         self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
-        self._buffer: Array = np.zeros((widest, int(model["vocab_size"])), np.float32)
+        self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
         self._programs: dict[str, Program] = {}
 
     @property
@@ -200,6 +199,9 @@ class FakeExecutor(Executor):
                 fields = json.loads(self.bundle.files.read(executable.blob))
                 weights = self.bundle.files.path(fields["weights"])
                 program = Program.load(fields, weights)
+                sizes = self._buffer.shape[1], self._cache.shape[2]
+                if program.embedding.shape != sizes or program.head.shape != sizes:
+                    raise ValueError("its tensors are not of the sizes that the manifest states")
                 if program.top_k != self.top_k:
                     raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.top_k}")
             except (KeyError, TypeError, ValueError) as e:

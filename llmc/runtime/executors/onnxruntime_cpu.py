@@ -52,8 +52,8 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        model, buckets = bundle.manifest.model, bundle.plan.buckets
-        sizes = (2 * int(model["layers"]), int(model["kv_heads"]), int(model["head_dim"]))
+        buckets = bundle.plan.buckets
+        sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
         static = () if self.exact else buckets
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
@@ -107,7 +107,7 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
 
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""
-        made: Results = {"logits": np.zeros((rows, int(self.bundle.manifest.model["vocab_size"])), np.float32)}
+        made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
         if self.top_k:
             made["top_values"] = np.zeros((rows, self.top_k), np.float32)
             made["top_ids"] = np.zeros((rows, self.top_k), np.int64)

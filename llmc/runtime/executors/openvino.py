@@ -53,9 +53,8 @@ class OpenVinoExecutor(Executor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        model = bundle.manifest.model
-        self._sizes = int(model["layers"]), int(model["kv_heads"]), int(model["head_dim"])
-        precision = str(bundle.manifest.options["kv_cache_dtype"])
+        self._sizes = bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim")
+        precision = str(bundle.manifest.options.get("kv_cache_dtype"))
         space = Settings.from_environment().openvino_kv_space
         self._pool = pool_blocks(precision, self._sizes, slots, capacity, space)
         self._filler = self._pool.blocks

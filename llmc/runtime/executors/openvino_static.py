@@ -50,8 +50,8 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        model, buckets = bundle.manifest.model, bundle.plan.buckets
-        sizes = 2 * int(model["layers"]), int(model["kv_heads"]), int(model["head_dim"])
+        buckets = bundle.plan.buckets
+        sizes = 2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim")
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))

@@ -115,12 +115,26 @@ class Executables:
             session = open_session(path, self._threads, library=library)
         except Exception as e:
             raise ArtifactError(f"{self._bundle.path}: ONNX Runtime cannot open {executable}: {e}") from e
+        self._require_agreement(session, str(executable))
         if LOGIT_ROWS not in {given.name for given in session.get_inputs()}:
             raise ArtifactError(
                 f"{self._bundle.path}: {executable} was compiled by an earlier llmc, whose graphs had other inputs; "
                 f"compile again: {self._bundle.recompile_hint}"
             )
         return session
+
+    def _require_agreement(self, session: Any, name: str) -> None:
+        """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes."""
+        bundle = self._bundle
+        caches = [given.shape for given in session.get_inputs() if given.name.startswith(("past_k", "past_v"))]
+        logits = [given.shape[-1] for given in session.get_outputs() if given.name == "logits"]
+        found = len(caches), {(shape[1], shape[-1]) for shape in caches}, logits
+        heads = bundle.size("kv_heads"), bundle.size("head_dim")
+        if found != (2 * bundle.size("layers"), {heads}, [bundle.size("vocab_size")]):
+            raise ArtifactError(
+                f"{bundle.path}: {name} is not a graph of the sizes that the manifest states; compile again: "
+                f"{bundle.recompile_hint}"
+            )
 
     def open_all(self) -> None:
         """Open every executable before returning; raises ArtifactError for one that cannot be opened."""

@@ -47,8 +47,7 @@ class KernelExecutor(SlotCacheExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        model = bundle.manifest.model
-        sizes = (2 * int(model["layers"]), int(model["kv_heads"]), int(model["head_dim"]))
+        sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
         self._executables = Executables(bundle, threads)
         self._cache = SlotCache(sizes, slots, capacity, dtype=np.float16)
         self._results: dict[str, NDArray[Any]] = {}
@@ -119,7 +118,7 @@ class KernelExecutor(SlotCacheExecutor):
         if self._results and len(self._results["logits"]) >= rows:
             return
         rows = max(rows, self.slots)
-        self._results = {"logits": np.zeros((rows, int(self.bundle.manifest.model["vocab_size"])), np.float32)}
+        self._results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
         if self.top_k:
             self._results["top_values"] = np.zeros((rows, self.top_k), np.float32)
             self._results["top_ids"] = np.zeros((rows, self.top_k), np.int64)

@@ -9,7 +9,6 @@ nothing a padding row or column computes is ever kept.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.sampling.top import TopLogits
+from llmc.runtime.weight_places import map_weights, read_places
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
@@ -66,11 +66,12 @@ class TorchExecutor(StaticExecutor):
 
         super().__init__(bundle, slots, capacity, threads)
         torch.set_num_threads(threads)
-        model, dtype = bundle.manifest.model, str(bundle.manifest.options.get("dtype"))
+        dtype = str(bundle.manifest.options.get("dtype"))
         if dtype not in _DTYPES:
             raise ArtifactError(f"{bundle.path}: dtype {dtype!r} is unknown; compile again: {bundle.recompile_hint}")
-        shape = (2 * int(model["layers"]), slots, int(model["kv_heads"]), capacity, int(model["head_dim"]))
+        shape = (2 * bundle.size("layers"), slots, bundle.size("kv_heads"), capacity, bundle.size("head_dim"))
         self._torch = torch
+        self._vocabulary = bundle.size("vocab_size")
         self._cache: Any = torch.zeros(shape, dtype=getattr(torch, _DTYPES[dtype]))
         self._weights = _Weights(bundle)
         self._programs: dict[str, _Opened] = {}
@@ -103,9 +104,17 @@ class TorchExecutor(StaticExecutor):
             lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
             token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
             given = (token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
-            logits, *rest = opened.program.run(*given)
-            top, new = rest[: -len(self._cache)], rest[-len(self._cache) :]
-            self._append(step, new)
+            try:
+                logits, *rest = opened.program.run(*given)
+                top, new = rest[: -len(self._cache)], rest[-len(self._cache) :]
+                if logits.shape[-1] != self._vocabulary:
+                    raise ValueError(f"it gives {logits.shape[-1]} logits, the manifest says {self._vocabulary}")
+                self._append(step, new)
+            except (RuntimeError, ValueError, TypeError, IndexError) as e:
+                raise ArtifactError(
+                    f"{self.bundle.path}: {self._executable(step)} does not run here ({e}); compile again: "
+                    f"{self.bundle.recompile_hint}"
+                ) from e
         self._keep(logits.float().numpy())
         return [top[0].float(), top[1]] if top else []
 
@@ -209,10 +218,9 @@ class _Weights:
     """The bundle's weights file, mapped; tensors are views of it. Raises ArtifactError where the bundle lacks it."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self._placements: dict[str, dict[str, Any]] = json.loads(bundle.files.read("weights.json"))
-        with bundle.files.path("weights").open("rb") as file:
-            # private pages: shared until written to, and nothing writes to them; torch takes no read-only buffer
-            self._mapped: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._placements = read_places(bundle)
+        # private pages: shared until written to, and nothing writes to them; torch takes no read-only buffer
+        self._mapped: mmap.mmap | bytes = map_weights(bundle, mmap.ACCESS_COPY)
         self.size = len(self._mapped)
         self._tensors: dict[str, Any] = {}
 

@@ -63,7 +63,7 @@ class XlaExecutor(StaticExecutor):
 
         manifest = bundle.manifest
         platform: Platform = "tpu" if manifest.target == "tpu" and has_tpu() else "cpu"
-        self._devices = open_client(platform, int(manifest.options.get("tensor_parallel", 1)), threads)
+        self._devices = open_client(platform, bundle.option("tensor_parallel", 1), threads)
         self._programs: dict[str, LoadedProgram] = {}
         self._slot_programs = {name: self._load(name, name) for name in SLOT_PROGRAMS}
         self._native = self._slot_programs["slot_fill"].native

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from llmc.errors import DeviceError
+from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.openvino.device import MappedWeights, open_core, properties_for, read_paged, with_threads
 from llmc.runtime.openvino.paged_request import PagedRequest, StepRows
@@ -67,7 +67,7 @@ class PagedModels:
         """Open as many of them as the memory budget allows; they all hold the same weights."""
         if self._unopened:
             size = PACKED * held_bytes(self._bundle.files.read(self._unopened[0][1].blob))
-            del self._unopened[int(int(self._bundle.manifest.options["specialise_memory"]) / size) :]
+            del self._unopened[int(self._bundle.option("specialise_memory") / size) :]
         while self._unopened:
             rows, executable = self._unopened.pop(0)
             self.fixed = {**self.fixed, rows: self._open(executable)}
@@ -82,7 +82,7 @@ class PagedModels:
         """What fails stays unopened: the model for every shape serves in its place."""
         try:
             self._open_affordable()
-        except DeviceError:
+        except (ArtifactError, DeviceError):
             self._unopened.clear()
 
     def _hottest_first(self) -> list[tuple[int, Executable]]:
@@ -95,16 +95,23 @@ class PagedModels:
     def _open(self, executable: Executable) -> PagedRequest:
         source = f"{self._bundle.path}: {executable}"
         manifest = self._bundle.manifest
-        heads = int(manifest.model["kv_heads"]), int(manifest.model["head_dim"])
+        heads = self._bundle.size("kv_heads"), self._bundle.size("head_dim")
         model = read_paged(self._bundle.files.read(executable.blob), self._weights, *heads, source)
-        properties = properties_for(manifest.options, executable.batch) | with_threads(self._threads)
+        _require_agreement(model, self._bundle, source)
+        try:
+            properties = properties_for(manifest.options, executable.batch) | with_threads(self._threads)
+        except (KeyError, TypeError, ValueError, StopIteration) as e:
+            raise ArtifactError(
+                f"{source}: the manifest does not say how it is opened ({type(e).__name__}: {e}); compile again: "
+                f"{self._bundle.recompile_hint}"
+            ) from e
         try:
             compiled = open_core().compile_model(model, "CPU", properties)
+            COMPILATIONS.opened(str(executable))
+            request = PagedRequest(compiled, self._cache)
+            request.infer(*StepRows.idle(executable.batch or 1, self._filler), 0)  # which packs the weights
         except RuntimeError as e:
             raise DeviceError(f"{source}: OpenVINO cannot open it: {str(e).splitlines()[-1]}") from e
-        COMPILATIONS.opened(str(executable))
-        request = PagedRequest(compiled, self._cache)
-        request.infer(*StepRows.idle(executable.batch or 1, self._filler), 0)  # which packs the weights
         self._weights.drop_pages()
         return request
 
@@ -115,6 +122,25 @@ class PagedModels:
             self._opener.join()
         self.fixed = {}
         self._any = None
+
+
+def _require_agreement(model: Any, bundle: Bundle, source: str) -> None:
+    """Raise ArtifactError for a model that is not of the manifest's sizes: it would read beyond the block cache."""
+    attention = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    held = bundle.size("kv_heads") * bundle.size("head_dim")
+    widths = [[_width(node.input(i)) for i in range(3)] for node in attention]
+    whole = all(keys == values == held and not queries % held for queries, keys, values in widths)
+    outputs = [_width(output) for output in model.outputs if "logits" in output.get_names()]
+    if not whole or len(attention) != bundle.size("layers") or outputs != [bundle.size("vocab_size")]:
+        raise ArtifactError(
+            f"{source} is not a graph of the sizes that the manifest states; compile again: {bundle.recompile_hint}"
+        )
+
+
+def _width(port: Any) -> int:
+    """The size of a port's last dimension; -1 where it is dynamic."""
+    shape = port.get_partial_shape()
+    return -1 if shape.rank.is_dynamic or shape[-1].is_dynamic else int(shape[-1].get_length())
 
 
 def held_bytes(xml: bytes) -> int:

@@ -78,6 +78,8 @@ class StaticModels:
         assert executable.query is not None
         shape = executable.batch, executable.query, executable.context or 0
         try:
+            if compiled.output("logits").shape[-1] != self._bundle.size("vocab_size"):
+                raise ValueError("its logits are not as many as the manifest's vocabulary")
             return StaticRequest(compiled, self._sizes, *shape, self._top_k)
         except ValueError as e:
             raise ArtifactError(f"{source} is no model of that shape: {e}; compile again: {again}") from e

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import ArtifactError
+from llmc.runtime.weight_places import map_weights, read_places
 from llmc.runtime.xla.exported import mesh_of, sharding_of
 
 if TYPE_CHECKING:
@@ -24,9 +24,8 @@ class DeviceWeights:
 
     def __init__(self, bundle: Bundle, devices: Sequence[Any]) -> None:
         self._source = str(bundle.path)
-        self._places: dict[str, dict[str, Any]] = json.loads(bundle.files.read("weights.json"))
-        with bundle.files.path("weights").open("rb") as file:
-            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._places = read_places(bundle)
+        self._mapped = map_weights(bundle, mmap.ACCESS_READ)
         self._mesh = mesh_of(devices)
         self._arrays: dict[str, Any] = {}
 

@@ -1,0 +1,49 @@
+"""Where a bundle's weights lie, for runtimes that take them by name: weights.json over the file "weights".
+
+weights.json = {name: {"shape": [int, …], "dtype": str, "offset": bytes, "length": bytes}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+
+PLACES = "weights.json"
+MAX_RANK = 16
+
+
+def read_places(bundle: Bundle) -> dict[str, dict[str, Any]]:
+    """The places by name. Raises ArtifactError for anything else."""
+    try:
+        found = json.loads(bundle.files.read(PLACES))
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{bundle.path}: {PLACES} is not JSON ({error}); compile the bundle again") from error
+    if not isinstance(found, dict) or not all(map(_is_place, found.values())):
+        raise ArtifactError(f"{bundle.path}: {PLACES} is not a table of weights; compile the bundle again")
+    return found
+
+
+def map_weights(bundle: Bundle, access: int) -> mmap.mmap:
+    """The weights file in memory. Raises ArtifactError for one that is missing, altered or empty."""
+    path = bundle.files.path("weights")
+    with path.open("rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=access)
+        except ValueError as error:
+            raise ArtifactError(f"{bundle.path}: its weights are empty; compile the bundle again") from error
+
+
+def _is_place(place: object) -> bool:
+    if not isinstance(place, dict) or not isinstance(shape := place.get("shape"), list) or len(shape) > MAX_RANK:
+        return False
+    numbers = [*shape, place.get("offset"), place.get("length")]
+    if not all(type(number) is int and 0 <= number < 1 << 60 for number in numbers):
+        return False
+    return isinstance(place.get("dtype"), str) and math.prod(size or 1 for size in shape) < 1 << 60
