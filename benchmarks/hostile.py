@@ -262,9 +262,10 @@ def tell(phase: str, seen: Seen) -> None:
 
 
 def used(server: Server, settle_s: float) -> int:
-    """Memory after ordinary requests, once all is quiet."""
+    """Memory after ordinary requests, one of them with a schema, once all is quiet."""
 
     async def some() -> None:
+        await send(server.port, complete(guided_json={"type": "object"}), "whole", 60)
         for _ in range(8):
             await asyncio.gather(*(send(server.port, complete(max_tokens=TOKENS), "whole", 60) for _ in range(8)))
 
