@@ -33,6 +33,7 @@ from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import HEAD, stored_name
 from llmc.compiler.code import code_digest
+from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.provenance import model_facts, model_name, remember_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.text_files import text_files
@@ -150,6 +151,7 @@ def require_match(files: BundleFiles, described: list[Described], checkpoint: Ch
             f"the weights of {checkpoint.path} do not match the configuration that {files.folder} was compiled from: "
             f"{'; '.join(wrong[:SHOWN])}{more}; name its own checkpoint, or compile for this one"
         )
+    require_consumed(checkpoint)
 
 
 def _differing_config(files: BundleFiles, checkpoint: Checkpoint) -> Iterator[str]:

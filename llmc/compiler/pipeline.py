@@ -113,6 +113,7 @@ def compile_bundle(
     target.toolchain()  # what is not installed is told before anything is made
     _require_native(target, options)
     target.require_supported(checkpoint.config)
+    target.require_consumed(checkpoint)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
     unverified = why_unverified(target, checkpoint, options)
     check_replaceable(Path(os.path.realpath(destination)))
@@ -359,6 +360,7 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
     options = target.configure(options)
     _require_native(target, options)
     target.require_supported(checkpoint.config)
+    target.require_consumed(checkpoint)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
     why_unverified(target, checkpoint, options)
     found = estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)

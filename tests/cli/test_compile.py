@@ -19,6 +19,7 @@ from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.executors.fake import Program
 from tests.artifacts.helpers import child, files_below
 from tests.cli.helpers import Llmc, Ran
+from tests.compiler import tiny
 from tests.toy import toy_plan, write_toy
 
 LIMITS = ("--max-model-len", 32, "--max-num-seqs", 4)
@@ -448,3 +449,13 @@ def test_a_terminal_gets_a_bar_and_no_line_is_lost(compile_: Llmc, monkeypatch: 
     assert ran.code == 0
     assert all(f"[{i}/{BUCKETS}]" in ran.err for i in range(1, BUCKETS + 1))
     assert ran.out.startswith("bundle: ")
+
+
+def test_a_key_of_the_model_that_nothing_reads_is_named_and_nothing_is_compiled(llmc: Llmc, tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model", "llama")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 50.0}))
+    for rest in (("--device", "onnxruntime", "--verify", "none"), ("--device", "hpu", "--dry-run")):
+        ran = llmc("compile", model, *rest, *LIMITS, "-o", "made")
+        assert "the configuration says final_logit_softcapping: 50.0, which nothing reads" in ran.failed(1)
+        assert not Path("made").exists()

@@ -197,6 +197,13 @@ def test_weights_of_another_model_are_refused_with_the_first_differences(
     assert not (tmp_path / "made").exists()
 
 
+def test_weights_of_more_than_the_model_takes_are_refused(case: Case, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "other", {"model.layers.0.self_attn.sinks": np.zeros(1, np.float32), **weights()})
+    with pytest.raises(CheckpointError, match=r"takes the tensors model\.layers\.0\.self_attn\.sinks"):
+        bind(case.unbound, open_checkpoint(folder), tmp_path / "made", case.store)
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_bundle_with_weights_takes_no_others(case: Case, tmp_path: Path) -> None:
     made = bind(case.unbound, open_checkpoint(case.model), tmp_path / "made", case.store)
     for again in (lambda: bound(made, str(case.model), case.store), lambda: bind(made, None, made, case.store)):  # type: ignore[arg-type]

@@ -89,3 +89,5 @@ def test_how_far_it_goes_is_what_the_reference_can_do(tmp_path: Path, config: di
 
 def test_nothing_turns_without_a_window_or_scaling() -> None:
     assert turns_of({"sliding_window": None, "rope_parameters": {"rope_type": "default"}}) == turns_of({}) == []
+    assert turns_of({"sliding_window": 4096, "use_sliding_window": False}) == []
+    assert turns_of({"sliding_window": FARTHEST}) == [], "too far to be worth the way"

@@ -19,6 +19,24 @@ from llmc.errors import CheckpointError
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MAX_LAYERS = 4096
 ROPE_FACTORS = "rope_freqs.weight"
+READ = frozenset({
+    "expert_count", "attention.sliding_window", "embedding_length", "attention.head_count", "attention.head_count_kv",
+    "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.dimension_count",
+    "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+    "context_length", "feed_forward_length", "block_count",
+})  # fmt: skip
+"""Metadata of an architecture that a configuration is made of, without the architecture's name before it."""
+
+NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    "vocab_size": None, "tensor_data_layout": None, "rope.scaling.finetuned": None,  # notes; the embedding has the size
+    "expert_used_count": (0,), "attention.causal": (True,), "use_parallel_residual": (False,),
+    "rope.scale_linear": (0, 1), "rope.scaling.attn_factor": (1,), "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (1,), "rope.scaling.yarn_beta_fast": (32,), "rope.scaling.yarn_beta_slow": (1,),
+    "logit_scale": (1,), "residual_scale": (1,), "embedding_scale": (1,), "attention.clamp_kqv": (0,),
+    "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,),
+}  # fmt: skip
+"""Metadata that nothing reads, with the values that say what is done anyway; None: any, since it is a note."""
+
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 
@@ -95,6 +113,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     for feature in ("{arch}.expert_count", "{arch}.attention.sliding_window"):
         if meta.integer(feature, 0, least=0):
             raise meta.error(f"{feature.replace('{arch}', arch)} is set: this model variant is not supported")
+    _require_read(meta)
     hidden, heads = meta.integer("{arch}.embedding_length"), meta.integer("{arch}.attention.head_count")
     head_dim = meta.integer("{arch}.attention.key_length", hidden // heads)
     if head_dim < 2 or head_dim % 2:
@@ -132,6 +151,33 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         }
     return config
+
+
+def _require_read(meta: Metadata) -> None:
+    """Raise CheckpointError for metadata that may change the numbers, and that nothing here reads.
+
+    Of other namespaces than the architecture's only an adapter's counts: by the format the rest are notes, and about
+    the tokenizer.
+    """
+    prefix = f"{meta.arch}."
+    for key, value in meta.header.metadata.items():
+        name = key.removeprefix(prefix)
+        if key.startswith("adapter."):
+            raise meta.error(f"metadata {key}: an adapter alone is no model; merge it into its model first")
+        if name == key or name in READ:
+            continue
+        allowed = NEUTRAL.get(name, ())
+        if allowed is not None and not any(np.all(value == one) for one in allowed):
+            raise meta.error(
+                f"metadata {key} is {value!r:.80}, and nothing reads it: the model would be another one; this model "
+                "variant is not supported (if the key changes no number, take it out with gguf's gguf_editor)"
+            )
+    scaled = meta.number("{arch}.rope.scaling.factor", 1.0) != 1.0
+    if scaled and (ROPE_FACTORS in meta.header.tensors or meta.text("{arch}.rope.scaling.type", "none") == "none"):
+        raise meta.error(
+            f"metadata {prefix}rope.scaling.factor scales positions, but {prefix}rope.scaling.type does not say how; "
+            "this model variant is not supported"
+        )
 
 
 def token_ids(meta: Metadata) -> dict[str, int | None]:

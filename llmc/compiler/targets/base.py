@@ -22,6 +22,7 @@ from llmc.runtime.host import host_memory
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits
@@ -144,6 +145,12 @@ class Target(ABC):
         from llmc.compiler.frontend.architectures import require_supported
 
         require_supported(config)
+
+    def require_consumed(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError, by name, where the checkpoint has what nothing would read."""
+        from llmc.compiler.frontend.consumed import require_consumed
+
+        require_consumed(checkpoint)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Fill in defaults; raises InputError for what this target does not offer."""

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.checkpoint.base import Checkpoint
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
@@ -69,6 +70,12 @@ class FakeTarget(Target):
         if config.get("model_type") != "toy":
             found = config.get("model_type")
             raise CheckpointError(f"architecture {found!r} is not supported by device fake; supported: toy")
+
+    def require_consumed(self, checkpoint: Checkpoint) -> None:
+        """The toy model has two tensors; its configuration is a test's."""
+        left = [name for name in checkpoint.tensor_names() if name not in (EMBEDDING, HEAD)]
+        if left:
+            raise CheckpointError(f"{checkpoint.path}: nothing in the toy model takes the tensors {', '.join(left)}")
 
     @property
     def specialises_by_default(self) -> bool:

@@ -84,10 +84,11 @@ def make_probes(checkpoint: Checkpoint, reference: Reference, longest: int, voca
 
 
 def turns_of(config: Mapping[str, Any]) -> list[int]:
-    """Positions at which a model begins to compute otherwise: its sliding window ends, its rotary scaling begins."""
+    """Positions, not too far, where a model turns: a sliding window ends, rotary scaling begins."""
     rope = config.get("rope_parameters")
-    found = [config.get("sliding_window"), rope.get("original_max_position_embeddings") if rope else None]
-    return sorted({turn for turn in found if type(turn) is int and turn > 0})
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    found = [window, rope.get("original_max_position_embeddings") if rope else None]
+    return sorted({turn for turn in found if type(turn) is int and 0 < turn <= FARTHEST - BEYOND})
 
 
 def _reach(config: Mapping[str, Any], turns: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 
 import gguf
@@ -181,6 +182,36 @@ def test_linear_and_yarn_scaling(tmp_path):
 def test_what_is_not_supported_or_contradicts_is_refused(tmp_path, extra, message):
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", extra=extra))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.attn_logit_softcapping", 50.0), ("llama.final_logit_softcapping", 30.0), ("llama.attention.scale", 0.2),
+        ("llama.logit_scale", 0.5), ("llama.residual_scale", 0.22), ("llama.rope.scale_linear", 2.0),
+        ("llama.rope.scaling.attn_factor", 0.7), ("llama.rope.scaling.yarn_beta_fast", 16.0),
+        ("llama.attention.causal", False), ("llama.use_parallel_residual", True), ("llama.nextn_predict_layers", 1),
+        ("adapter.type", "lora"),
+    ],
+)  # fmt: skip
+def test_metadata_that_nothing_reads_is_refused_by_name(tmp_path, key, value):
+    with pytest.raises(CheckpointError, match=f"metadata {re.escape(key)}"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", extra={key: value}))
+
+
+def test_metadata_that_says_what_is_done_anyway_is_no_matter(tmp_path):
+    notes = {
+        "llama.rope.scaling.finetuned": True, "llama.vocab_size": 999, "llama.rope.scale_linear": 1.0,
+        "llama.attention.causal": True, "general.url": "x", "quantize.imatrix.chunks_count": 7,
+        "somebody.note": 3,
+    }  # fmt: skip
+    assert open_checkpoint(write_gguf(tmp_path / "m.gguf", extra=notes)).config["model_type"] == "llama"
+
+
+def test_scaled_positions_without_a_type_are_refused(tmp_path):
+    """What wrote the file means linear scaling; it may not be taken for none."""
+    with pytest.raises(CheckpointError, match=r"rope\.scaling\.factor scales positions"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", extra={"llama.rope.scaling.factor": 4.0}))
 
 
 def test_an_unknown_architecture_lists_the_known(tmp_path):
