@@ -112,7 +112,7 @@ COMPILING = (
 SAMPLING = (
     ("--max-tokens", 1, 3), ("--temperature", 0, 0.7), ("--top-p", 0.5), ("--top-k", 1, 3), ("--seed", 1),
     ("--stop", "a"), ("--stream",), ("--show-buckets",), ("--json",), ("--chat",), ("--speculate", 2),
-    ("--prompts", "prompts.jsonl", "absent"), ("--prompt", "a", "", "a b c d" * 20), ("--threads", 1),
+    ("--prompts", "prompts.jsonl", "absent"), ("--prompt", "a", "", "a b c d" * 90), ("--threads", 1),
     ("--repetition-penalty", 1.5), ("--nonsense",),
 )  # fmt: skip
 BENCHING = (

@@ -145,3 +145,10 @@ def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured)
     options = CompileOptions(device, quantize, dtype="f32")
     found = Footprint(None, open_target(device), options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize(("quantize", "measured"), [("keep", 227_610_750), ("int8", 313_503_870)])
+def test_weights_for_the_runtimes_kernels_are_there_twice(quantize, measured):
+    options = CompileOptions("onnxruntime", quantize, kernels="onnxruntime")
+    found = Footprint(None, open_target("onnxruntime"), options, Limits(256, 2), weights=DEMO)
+    assert found.weight_bytes == pytest.approx(measured, rel=0.01)
