@@ -104,7 +104,7 @@ def test_weights_that_the_disk_or_the_memory_does_not_hold(
     big: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = make_plan(Limits(256, 1), "linear")
-    monkeypatch.setattr("llmc.compiler.targets.base.host_memory", lambda: 16 << 30)
+    monkeypatch.setattr("llmc.runtime.host.host_memory", lambda: 16 << 30)
     found = opened(big, tmp_path, "onnxruntime", Limits(256, 1), quantize="none", verify="none")
     memory, disk = found.warnings(plan.buckets, free=10**9)
     assert "above the 17.2 GB of this host; what shrinks it: --quantize int8 or int4 or keep" in memory

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from llmc.compiler.durations import LOWER, WEIGHTS, Cost, Verifying
 from llmc.compiler.options import EXTENSIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS, CompileOptions
 from llmc.errors import InputError
-from llmc.runtime.host import host_memory
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -235,6 +234,8 @@ class Target(ABC):
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Bytes that weights, cache and graphs have to fit into where they run, and what has them; None: unknown."""
+        from llmc.runtime.host import host_memory  # at the top it would be in the key of every executable
+
         found = host_memory()
         return None if found is None else (found, "of this host")
 
