@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.observer import EngineStats, FinishReason, StepRecord
 from llmc.runtime.replay import choose, replay, step_of
 from llmc.runtime.sampling import Constraint, SamplingParams, SequenceSampler
@@ -35,6 +34,7 @@ prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th
 OnCompilation = Literal["ignore", "warn", "refuse"]
 """What to do where a step compiled what the bundle did not bring; "refuse" raises DeviceError."""
 
+_ASKED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
 _log = logging.getLogger("llmc")
 
 
@@ -109,8 +109,10 @@ class Engine:
         self.steps = 0
         self._sequences: dict[int, _Sequence] = {}
         self._names: dict[Any, str] = {}
-        self._compiled_before = COMPILATIONS.count
         self._on_compilation = on_compilation
+        if on_compilation == "refuse" and executor.compilations.count:
+            what = ", ".join(executor.compilations.compiled)
+            raise DeviceError(f"{what}: compiled when the bundle was opened, {_ASKED}")
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise InputError when no bucket, or no cache, takes a prompt of these ids, naming the limit."""
@@ -184,7 +186,7 @@ class Engine:
         places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
         return EngineStats(
             o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
-            self.steps, COMPILATIONS.count - self._compiled_before, len(COMPILATIONS.at_open),
+            self.steps, self.executor.compilations.count, len(self.executor.compilations.at_open),
         )  # fmt: skip
 
     def step(self) -> Outcome | None:
@@ -207,26 +209,23 @@ class Engine:
 
     def _tell_compilation(self, step: Step, what: str) -> None:
         if self._on_compilation == "refuse":
-            raise DeviceError(
-                f"{what} was compiled while serving, in step {self.steps} ({step.phase}), and "
-                "VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
-            )
+            raise DeviceError(f"{what} was compiled while serving, in step {self.steps} ({step.phase}), {_ASKED}")
         if self._on_compilation == "warn":
             _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
 
     def _run(self, work: Work, started: float) -> Outcome:
+        compiled = self.executor.compilations.count
         for copy in work.copies:
             self.executor.copy_prefix(copy.source, copy.target, copy.length)
         scheduled = time.perf_counter()
         step = step_of(work, self.config.ragged)
-        compiled = COMPILATIONS.count
         prepared = time.perf_counter()
         samplers = [s.sampler if (s := self._sequences.get(row.sequence)) else None for row in work.rows]
         replayed = replay(self.executor, step, work, samplers)
         executed = time.perf_counter()
-        missed = COMPILATIONS.count > compiled
+        missed = self.executor.compilations.count > compiled
         if missed:
-            self._tell_compilation(step, ", ".join(COMPILATIONS.compiled[compiled:]))
+            self._tell_compilation(step, ", ".join(self.executor.compilations.compiled[compiled:]))
         tokens: list[TokenEvent] = []
         made: dict[int, list[int]] = {}
 

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.opening import EngineOptions
 from llmc.runtime.starting import StartingExecutor
 
@@ -53,7 +52,6 @@ class BundleLLM:
             bundle = starting.bundle
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         opening = starting or StartingExecutor(self.bundle, how)
-        self._compiled_before, self._opened_before = opening.compiled_before, opening.opened_before
         try:
             from llmc.runtime.offline import Offline
             from llmc.runtime.prompts import Prompts
@@ -85,13 +83,13 @@ class BundleLLM:
 
     @property
     def compilations(self) -> int:
-        """Compilations in this process since the bundle was opened: 0, unless something was missing from it."""
-        return COMPILATIONS.count - self._compiled_before
+        """Compilations since the bundle was opened, as its executor counts: 0, unless something was missing from it."""
+        return self.executor.compilations.count
 
     @property
     def compilations_at_open(self) -> tuple[str, ...]:
         """What the device's toolchain compiled when the bundle was opened (OpenVINO's paged models)."""
-        return COMPILATIONS.at_open[self._opened_before :]
+        return self.executor.compilations.at_open
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises ArtifactError when the bundle has none."""

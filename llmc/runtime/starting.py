@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING
 
 from llmc.errors import UnknownNameError
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors import executor_class
 from llmc.runtime.opening import EngineOptions, open_executor
 
@@ -25,14 +24,12 @@ class StartingExecutor:
     """An executor of `bundle` that is being opened, together with the executables of its first steps.
 
     An executor that must be opened by the thread that runs it is open before this returns. Ask for the `executor`, or
-    `abandon` it; what goes wrong in the thread is raised there. Raises ArtifactError or DeviceError. `compiled_before`
-    and `opened_before` are what COMPILATIONS had counted when it began.
+    `abandon` it; what goes wrong in the thread is raised there. Raises ArtifactError or DeviceError.
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
         self.bundle = bundle
         self.options = options
-        self.compiled_before, self.opened_before = COMPILATIONS.count, len(COMPILATIONS.at_open)
         self._executor: Executor | None = None
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None

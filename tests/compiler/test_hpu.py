@@ -25,7 +25,6 @@ from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime import portable_program
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.torch_program import TorchExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import PortableProgram, read_archive, write_archive
@@ -99,13 +98,11 @@ def test_verification_passes_in_every_bucket_with_poisoned_padding(compiled: Com
 
 
 def test_the_bundle_generates_what_transformers_generates_and_compiles_nothing(compiled: Compiled) -> None:
-    before = COMPILATIONS.count
     with BundleLLM(compiled.path, threads=1, keep_steps=True) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         assert llm.compilations == 0
         memory = llm.executor.memory()
     assert [o.outputs[0].token_ids for o in outputs] == [tiny.greedy(CASE, p, 9) for p in PROMPTS]
-    assert COMPILATIONS.count == before
     assert memory["weights_mapped"] > 0
     assert memory["open_executables"] <= len(tiny.tiny_plan().buckets)
 

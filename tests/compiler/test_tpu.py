@@ -26,7 +26,6 @@ from llmc.compiler.targets.base import Prepared, Shape
 from llmc.compiler.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.xla.envelope import Envelope
@@ -92,13 +91,12 @@ def test_the_cache_is_aliased_in_every_executable(compiled: Compiled) -> None:
 def test_on_this_host_a_bundle_runs_from_its_portable_programs_and_says_so(
     compiled: Compiled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = COMPILATIONS.count
     with BundleLLM(compiled.path) as llm:
-        opened = COMPILATIONS.count
+        opened = llm.compilations
         out = llm.generate([[5, 80, 3]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
 
         assert len(out[0].outputs[0].token_ids) == 4
-        assert COMPILATIONS.count == opened > before
+        assert llm.compilations == opened > 0
     assert "are compiled here from their portable programs" in caplog.text
 
 

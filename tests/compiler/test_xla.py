@@ -9,6 +9,7 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from llmc.compiler.pipeline import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, DeviceError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.compilations import CompilationCounter
+from llmc.runtime.executors.xla import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.xla.envelope import Envelope, write_envelope
+from llmc.runtime.xla.loaded import LoadedProgram
 from tests.compiler import tiny
 
 CASE = "mistral"
@@ -53,9 +56,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     return made
 
 
-def tokens(bundle: Path) -> list[list[int]]:
-    with BundleLLM(bundle) as llm:
-        return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, GREEDY)]
+def tokens(llm: BundleLLM) -> list[list[int]]:
+    return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, GREEDY)]
 
 
 def test_every_bucket_is_native_equal_to_the_reference_and_tight(compiled: Compiled) -> None:
@@ -69,10 +71,9 @@ def test_every_bucket_is_native_equal_to_the_reference_and_tight(compiled: Compi
 
 
 def test_tokens_are_those_of_the_model_and_nothing_is_compiled_while_serving(compiled: Compiled) -> None:
-    before = COMPILATIONS.count
-
-    assert tokens(compiled.path) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
-    assert COMPILATIONS.count == before
+    with BundleLLM(compiled.path) as llm:
+        assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+        assert llm.compilations == 0
 
 
 def test_a_bundle_opens_and_generates_in_a_process_without_torch(compiled: Compiled) -> None:
@@ -125,11 +126,36 @@ def test_another_jax_opens_the_portable_program_and_counts_it(
     compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.runtime.xla.loaded.toolchain_version", lambda _: "0.11.0 0.11.0")
-    before = COMPILATIONS.count
+    with BundleLLM(compiled.path) as llm:
+        assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+        assert llm.compilations == len(SLOT_PROGRAMS) + 5
+        assert "decode" in " ".join(llm.executor.compilations.compiled)
+    monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
+    with pytest.raises(DeviceError, match="compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks"):
+        BundleLLM(compiled.path)
 
-    assert tokens(compiled.path) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
-    assert COMPILATIONS.count > before
-    assert "decode" in " ".join(COMPILATIONS.compiled[before:])
+
+def test_what_jax_compiles_for_a_step_is_counted_whatever_the_manifest_says(
+    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    with BundleLLM(compiled.path) as llm:
+        llm.executor.open_all()
+        llm.executor.ready()
+        tokens(llm)
+        jax.jit(lambda x: x * 3)(1.0)  # somebody else's
+        assert llm.compilations == 0
+        run = LoadedProgram.run
+
+        def compiling(program: LoadedProgram, arguments: Any) -> Any:
+            jax.jit(lambda x: x + 1)(np.zeros(3))
+            return run(program, arguments)
+
+        monkeypatch.setattr(LoadedProgram, "run", compiling)
+        llm.generate([[5]], SamplingParams(max_tokens=1, temperature=0))
+        assert llm.compilations == llm.engine.stats.compilations == 1
+        assert llm.executor.compilations.compiled[0].startswith("jax: ")
 
 
 def test_an_executable_that_was_damaged_is_never_opened(compiled: Compiled, tmp_path: Path) -> None:
@@ -153,7 +179,7 @@ def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> No
     broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64})
 
     with pytest.raises(ArtifactError, match=r"x: .*compile the bundle again"):
-        LoadedProgram(Envelope.parse(broken, "x"), "x", open_client("cpu"), "x")
+        LoadedProgram(Envelope.parse(broken, "x"), "x", open_client("cpu"), "x", CompilationCounter())
 
 
 def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:
@@ -267,7 +293,8 @@ def test_a_bundle_of_a_configuration_alone_is_bound_to_weights_and_gives_the_mod
     with pytest.raises(ArtifactError, match=r"holds no weights; name them when it is opened: --weights MODEL"):
         Bundle.open(tmp_path / "b").executor()
     opened = bound(tmp_path / "b", str(compiled.model), compiled.store)
-    assert tokens(opened) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
+    with BundleLLM(opened) as llm:
+        assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
 
 
 def test_over_two_devices_of_the_host_tokens_are_those_of_one(compiled: Compiled, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.fake import FakeExecutor
 from llmc.runtime.llm import BundleLLM
@@ -347,7 +346,7 @@ def test_a_compilation_while_serving_is_counted_and_told(
 
     def compiling(self: FakeExecutor, step: Any) -> Any:
         if step.phase == "decode":
-            COMPILATIONS.record("decode batch=1")
+            self.compilations.record("decode batch=1")
         return replay(self, step)
 
     monkeypatch.setattr(FakeExecutor, "run", compiling)
@@ -362,7 +361,7 @@ def test_with_vllm_xla_check_recompilation_a_compilation_while_serving_is_an_err
     replay = FakeExecutor.run
 
     def compiling(self: FakeExecutor, step: Any) -> Any:
-        COMPILATIONS.record("prompt batch=1")
+        self.compilations.record("prompt batch=1")
         return replay(self, step)
 
     monkeypatch.setattr(FakeExecutor, "run", compiling)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.compilations import CompilationCounter
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -50,6 +51,8 @@ class Executor(ABC):
         self.slots = slots
         self.capacity = capacity
         self.threads = threads
+        self.compilations = CompilationCounter()
+        """What the engine compiled, as it reports it; an executor tells it of all that it opens."""
         self._logits: NDArray[np.float32] | None = None
         self._ends: NDArray[np.int64] | None = None
 
@@ -171,6 +174,10 @@ class Executor(ABC):
         Others may be opened in the background once the first step has run.
         """
         del steps
+
+    def ready(self) -> None:
+        """`open_all` has returned and requests come from now on: whatever the engine opens or compiles is counted."""
+        self.compilations.ready()
 
     @abstractmethod
     def close(self) -> None:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
 from llmc.runtime.executors.fake_program import Array, Program
 from llmc.runtime.executors.top import top_of
@@ -172,7 +171,9 @@ class FakeExecutor(Executor):
         self._cache[slot, start:] = value
 
     def open_all(self) -> None:
-        """Every executable is open from the start."""
+        """Open every executable."""
+        for executable in self.bundle.manifest.executables:
+            self._open(executable)
 
     def memory(self) -> dict[str, int]:
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
@@ -210,7 +211,9 @@ class FakeExecutor(Executor):
                     f"compile again: {self.bundle.recompile_hint}"
                 ) from e
             if executable.state != "native":
-                COMPILATIONS.record(str(executable))
+                self.compilations.record(str(executable))
+            else:
+                self.compilations.loaded(str(executable))
             self._programs[executable.blob] = program
         return program
 

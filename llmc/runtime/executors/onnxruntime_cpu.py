@@ -57,7 +57,7 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         static = () if self.exact else buckets
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
-        self._executables = Executables(bundle, threads)
+        self._executables = Executables(bundle, threads, self.compilations)
         self._cache = SlotCache(sizes, slots, capacity, max(n for n, _ in decode), max(length for _, length in decode))
         self._staging = Tensors(*sizes, max(prompt, default=0))
         self._results = self._buffers(max(slots, *(b.batch for b in buckets)))

@@ -61,10 +61,11 @@ class OpenVinoExecutor(Executor):
         self._cache = BlockCache(precision, *self._sizes, self._pool.blocks + 1)
         self._poisoned: float | None = None
         self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken)
-        self._models = PagedModels(bundle, self._cache, self._filler, threads)
+        self._models = PagedModels(bundle, self._cache, self._filler, threads, self.compilations)
         self._starter: Starter | None = None
         if STARTER_NAME in bundle.manifest.files:
             self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
+            self._starter.executor.compilations.part_of(self.compilations)
         else:
             self._models.open_any()
         self._top: TopLogits | None = None

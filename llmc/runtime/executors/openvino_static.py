@@ -59,7 +59,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
         self._staging = Tensors(*sizes, max(staged, default=0))
-        self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k)
+        self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k, self.compilations)
 
     def open_all(self) -> None:
         """Open every model, and keep them open."""

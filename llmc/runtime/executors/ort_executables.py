@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.native import KERNELS
 from llmc.errors import ArtifactError
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.ort_session import open_session
 from llmc.runtime.sparse import trim
@@ -21,6 +20,7 @@ from llmc.runtime.sparse import trim
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.compilations import CompilationCounter
     from llmc.runtime.step import Step
 
 LOGIT_ROWS = "logit_rows"
@@ -35,8 +35,9 @@ _BACKGROUND_NICENESS = 10
 class Executables:
     """The bundle's executables as sessions, opened when first needed, or in the background after `open_first`."""
 
-    def __init__(self, bundle: Bundle, threads: int) -> None:
+    def __init__(self, bundle: Bundle, threads: int, compilations: CompilationCounter) -> None:
         self._bundle = bundle
+        self._compilations = compilations
         self._threads = threads
         self._any = None if bundle.manifest.options.get("static_dims") else bundle.executable("any", None, None, None)
         self._lock = threading.Lock()
@@ -110,7 +111,9 @@ class Executables:
             self._bundle.files.require_native(KERNELS)
             library = str(self._bundle.files.path(KERNELS))
         if executable.state != "native":
-            COMPILATIONS.record(str(executable))
+            self._compilations.record(str(executable))
+        else:
+            self._compilations.loaded(str(executable))
         try:
             session = open_session(path, self._threads, library=library)
         except Exception as e:

@@ -48,7 +48,7 @@ class KernelExecutor(SlotCacheExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
-        self._executables = Executables(bundle, threads)
+        self._executables = Executables(bundle, threads, self.compilations)
         self._cache = SlotCache(sizes, slots, capacity, dtype=np.float16)
         self._results: dict[str, NDArray[Any]] = {}
         self._request: _Request | None = None

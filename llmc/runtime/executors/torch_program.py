@@ -203,6 +203,7 @@ class TorchExecutor(StaticExecutor):
                 f"compile again: {self.bundle.recompile_hint}"
             ) from e
         self._programs[executable.blob] = opened
+        self.compilations.loaded(str(executable))
         return opened
 
 

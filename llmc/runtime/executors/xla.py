@@ -19,6 +19,7 @@ from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.xla.client import Platform, has_tpu, jax_version, open_client
+from llmc.runtime.xla.compile_events import told
 from llmc.runtime.xla.envelope import Envelope
 from llmc.runtime.xla.exported import mesh_of, sharding_of
 
@@ -77,7 +78,8 @@ class XlaExecutor(StaticExecutor):
         self.capacity = min(capacity, longest)
         self._weights = DeviceWeights(bundle, self._devices)
         self._mesh = mesh_of(self._devices)
-        self._cache = [jnp.zeros(t.shape, t.dtype, device=sharding_of(self._mesh, t)) for t in (keys, values)]
+        with told(self.compilations.opened):
+            self._cache = [jnp.zeros(t.shape, t.dtype, device=sharding_of(self._mesh, t)) for t in (keys, values)]
         self._everywhere = self._devices[0] if len(self._devices) == 1 else NamedSharding(self._mesh, PartitionSpec())
         self._bound: dict[str, list[Any]] = {}
         self._used = [0] * slots
@@ -125,7 +127,8 @@ class XlaExecutor(StaticExecutor):
         slots = np.full(step.batch, -1, np.int32)
         slots[: len(step.slots)] = step.slots
         given = [a.astype(np.int32) for a in (step.token_ids, step.past_lengths, step.new_lengths)]
-        *self._outputs, keys, values = program.run([*self._put(*given, slots), *self._cache, *weights])
+        with told(self.compilations.record):
+            *self._outputs, keys, values = program.run([*self._put(*given, slots), *self._cache, *weights])
         self._cache = [keys, values]
         for row, slot in enumerate(step.slots):
             self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
@@ -177,7 +180,8 @@ class XlaExecutor(StaticExecutor):
         """An executable's program, and the weights that it takes."""
         if executable.blob not in self._bound:
             program = self._programs[executable.blob] = self._load(executable.blob, str(executable))
-            self._bound[executable.blob] = [self._weights.array(t) for t in program.header.inputs[6:]]
+            with told(self.compilations.opened):
+                self._bound[executable.blob] = [self._weights.array(t) for t in program.header.inputs[6:]]
         return self._programs[executable.blob], self._bound[executable.blob]
 
     def _load(self, file: str, name: str) -> LoadedProgram:
@@ -187,10 +191,13 @@ class XlaExecutor(StaticExecutor):
             raise ArtifactError(f"{self.bundle.path}: no {file} in the bundle; compile it again")
         source = f"{self.bundle.path}: {name}"
         self.bundle.files.require_native(name)
-        return LoadedProgram(Envelope.parse(self.bundle.files.read(file), source), name, self._devices, source)
+        return LoadedProgram(
+            Envelope.parse(self.bundle.files.read(file), source), name, self._devices, source, self.compilations
+        )
 
     def _change(self, program: str, *arguments: Any) -> None:
-        self._cache = self._slot_programs[program].run([*self._cache, *arguments])
+        with told(self.compilations.record):
+            self._cache = self._slot_programs[program].run([*self._cache, *arguments])
 
     def _numbers(self, *numbers: int) -> list[Any]:
         return self._put(*(np.int32(n) for n in numbers))

@@ -1,7 +1,7 @@
 """A bundle's paged models, opened over one weights file and one block cache.
 
 OpenVINO makes its primitives and packs weights when a model is opened: a compilation of the toolchain, counted as such
-(COMPILATIONS.at_open), and never one that a step waits for.
+(CompilationCounter.opened), and never one that a step waits for.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.openvino.device import MappedWeights, open_core, properties_for, read_paged, with_threads
 from llmc.runtime.openvino.paged_request import PagedRequest, StepRows
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.compilations import CompilationCounter
     from llmc.runtime.openvino.blocks import BlockCache
 
 PACKED = 1.5
@@ -29,11 +29,14 @@ _CONSTANT = re.compile(rb'offset="(\d+)"[^>]* size="(\d+)"')
 class PagedModels:
     """The model for every shape, and those for fixed numbers of decode rows, as many as the memory budget allows."""
 
-    def __init__(self, bundle: Bundle, cache: BlockCache, filler: int, threads: int) -> None:
+    def __init__(
+        self, bundle: Bundle, cache: BlockCache, filler: int, threads: int, compilations: CompilationCounter
+    ) -> None:
         """`filler` is a block of the cache that no slot holds."""
         self._bundle = bundle
         self._cache = cache
         self._filler = filler
+        self._compilations = compilations
         self._threads = threads
         self._weights = MappedWeights(bundle.files.path("weights"))
         self._any: PagedRequest | None = None

@@ -10,7 +10,6 @@ import openvino as ov
 
 from llmc.artifacts.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.openvino.device import MappedWeights, open_core, version, with_threads
 from llmc.runtime.openvino.static_blob import open_blob
 from llmc.runtime.openvino.static_request import StaticRequest
@@ -18,6 +17,7 @@ from llmc.runtime.openvino.static_request import StaticRequest
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.compilations import CompilationCounter
 
 LEAST_OPEN = 2
 
@@ -29,11 +29,15 @@ class StaticModels:
     at first holds them, and `keep_all` ends that.
     """
 
-    def __init__(self, bundle: Bundle, device: str, sizes: tuple[int, int, int], threads: int, top_k: int) -> None:
+    def __init__(
+        self, bundle: Bundle, device: str, sizes: tuple[int, int, int], threads: int, top_k: int,
+        compilations: CompilationCounter,
+    ) -> None:  # fmt: skip
         self._bundle = bundle
         self._device = device
         self._sizes = sizes
         self._top_k = top_k
+        self._compilations = compilations
         self._weights = MappedWeights(bundle.files.path("weights"))
         self._properties = with_threads(threads) if device == "CPU" else {}
         self._open: OrderedDict[str, StaticRequest] = OrderedDict()
@@ -71,9 +75,9 @@ class StaticModels:
             compiled = self._compiled(data, source, again)
         self._weights.drop_pages()
         if native or not serving:
-            COMPILATIONS.opened(str(executable))
+            self._compilations.opened(str(executable))
         else:
-            COMPILATIONS.record(str(executable))
+            self._compilations.record(str(executable))
         assert executable.batch is not None
         assert executable.query is not None
         shape = executable.batch, executable.query, executable.context or 0

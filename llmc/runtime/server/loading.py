@@ -12,7 +12,6 @@ from llmc.errors import ArtifactError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.chat_aside import ConfinedTemplate
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.server.state import Progress, Served, ServerConfig
 from llmc.runtime.server.warming import warm
@@ -48,7 +47,6 @@ def load(
     be had or cannot be served here; nothing is left open then.
     """
     tell(Progress("open"))
-    before = COMPILATIONS.count
     found = open_bundle(tell)
     bundle = found if isinstance(found, Bundle) else Bundle.open(found)
     tell(Progress("tokenizer"))
@@ -76,7 +74,7 @@ def load(
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
     name = config.served_model_name or model_name(bundle)
-    return Loaded(Served(bundle, engine, tokenizer, template, name), warmed, COMPILATIONS.count - before)
+    return Loaded(Served(bundle, engine, tokenizer, template, name), warmed, executor.compilations.count)
 
 
 def model_name(bundle: Bundle) -> str:

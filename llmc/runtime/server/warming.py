@@ -64,6 +64,7 @@ def warm(executor: Executor, plan: Plan, how: WarmUp, tell: Tell) -> int:
     if how == "open":
         tell(Progress("open executables"))
     executor.open_all()
+    executor.ready()
     return len(steps)
 
 

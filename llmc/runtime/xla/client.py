@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from llmc.errors import DeviceError
 from llmc.platforms import how_to_install
+from llmc.runtime.xla.compile_events import listen
 from llmc.runtime.xla.libtpu import LIBTPU_ENVIRONMENT
 
 Platform = Literal["cpu", "tpu"]
@@ -56,6 +57,7 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
         _before_start(jax, "jax_platforms", "cpu")
         if devices > 1:
             _before_start(jax, "jax_num_cpu_devices", devices)
+    listen()
     found = jax.devices(platform)
     if len(found) < devices:
         raise DeviceError(

@@ -11,8 +11,9 @@ from typing import Any
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
-from llmc.runtime.compilations import COMPILATIONS
+from llmc.runtime.compilations import CompilationCounter
 from llmc.runtime.xla.client import toolchain_version
+from llmc.runtime.xla.compile_events import told
 from llmc.runtime.xla.envelope import Envelope, StepHeader
 from llmc.runtime.xla.exported import compile_exported, mesh_of, sharding_of
 
@@ -20,7 +21,9 @@ from llmc.runtime.xla.exported import compile_exported, mesh_of, sharding_of
 class LoadedProgram:
     """One program of a bundle, ready to run. `header` says what it takes and gives."""
 
-    def __init__(self, envelope: Envelope, name: str, devices: Sequence[Any], source: str) -> None:
+    def __init__(
+        self, envelope: Envelope, name: str, devices: Sequence[Any], source: str, compilations: CompilationCounter
+    ) -> None:
         """Open the native section where it is of this JAX and platform; else compile the portable one, and count it.
 
         `native` says which it was.
@@ -34,9 +37,10 @@ class LoadedProgram:
         if self.native:
             self._run = _open_native(envelope.section("native"), devices, source)
         else:
-            COMPILATIONS.record(name)
+            compilations.record(name)
             logger().info("%s: compiled here from its portable program", name)
-            made = compile_exported(envelope.section("export"), self.header, devices, source)
+            with told(None):  # that is one compilation, whatever it makes of it
+                made = compile_exported(envelope.section("export"), self.header, devices, source)
             self._run = made.runtime_executable()
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,6 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import COMPILATIONS
 from llmc.runtime.executors.openvino_static import OpenVinoStaticExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
@@ -107,9 +106,8 @@ def test_an_engine_serves_from_it_what_another_executor_does(compiled: Compile, 
     expected = [tiny.greedy("llama", prompt, 6) for prompt in PROMPTS]
     with BundleLLM(compiled(device).bundle, threads=1) as llm:
         llm.executor.open_all()
-        before = COMPILATIONS.count
         got = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, GREEDY)]
-        assert COMPILATIONS.count == before
+        assert llm.compilations == 0
     assert got == expected
 
 
@@ -117,11 +115,22 @@ def test_a_portable_model_that_a_step_waits_for_counts_as_compiled_while_serving
     counts = []
     for device in DEVICES:
         executor = Bundle.open(compiled(device).bundle).executor(slots=SLOTS, threads=1)
-        opened, before = len(COMPILATIONS.at_open), COMPILATIONS.count
         prefill(executor, 0, [1, 2])
-        counts.append((len(COMPILATIONS.at_open) - opened, COMPILATIONS.count - before))
+        counts.append((len(executor.compilations.at_open), executor.compilations.count))
         executor.close()
     assert counts == [(1, 0), (0, 1)], "native: opened; portable: compiled"
+
+
+def test_a_model_that_opens_after_ready_is_counted(compiled: Compile) -> None:
+    with BundleLLM(compiled(DEVICES[0]).bundle, threads=1) as llm:
+        llm.executor.open_all()
+        llm.executor.ready()
+        llm.generate(PROMPTS, GREEDY)
+        assert llm.compilations == llm.engine.stats.compilations == 0
+        assert llm.compilations_at_open
+        llm.executor.close()  # and all its models with it
+        llm.generate(PROMPTS[:1], GREEDY)
+        assert llm.compilations == llm.engine.stats.compilations > 0
 
 
 def test_models_used_least_recently_are_closed_where_memory_is_short(

@@ -1,0 +1,47 @@
+"""What JAX says that it compiles, told to the executor in whose call it happens.
+
+JAX reports every compilation of its backend to listeners of the process (`jax.monitoring`), in the thread that asked
+for it. Loading an executable is none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""JAX's name of the event."""
+
+_lock = threading.Lock()
+_listens = False
+_here = threading.local()
+
+
+@contextmanager
+def told(tell: Callable[[str], None] | None) -> Iterator[None]:
+    """`tell` hears of each compilation of JAX in this thread until the end; None: nobody does."""
+    before = getattr(_here, "tell", None)
+    _here.tell = tell
+    try:
+        yield
+    finally:
+        _here.tell = before
+
+
+def listen() -> None:
+    """Hear of JAX's compilations, from now on."""
+    global _listens  # noqa: PLW0603 - JAX keeps listeners for the whole process
+    from jax import monitoring
+
+    with _lock:
+        if not _listens:
+            monitoring.register_event_duration_secs_listener(_heard)
+            _listens = True
+
+
+def _heard(event: str, duration: float, **facts: Any) -> None:
+    tell = getattr(_here, "tell", None)
+    if event == COMPILED and tell is not None:
+        tell(f"jax: {facts.get('fun_name', 'a program')}")
