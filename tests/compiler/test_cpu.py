@@ -425,7 +425,8 @@ def test_a_session_that_opens_after_ready_is_counted(workshop: Workshop) -> None
         llm.executor.ready()
         llm.generate([[1, 2, 3]], GREEDY)
         assert llm.compilations == 0
-        llm.executor._executables._sessions.clear()  # type: ignore[attr-defined]
+        for held in (llm.executor._bound, llm.executor._executables._sessions):  # type: ignore[attr-defined]
+            held.clear()
         llm.generate([[1, 2, 3]], GREEDY)
         assert llm.compilations == llm.engine.stats.compilations == len(set(llm.executor.compilations.compiled)) > 0
 
