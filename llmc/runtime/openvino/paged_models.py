@@ -110,7 +110,7 @@ class PagedModels:
             ) from e
         try:
             compiled = open_core().compile_model(model, "CPU", properties)
-            COMPILATIONS.opened(str(executable))
+            self._compilations.opened(str(executable))
             request = PagedRequest(compiled, self._cache)
             request.infer(*StepRows.idle(executable.batch or 1, self._filler), 0)  # which packs the weights
         except RuntimeError as e:
