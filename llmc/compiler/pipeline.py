@@ -36,6 +36,7 @@ from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.text_files import text_files
+from llmc.compiler.unfit import UnfitError
 from llmc.compiler.verification.stage import verify_stage
 from llmc.errors import CompileError, DeviceError
 
@@ -109,7 +110,7 @@ def compile_bundle(
     start = time.perf_counter()
     checkpoint = open_checkpoint(model)
     target, options, why = engine_for(options, plan, checkpoint)
-    options = target.configure(options)
+    asked, options = options, target.configure(options)
     target.toolchain()  # what is not installed is told before anything is made
     _require_native(target, options)
     target.require_supported(checkpoint.config)
@@ -125,12 +126,13 @@ def compile_bundle(
         report(event)
 
     stages = Stages(store, checkpoint, plan, on_stage)
-    choice = target.choice(options) + (f"; {target.executor}: {why}" if why else "")
-    made = _make(stages, target, options, model, report, unverified, choice)
+    because = f"{target.executor}: {why}" if why else ""
+    made = _make(stages, target, asked, options, model, report, unverified, because)
+    options, choice = made.options, made.choice
     final, sources, entries = made.manifest, made.sources, list(made.entries)
     starter = target.starter(options)
     if starter is not None:
-        quick = _make(stages, *starter, model, report, unverified, starter[0].choice(starter[1]))
+        quick = _make(stages, starter[0], None, starter[1], model, report, unverified, "")
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
     write_bundle(destination, final, sources)
@@ -151,20 +153,38 @@ def compile_bundle(
 
 @dataclass(frozen=True)
 class _Made:
-    """A verified manifest, the file of each blob it names, and the entries of its executables."""
+    """A verified manifest, the file of each blob it names, and the entries of its executables. `options` are those that
+    they were made with, `choice` says why."""
 
     manifest: Manifest
     sources: Mapping[str, Path]
     entries: Sequence[tuple[Entry, bool]]
     analysis: dict[str, Any]
+    options: CompileOptions
+    choice: str
+
+
+def _prepare(
+    stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions
+) -> tuple[Prepared, CompileOptions, str]:  # fmt: skip
+    """What executables need, the options that fit the model, and why these are others than `options`."""
+    try:
+        return target.prepare(stages, options), options, ""
+    except UnfitError as e:
+        if any(getattr(asked, name, None) is not None for name in e.instead):
+            raise
+        options = replace(options, **e.instead)
+        return target.prepare(stages, options), options, e.why
 
 
 def _make(
-    stages: Stages, target: Target, options: CompileOptions, model: str, report: Reporter, unverified: str | None,
-    choice: str,
+    stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, model: str,
+    report: Reporter, unverified: str | None, because: str,
 ) -> _Made:  # fmt: skip
-    """Prepare, compile and verify for one target."""
-    prepared = target.prepare(stages, options)
+    """Prepare, compile and verify for one target. `options` are what it makes of those that were `asked` for, None for
+    none, and `because` says why it is this target."""
+    prepared, options, changed = _prepare(stages, target, asked, options)
+    choice = "; ".join(filter(None, (target.choice(options), because, changed)))
     shapes = target.shapes(stages.plan.buckets, options)
     entries = _executables(stages, target, prepared, shapes, options, report)
     files = [stages.store.path(e.outputs["executable"]) for e, _ in entries]
@@ -177,7 +197,7 @@ def _make(
     else:
         verification = {"mode": "none"}
     final = Manifest.create(**_members(manifest) | {"verification": verification})
-    return _Made(final, sources, entries, analysis)
+    return _Made(final, sources, entries, analysis, options, choice)
 
 
 def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, dict[str, Path]]:
@@ -338,7 +358,7 @@ def _assemble(
             **({"analysis": analysis} if analysis else {}),
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
-        toolchain=target.toolchain(), isa=list(target.isa()),
+        toolchain=target.toolchain(), isa=list(target.needed_features(options)),
         provenance=provenance(stages, target, options, model),
     )  # fmt: skip
     return manifest, sources

@@ -69,7 +69,7 @@ def provenance(stages: Stages, target: Target, options: CompileOptions, model: s
             },
             "internalParameters": {
                 "target": target.name, "executor": target.executor_of(options), "toolchain": target.toolchain(),
-                "isa": list(target.isa()),
+                "isa": list(target.needed_features(options)),
             },
             "resolvedDependencies": [*files, _llmc(), *packages],
         },

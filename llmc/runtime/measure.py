@@ -11,6 +11,7 @@ import numpy as np
 
 from llmc.buckets.bench_file import UNMEASURED, Bench, Measurement
 from llmc.buckets.bucket import Bucket
+from llmc.runtime.host import cpu_features
 from llmc.runtime.step import pad
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def measure(
     finally:
         executor.close()
     more: dict[str, object] = {
-        "threads": executor.threads, "toolchain": dict(bundle.manifest.toolchain), "isa": list(bundle.manifest.isa)
+        "threads": executor.threads, "toolchain": dict(bundle.manifest.toolchain),
+        "isa": list(bundle.manifest.isa and cpu_features()),
     }  # fmt: skip
     if left := [str(bucket) for bucket in buckets[len(found) :]]:
         more[UNMEASURED] = left

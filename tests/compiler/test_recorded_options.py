@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.kernels.limits import FEATURES
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import cpu, devices, open_target
 from llmc.compiler.targets.base import Target
 from llmc.errors import InputError
+from llmc.runtime.host import KERNEL_FEATURES
 
 DEVICES = sorted({*devices(), "tpu:v5e-2x2", "openvino:GPU"} - {"tpu"})
 ASKED: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def recorded(target: Target, options: CompileOptions) -> Any:
 def test_options_come_back_from_the_manifest(
     device: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "cpu_features", lambda: ("x86_64", *FEATURES))
+    monkeypatch.setattr(cpu, "cpu_features", lambda: ("x86_64", *KERNEL_FEATURES))
     target, tried = open_target(device), 0
     for extra in ASKED.values():
         try:

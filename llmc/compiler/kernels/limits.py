@@ -7,25 +7,28 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from llmc.errors import CompileError
-
-FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c", "fma")
-"""Instruction sets that the kernels are written in (build.py), as /proc/cpuinfo names them."""
+from llmc.compiler.unfit import UnfitError
+from llmc.runtime.host import KERNEL_FEATURES
 
 _LANES, _MOST_DIM, _MOST_GROUP = 16, 256, 48
 
 
 def runs_on(features: Collection[str]) -> bool:
     """Whether a host with these features (runtime/host.py) runs the kernels."""
-    return sys.platform == "linux" and platform.machine() == "x86_64" and set(FEATURES) <= set(features)
+    return sys.platform == "linux" and platform.machine() == "x86_64" and set(KERNEL_FEATURES) <= set(features)
 
 
 def require_heads(attrs: Mapping[str, Any]) -> None:
-    """Raise CompileError, saying what to do, for a gqa node (lowering/fuse.py) that the kernel does not take."""
+    """Raise UnfitError for a gqa node (lowering/fuse.py) that the kernel does not take."""
     dim, heads, kv_heads = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
     if dim % _LANES or dim > _MOST_DIM or heads // kv_heads > _MOST_GROUP or attrs["softcap"]:
         capped = f" and scores capped at {attrs['softcap']}" if attrs["softcap"] else ""
-        raise CompileError(
+        raise unfit(
             f"attention of {heads} heads of {dim} over {kv_heads}{capped}: llmc's kernels take heads of a multiple of "
-            f"{_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not capped; use --kernels onnxruntime"
+            f"{_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not capped"
         )
+
+
+def unfit(why: str) -> UnfitError:
+    """The error that says why the runtime's own kernels have to do instead."""
+    return UnfitError(why, "use --kernels onnxruntime", kernels="onnxruntime")

@@ -203,9 +203,13 @@ class Target(ABC):
         """Instruction set an executable is tied to, if any."""
         return ()
 
+    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
+        """For the manifest, what a host needs of its instruction set to open the bundle."""
+        return self.isa()
+
     @abstractmethod
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace, lower and make weights, each as a cached stage."""
+        """Trace, lower and make weights, each as a cached stage. Raises UnfitError for options that do not fit."""
 
     @abstractmethod
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:

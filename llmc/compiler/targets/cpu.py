@@ -27,13 +27,13 @@ from llmc.artifacts.native import KERNELS
 from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
 from llmc.compiler.code import code_digest
 from llmc.compiler.durations import Cost
-from llmc.compiler.kernels.limits import FEATURES, runs_on
+from llmc.compiler.kernels.limits import runs_on
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
 from llmc.compiler.weight_stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.blobs import Blob
@@ -73,7 +73,7 @@ class CpuTarget(Target):
             raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
         if options.kernels == "llmc" and not fits:
             raise InputError(
-                f"--kernels llmc needs a CPU with {', '.join(FEATURES)} on x86-64 Linux; this one has "
+                f"--kernels llmc needs a CPU with {', '.join(KERNEL_FEATURES)} on x86-64 Linux; this one has "
                 f"{', '.join(self.isa())}; leave it out, or use --kernels onnxruntime"
             )
         default = "llmc" if fits and not options.specialise and options.quantize != "none" else None
@@ -115,6 +115,10 @@ class CpuTarget(Target):
     def isa(self) -> tuple[str, ...]:
         """Packed weights and verified numbers hold for this instruction set."""
         return cpu_features()
+
+    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
+        """With llmc's kernels what these are written in: the library is built for no more on any host."""
+        return (cpu_features()[0], *KERNEL_FEATURES) if options.kernels == "llmc" else self.isa()
 
     def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
         """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""

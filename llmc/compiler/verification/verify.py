@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.verification import accuracy
+from llmc.compiler.verification.cache import beyond_in, require_held
 from llmc.compiler.verification.divergence import kl_divergence, tied
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.probes import Probe
@@ -81,6 +82,7 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
         accuracy=next((o["accuracy"] for o in outcomes if "accuracy" in o), None),
     )  # fmt: skip
     for o in buckets:
+        require_held(o)
         if not o["leak"] <= LEAK_LIMIT:
             raise VerificationError(
                 f"padding leaks into results in {o['bucket']}: logits change by {o['leak']:.3g} with the pad tokens "
@@ -146,6 +148,7 @@ class Verification:
         self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
         self.random = np.random.default_rng(0)
         self._prefixes: dict[int, list[NDArray[np.float32]]] = {}
+        self._prefixes_beyond: dict[int, int] = {}
         self._top: TopLogits
         self._poison(_NAN)
 
@@ -187,9 +190,11 @@ class Verification:
         self.random = np.random.default_rng(0)
         outcome: dict[str, Any] = {
             "bucket": str(bucket), "runs": runs, "kl": [], "equal": [], "max_abs": 0.0, "leak": 0.0, "longest": 0,
-            "executables": [],
+            "executables": [], "beyond": 0,
         }  # fmt: skip
         prefix = self._long_prefix(bucket.context)
+        if prefix:
+            outcome["beyond"] = self._prefixes_beyond[prefix[0].shape[1]]
         rows = list(self._rows(bucket, prefix[0].shape[1] if prefix else 0))
         rows = [row for row in rows if fitting(self.executor, [row.position + 1])]
         rows = rows[: fitting(self.executor, [row.position + 1 for row in rows])]
@@ -197,6 +202,8 @@ class Verification:
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
             first = self._replay(step, live, prefix, _NAN)
+            ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
+            outcome["beyond"] += beyond_in(self.executor, ends)
             if self.executor.top_k:
                 outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
             second = self._replay(step, live, prefix, _LARGE) if runs > 1 else first
@@ -230,6 +237,7 @@ class Verification:
             for step in prompt_steps(self.plan, self.executor, 0, long.tokens[:length].tolist()):
                 self.executor.run(step)
             self._prefixes[length] = self.executor.export_prefix(0, length)
+            self._prefixes_beyond[length] = beyond_in(self.executor, [(0, 0, length)])
         return self._prefixes[length] if context else []
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:

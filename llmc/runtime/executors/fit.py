@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmc.errors import ArtifactError
-from llmc.runtime.host import cpu_features
+from llmc.runtime.host import KERNEL_FEATURES, cpu_features
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -18,6 +18,16 @@ def require_version(bundle: Bundle, package: str, here: str, called: str) -> Non
         raise ArtifactError(
             f"{bundle.path}: compiled with {called} {made_with}, this host has {here}; "
             f"install {package}=={made_with}, or compile again: {bundle.recompile_hint}"
+        )
+
+
+def require_kernel_features(bundle: Bundle) -> None:
+    """Raise ArtifactError, naming what is missing, where this CPU lacks what the bundle's kernels need."""
+    missing = sorted((set(bundle.manifest.isa) | set(KERNEL_FEATURES)) - set(cpu_features()))
+    if missing:
+        raise ArtifactError(
+            f"{bundle.path}: its kernels need {', '.join(missing)}, which this CPU does not have. "
+            f"Compile again here: {bundle.recompile_hint}"
         )
 
 

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import Content
-from llmc.runtime.executors.fit import require_features, require_version
+from llmc.runtime.executors.fit import require_kernel_features, require_version
 from llmc.runtime.executors.ort_caches import SlotCache
 from llmc.runtime.executors.ort_executables import LOGIT_ROWS, OPENS, Executables, bind_array
 from llmc.runtime.executors.slotted import SlotCacheExecutor
@@ -41,9 +41,9 @@ class KernelExecutor(SlotCacheExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a bundle made with another ONNX Runtime or for another instruction set."""
+        """Refuse a bundle made with another ONNX Runtime or for kernels that this CPU cannot run."""
         require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
-        require_features(bundle, "instruction set")
+        require_kernel_features(bundle)
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)

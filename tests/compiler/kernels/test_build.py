@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from llmc.artifacts.bundle import blob_path
 from llmc.artifacts.key import Key
@@ -18,23 +20,27 @@ from llmc.artifacts.native import code_of_entry
 from llmc.artifacts.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.kernels import build as kernels
-from llmc.compiler.kernels.limits import FEATURES, require_heads
+from llmc.compiler.kernels.limits import require_heads
 from llmc.compiler.kernels.panels import Panels, to_float16
 from llmc.compiler.lowering.recipes import quantise_q8
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
 from llmc.compiler.targets import cpu, open_target
+from llmc.compiler.unfit import UnfitError
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import fit
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.host import KERNEL_FEATURES
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, ragged
 from tests.compiler import tiny
+from tests.manifests import edit_manifest
 from tests.toy import toy_plan
 
 PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
-ISA = ("x86_64", *FEATURES)
+ISA = ("x86_64", *KERNEL_FEATURES)
 
 
 def compile_with(model: Path, folder: Path, **options: Any) -> tuple[CompileResult, Path]:
@@ -91,7 +97,9 @@ def blocks(value: float) -> tuple[Any, Any, Any]:
 
 
 def test_weights_too_large_for_their_scales_are_refused() -> None:
-    with pytest.raises(CheckpointError, match="big: weights are too large for float16 scales; use --kernels onnxr"):
+    with pytest.raises(
+        UnfitError, match="big: weights are too large for the float16 scales of llmc's kernels; use --k"
+    ):
         Panels(["big"], 8, *blocks(1e6))["panels"]
     assert len(Panels(["fits"], 8, *blocks(3e4))["panels"])
 
@@ -120,7 +128,7 @@ def test_small_scales_keep_eleven_bits() -> None:
 def test_heads_that_the_kernel_does_not_take_are_named(wrong: dict[str, float]) -> None:
     fits = {"head_dim": 64, "heads": 8, "kv_heads": 2, "softcap": 0.0}
     require_heads(fits)
-    with pytest.raises(CompileError, match="use --kernels onnxruntime"):
+    with pytest.raises(UnfitError, match="use --kernels onnxruntime"):
         require_heads(fits | wrong)
 
 
@@ -154,7 +162,71 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         open_target("xla").configure(CompileOptions("xla", kernels="llmc"))
 
 
+# Models that the kernels do not take
+
+
+def wide_weights(folder: Path) -> Path:
+    """A model with a matrix beyond what float16 scales hold."""
+    model = tiny.write_model(folder / "model", "llama")
+    (file,) = model.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.layers.0.self_attn.v_proj.weight"] *= np.float32(1e6)
+    save_file(tensors, file, {"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("unfit", "why"),
+    [("heads", "attention of 64 heads of 16 over 1: llmc's kernels take heads of a multiple of 16 up to 256"),
+     ("weights", "v_proj.weight: weights are too large for the float16 scales of llmc's kernels")],
+)  # fmt: skip
+def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str, why: str
+) -> None:
+    if unfit == "heads":
+        monkeypatch.setitem(tiny.DEEP, "llama-large-group", {"num_attention_heads": 64, "num_key_value_heads": 1})
+        model = tiny.write_model(tmp_path / "model", "llama-large-group")
+    else:
+        model = wide_weights(tmp_path)
+    checked = {"verify": "all" if unfit == "heads" else "none"}
+    result, path = compile_with(model, tmp_path, quantize="int8", **checked)
+    manifest = Bundle.open(path).manifest
+    assert manifest.executor == "onnxruntime" and "kernels" not in manifest.files
+    assert manifest.options["kernels"] == "onnxruntime"
+    assert why in manifest.options["choice"] == result.choice and "use --kernels" not in result.choice
+    again, _ = compile_with(model, tmp_path, quantize="int8", **checked)
+    assert (again.built, again.choice) == (0, result.choice)
+    with pytest.raises(UnfitError, match=f"{re.escape(why)}.*; use --kernels onnxruntime"):
+        compile_with(model, tmp_path, quantize="int8", kernels="llmc", **checked)
+
+
 # A bundle
+
+
+def test_it_opens_on_every_cpu_with_the_features_that_its_kernels_need(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Bundle.open(bundle)
+    assert sorted(opened.manifest.isa) == sorted(("x86_64", *KERNEL_FEATURES))
+    for more in ((), ("avx512_bf16",), ("amx_int8", "avx")):
+        monkeypatch.setattr(fit, "cpu_features", lambda more=more: (*ISA, *more))
+        opened.executor(2, 2).close()
+    for lacking in ISA:
+        monkeypatch.setattr(fit, "cpu_features", lambda lacking=lacking: tuple(f for f in ISA if f != lacking))
+        with pytest.raises(ArtifactError, match=f"its kernels need {lacking}, which this CPU does not have"):
+            opened.executor(2, 2)
+
+
+def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(bundle, copy)
+    for isa, lacking in (([], "avx512_vnni"), (["x86_64", *KERNEL_FEATURES, "avx9"], "avx9")):
+        edit_manifest(copy, lambda document, isa=isa: document.update(isa=isa))
+        monkeypatch.setattr(fit, "cpu_features", lambda: tuple(f for f in ISA if f != "avx512_vnni"))
+        with pytest.raises(ArtifactError, match=f"its kernels need .*{lacking}"):
+            Bundle.open(copy).executor(2, 2)
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", *tiny.VARIANTS])

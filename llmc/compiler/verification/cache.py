@@ -1,0 +1,40 @@
+"""What keys and values became in the cache: values that its precision does not hold must not be served.
+
+A graph may write them as infinities, as the largest number that the precision has, or as NaN; each counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import VerificationError
+from llmc.runtime.executors.base import Executor
+
+LARGEST = {"f16": 65504.0, "float16": 65504.0}
+"""By the precision of a cache, of those whose range keys and values can leave."""
+
+
+def beyond(tensors: Iterable[NDArray[np.float32]], dtype: str) -> int:
+    """How many values of a cache of that precision are no numbers, or the largest that it has."""
+    largest = LARGEST.get(dtype, np.inf)
+    return sum(int(np.count_nonzero(~(np.abs(tensor) < largest))) for tensor in tensors)
+
+
+def beyond_in(executor: Executor, slots: Iterable[tuple[int, int, int]]) -> int:
+    """The same, of the tokens from … end − 1 of some slots, as (slot, from, end)."""
+    dtype = str(executor.bundle.manifest.options.get("kv_cache_dtype") or executor.bundle.manifest.options.get("dtype"))
+    return sum(beyond((t[:, start:] for t in executor.export_prefix(slot, end)), dtype) for slot, start, end in slots)
+
+
+def require_held(outcome: Mapping[str, Any]) -> None:
+    """Raise VerificationError for the outcome of a bucket that left such values in the cache."""
+    if outcome.get("beyond"):
+        raise VerificationError(
+            f"{outcome['beyond']} keys and values of {outcome['bucket']} are beyond what the KV cache's precision "
+            "holds: compile for one of more range, with --kv-cache-dtype bf16 or f32, --kernels onnxruntime, or "
+            "--dtype f32, as the device has it"
+        )
