@@ -15,3 +15,8 @@ class UnfitError(CompileError):
         super().__init__(f"{why}; {advice}")
         self.why = why
         self.instead = instead
+
+
+def unfit_for_kernels(why: str) -> UnfitError:
+    """The error that says why ONNX Runtime's own kernels have to do instead of llmc's."""
+    return UnfitError(why, "use --kernels onnxruntime", kernels="onnxruntime")

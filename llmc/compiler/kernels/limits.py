@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from llmc.compiler.unfit import UnfitError
+from llmc.compiler.unfit import unfit_for_kernels
 from llmc.runtime.host import KERNEL_FEATURES
 
 _LANES, _MOST_DIM, _MOST_GROUP = 16, 256, 48
@@ -23,12 +23,7 @@ def require_heads(attrs: Mapping[str, Any]) -> None:
     dim, heads, kv_heads = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
     if dim % _LANES or dim > _MOST_DIM or heads // kv_heads > _MOST_GROUP or attrs["softcap"]:
         capped = f" and scores capped at {attrs['softcap']}" if attrs["softcap"] else ""
-        raise unfit(
+        raise unfit_for_kernels(
             f"attention of {heads} heads of {dim} over {kv_heads}{capped}: llmc's kernels take heads of a multiple of "
             f"{_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not capped"
         )
-
-
-def unfit(why: str) -> UnfitError:
-    """The error that says why the runtime's own kernels have to do instead."""
-    return UnfitError(why, "use --kernels onnxruntime", kernels="onnxruntime")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.compiler.kernels.limits import unfit
 from llmc.compiler.lowering import nbits
 from llmc.compiler.lowering.recipes import TensorSource, quantise_q8
+from llmc.compiler.unfit import unfit_for_kernels
 from llmc.errors import CheckpointError
 
 Codes = NDArray[np.uint8]
@@ -71,7 +71,7 @@ class Panels(Mapping[str, NDArray[Any]]):
         each = np.zeros((lines, blocks, len(once)), np.float16)
         for i, values in enumerate(once):
             if not (np.abs(values) <= np.finfo(np.float16).max).all():
-                raise unfit(f"{self.names}: weights are too large for the float16 scales of llmc's kernels")
+                raise unfit_for_kernels(f"{self.names}: weights are too large for the float16 scales of llmc's kernels")
             each[:rows, :, i] = values
         head = np.ascontiguousarray(each.reshape(-1, LANES, blocks, len(once)).transpose(0, 2, 3, 1))
         heads[:, : head[0].nbytes] = head.reshape(len(heads), -1).view(np.uint8)
