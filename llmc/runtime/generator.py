@@ -6,7 +6,6 @@ so that the prompt is computed once.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import time
@@ -107,6 +106,8 @@ class Generator:
 
     async def aprepare(self, request: Request) -> Prepared:
         """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
+        import asyncio  # a first token needs none
+
         structured, constraint = request.params.structured_outputs, None
         if structured is not None:
             self.engine.check(request.prompt_token_ids)
