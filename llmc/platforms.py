@@ -27,6 +27,28 @@ BUILDS: Mapping[str, tuple[tuple[str, str], ...]] = {
 ziglang has more; llmc's kernels, which it compiles, are for this one.
 """
 
+EXTRAS: Mapping[str, str] = {
+    "openvino": "openvino",
+    "jax": "xla",
+    "jaxlib": "xla",
+    "libtpu": "tpu",
+    **dict.fromkeys(("torch", "transformers", "safetensors", "gguf", "onnx", "ziglang"), "compile"),
+    "matplotlib": "plot",
+    "cryptography": "sign",
+    "backports": "archive",
+    **dict.fromkeys(("fsspec", "s3fs", "oras", "tenacity"), "remote"),
+    **dict.fromkeys(("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client", "llguidance"), "serve"),
+}
+"""Modules that only an extra of llmc brings, and the name of the extra."""
+
+
+def not_installed(error: ModuleNotFoundError) -> DeviceError | None:
+    """What to tell about an import that failed: the extra to install, or None for a module that none brings."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return None
+    return DeviceError(f"{module} is not installed; " + how_to_install(module, f"pip install 'llmc[{EXTRAS[module]}]'"))
+
 
 def exists_here(package: str) -> bool:
     """Whether `package` is built for this platform."""

@@ -12,7 +12,7 @@ import pytest
 
 import llmc  # noqa: F401 - before onnxruntime, whose telemetry it turns off
 
-PACKAGES = ("chromium", "docker-registry", "openssl", "zstd")
+PACKAGES = ("chromium", "docker-registry", "openssl", "strace", "zstd")
 """Debian's packages that tests use; .ci/run installs them."""
 
 

@@ -75,6 +75,13 @@ def _run(arguments: list[str], verbosity: int) -> int:
             return _unexpected(e, verbosity)
         _fail(f"{_shown(e.filename)}: {e.strerror}", verbosity)
         return UNEXPECTED
+    except ModuleNotFoundError as e:
+        from llmc.platforms import not_installed
+
+        if (told := not_installed(e)) is None:
+            return _unexpected(e, verbosity)
+        _fail(str(told), verbosity)
+        return told.exit_code
     except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
         return _unexpected(e, verbosity)
     code = result if isinstance(result, int) else 0

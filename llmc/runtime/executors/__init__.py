@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from llmc.errors import ArtifactError, DeviceError, UnknownNameError
+from llmc.platforms import not_installed
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -23,9 +24,17 @@ _CLASSES = {
 
 
 def executor_class(name: str) -> type[Executor]:
-    """The executor class called `name`; raises UnknownNameError listing the known ones."""
-    module = executor_module(name)
-    found: type[Executor] = getattr(import_module(module), _CLASSES[name].partition(":")[2])
+    """The executor class called `name`.
+
+    Raises UnknownNameError listing the known ones, and DeviceError where the package that it runs on is not installed.
+    """
+    try:
+        module = import_module(executor_module(name))
+    except ModuleNotFoundError as error:
+        if (told := not_installed(error)) is None:
+            raise
+        raise told from error
+    found: type[Executor] = getattr(module, _CLASSES[name].partition(":")[2])
     return found
 
 

@@ -1,0 +1,108 @@
+"""Without an extra: each command that needs one says in one line which, and how to have it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import Llmc
+from tests.manifests import edit_manifest
+
+WITHOUT = """
+import sys
+from importlib import metadata
+
+hidden, real = set(sys.argv.pop(1).split(",")), metadata.Distribution.from_name
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def from_name(name):
+    if name in hidden:
+        raise metadata.PackageNotFoundError(name)
+    return real(name)
+
+sys.meta_path.insert(0, Hidden())
+metadata.Distribution.from_name = staticmethod(from_name)
+from llmc.cli.main import run
+run()
+"""
+"""Runs a command line on a host that lacks packages, named first: their modules and their metadata are not there."""
+
+
+def without(packages: str, *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error."""
+    command = [sys.executable, "-c", WITHOUT, packages, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
+
+
+def told(said: tuple[int, str], extra: str, code: int = 3) -> None:
+    assert said[0] == code, said
+    assert "Traceback" not in said[1], said
+    error = said[1].splitlines()[-1]
+    assert error.startswith("llmc: error: ") and f"pip install 'llmc[{extra}]'" in error, said
+
+
+@pytest.mark.parametrize(
+    ("packages", "device", "extra"),
+    [
+        ("torch", "onnxruntime", "compile"),
+        ("transformers", "onnxruntime", "compile"),
+        ("onnx", "onnxruntime", "compile"),
+        ("torch", "hpu", "compile"),
+        ("openvino", "openvino", "openvino"),
+        ("openvino", "openvino:GPU", "openvino"),
+        ("jax,jaxlib", "xla", "xla"),
+        ("libtpu", "tpu:v5e-1x1", "tpu"),
+    ],
+)
+def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: str, device: str, extra: str) -> None:
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+    counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    config = {"model_type": "llama", **dict.fromkeys(sizes, 64), **dict.fromkeys(counts, 1)}
+    (toy / "config.json").write_text(json.dumps(config))
+    said = without(packages, "compile", toy, "--device", device, "--max-model-len", 32, "--max-num-seqs", 2, "-q")
+    told(said, extra)
+
+
+@pytest.mark.parametrize(
+    ("packages", "executor", "extra"),
+    [
+        ("openvino", "openvino", "openvino"),
+        ("openvino", "openvino-static", "openvino"),
+        ("jax,jaxlib", "xla", "xla"),
+        ("torch", "torch", "compile"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "verify", "bench"])
+def test_what_opens_a_bundle_says_what_it_runs_on(
+    llmc: Llmc, bundle: Path, packages: str, executor: str, extra: str, command: str
+) -> None:
+    edit_manifest(bundle, lambda manifest: manifest.update(executor=executor))
+    more = ["--prompt", "hi"] if command == "generate" else []
+    told(without(packages, command, bundle, *more), extra)
+
+
+@pytest.mark.parametrize(
+    ("packages", "arguments", "extra", "code"),
+    [
+        ("cryptography", ["cache", "keygen", "key"], "sign", 3),
+        ("backports", ["cache", "export", "out.tar.zst", "bundle"], "archive", 3),
+        ("fsspec", ["cache", "push", "s3://bucket/folder"], "remote", 3),
+        ("oras", ["cache", "push", "oci://localhost:1/name:tag", "bundle"], "remote", 3),
+        ("matplotlib", ["plan", "toy", "--max-model-len", "32", "--plot", "plan.png"], "plot", 3),
+        ("uvicorn", ["serve", "bundle"], "serve", 2),
+    ],
+)
+def test_other_commands_say_what_they_lack(
+    llmc: Llmc, toy: Path, bundle: Path, here: Path, packages: str, arguments: list[str], extra: str, code: int
+) -> None:
+    (here / "toy").symlink_to(toy)
+    told(without(packages, *arguments), extra, code)
