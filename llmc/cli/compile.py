@@ -202,6 +202,7 @@ def compile_command(
     """
     from llmc.artifacts.opening import open_store
     from llmc.artifacts.precompiled import place_for, replacing
+    from llmc.cli import output as console
     from llmc.cli.journal import Journal
     from llmc.cli.output import close_bars
     from llmc.compiler.options import CompileOptions
@@ -243,6 +244,7 @@ def compile_command(
     def expected() -> float:
         return float(estimate_compile(model, made, options, store)["estimated_seconds"])
 
+    console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
     shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
     with replacing(place), shown as progress, journal.running():
         result = compile_bundle(model, output, made, options, store, progress)

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 1 failed, 2 usage, 3 device, 4 verification, 5 artifact)."""
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
-    output.quiet = verbosity < 0
+    output.quiet, output.going_on = verbosity < 0, ""
     if any("\0" in argument for argument in arguments):
         _fail("an argument holds a zero byte, which no name has", verbosity)
         return USAGE
@@ -65,8 +65,7 @@ def _run(arguments: list[str], verbosity: int) -> int:
         e.show()
         return int(e.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        print("llmc: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         sys.stderr.close()
         return UNEXPECTED
@@ -85,9 +84,12 @@ def _run(arguments: list[str], verbosity: int) -> int:
     except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
         return _unexpected(e, verbosity)
     code = result if isinstance(result, int) else 0
-    if code == INTERRUPTED:  # what typer makes of KeyboardInterrupt
-        print("llmc: interrupted", file=sys.stderr)
-    return code
+    return _interrupted() if code == INTERRUPTED else code  # what typer makes of KeyboardInterrupt
+
+
+def _interrupted() -> int:
+    print(f"llmc: interrupted{output.going_on}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _verbosity(arguments: list[str]) -> tuple[list[str], int]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 quiet = False
 """Set by main from -q: no progress."""
+going_on = ""
+"""How to go on after an interrupt: what a command that can be resumed has main say."""
 
 _STAGES = {
     "lower": "trace and lower",

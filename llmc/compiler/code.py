@@ -33,6 +33,7 @@ Maker: TypeAlias = "Callable[..., Any] | type | str"
 ROOT = Path(llmc.__file__).parent
 STOPS = {
     "llmc": "the public names and the version, which manifests say",
+    "llmc.cpus": "how many threads run, which changes no key on purpose",
     "llmc.errors": "words for people",
     "llmc.settings": "settings that a result depends on are components by value",
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",

@@ -11,7 +11,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store import Store
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.plan import Plan
+    from llmc.compiler.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _executables(
     """One entry a shape, in order, with whether it was in the store; missing ones are made by parallel jobs."""
     with ExitStack() as stack:
         linked = threading.Lock()
-        pools: list[Pool] = []
+        pools: list[Workers] = []
 
         def ready() -> Prepared:
             nonlocal prepared
@@ -288,12 +288,14 @@ def _executables(
                 size = entry.outputs["executable"].size
                 report(ExecutableReport(len(done), len(shapes), shapes[i], hit, seconds, size, entry.meta["state"]))
         except BaseException:
+            for pool in pools:
+                pool.stop()
             threads.shutdown(wait=True, cancel_futures=True)  # before the files that running jobs read are removed
             raise
         return [done[i] for i in range(len(shapes))]
 
 
-def _compile_apart(pool: Pool, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+def _compile_apart(pool: Workers, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
     try:
         return pool.submit(compile_in_worker, options.device, prepared, shape, options).result()
     except BrokenProcessPool as e:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmc.compiler.durations import LOWER, WEIGHTS, Cost, Verifying
 from llmc.compiler.options import EXTENSIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS, CompileOptions
+from llmc.compiler.workers import Workers
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -215,13 +214,9 @@ class Target(ABC):
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """One executable. Runs in any thread, or in a worker process. Raises CompileError."""
 
-    def workers(self, jobs: int) -> ProcessPoolExecutor:
+    def workers(self, jobs: int) -> Workers:
         """Processes that compile, `jobs` at once."""
-        if not self.fresh_process:
-            return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-        context = get_context("forkserver")
-        context.set_forkserver_preload(list(self.fresh_process))
-        return ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1)
+        return Workers(jobs, self.fresh_process)
 
     @property
     def state(self) -> State:
