@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,12 @@ PACKAGES = ("chromium", "docker-registry", "openssl", "strace", "zstd")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--other-python", type=Path, help="Python of the environment that two_versions tests compare with")
+
+
+def pytest_configure() -> None:
+    """Ctrl-C interrupts, here and in what tests start: a shell has its background jobs ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,14 +30,7 @@ from llmc.artifacts.flock import flock
 from llmc.artifacts.layout import scan
 from llmc.artifacts.log import logger
 from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import (
-    CHECKSUM_NAME,
-    FILE_NAME,
-    KIND,
-    MAX_BYTES,
-    SIGNATURE_NAME,
-    checksum_line,
-)
+from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, KIND, MAX_BYTES, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.publish import (
     BLOB_MODE,
     UnwritableError,
@@ -80,10 +73,8 @@ def write_bundle(
     if missing:
         raise BlobMissingError(f"{folder}: no source for blob {missing[0]} ({manifest.use_of(missing[0])})")
     if (size := len(manifest.to_bytes())) > MAX_BYTES:
-        raise ArtifactError(
-            f"{folder}: a manifest of {len(manifest.executables)} executables has {size} bytes, more than the "
-            f"{MAX_BYTES} that can be read; plan fewer buckets"
-        )
+        much = f"a manifest of {len(manifest.executables)} executables has {size} bytes, more than the {MAX_BYTES}"
+        raise ArtifactError(f"{folder}: {much} that can be read; plan fewer buckets")
     recover(folder)
     check_replaceable(folder)
     _sweep(folder)

@@ -470,9 +470,8 @@ def test_weights_that_do_not_fit_their_file_are_refused(compiled: Compiled, monk
         broken = placements | {name: placements[name] | {field: value}}
         text = json.dumps(broken).encode()
         monkeypatch.setattr(bundle.files, "read", lambda n, text=text: text if n == "weights.json" else whole(n))
-        executor = bundle.executor(threads=1)
         with pytest.raises(ArtifactError, match="weight"):
-            executor.warm([(b.phase, b.batch, b.query, b.context) for b in bundle.plan.buckets])
+            bundle.executor(threads=1).warm([(b.phase, b.batch, b.query, b.context) for b in bundle.plan.buckets])
 
 
 # bf16 ----------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,31 @@ def test_a_worker_that_is_killed_is_a_compile_error(toy: Toy, monkeypatch: pytes
 
 def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_interrupt_ends_the_processes_that_compile_at_once(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(FakeTarget, "needs_processes", True)
+    monkeypatch.setattr(pipeline, "compile_in_worker", interrupt_all_and_go_on)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        toy.compile(jobs=2)
+    assert time.monotonic() - began < LONG_S / 2
+    assert not [child for child in active_children() if child.is_alive()]
+    assert "Traceback" not in capfd.readouterr().err
+    assert not toy.bundle.exists()
+
+
+LONG_S = 60
+
+
+def interrupt_all_and_go_on(*_: object) -> Compiled:
+    """Ctrl-C reaches this process too, in the middle of work that takes long."""
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(LONG_S)
+    raise AssertionError("nobody ended this process")
 
 
 # Verification

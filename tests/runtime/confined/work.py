@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ def open_work(greeting: str) -> Callable[[Any], Any]:
             case ["recursion", depth]:
                 return _deep(depth)
             case ["signal", number]:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)  # to this thread, at once
             case ["refuse", why]:
                 raise InputError(why)
             case ["fault"]:

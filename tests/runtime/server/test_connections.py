@@ -131,9 +131,14 @@ def test_who_leaves_ends_all_that_it_pipelined(live: Live, monkeypatch: pytest.M
     connection.sendall((HEAD + b"content-length: %d\r\n\r\n" % len(data) + data) * 5)
     gate.wait(before + 1)
     connection.close()
+    until(lambda: live.server.state.clients.open == 0)
     engine = live.server.state.served.engine
-    gate.let(1)
-    until(lambda: engine.in_flight == 0)
+
+    def over_a_step_later() -> bool:  # the engine hears of it between two steps
+        gate.let(1)
+        return engine.in_flight == 0
+
+    until(over_a_step_later)
     gate.let()
     until(lambda: live.stats.running == 0)
     assert len(gate.steps) < before + 20
