@@ -19,13 +19,16 @@ from tests.artifacts.helpers import REPO
 from tests.runtime.server.live import PATIENCE_S, completion
 
 RUN = "import sys\nfrom llmc.cli.main import main\nsys.exit(main())"
+HANGS_UP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+"""What runs the tests may have been told by nohup to ignore SIGHUP, and its children with it."""
 
 
 class Process:
     """Runs `llmc serve … --json`; `before` is Python that runs first, to make something go wrong."""
 
     def __init__(self, cache: Path, *arguments: object, before: str = "") -> None:
-        command = [sys.executable, "-c", f"{textwrap.dedent(before)}\n{RUN}", "serve", *map(str, arguments), "--json"]
+        code = f"{HANGS_UP}\n{textwrap.dedent(before)}\n{RUN}"
+        command = [sys.executable, "-c", code, "serve", *map(str, arguments), "--json"]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLMC_", "VLLM_"))}
         self.child = subprocess.Popen(
             command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
