@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.cpu_measurements import Measured
     from llmc.runtime.peers.results import Comparison
+    from llmc.runtime.peers.scope import Scope
 
 SEQUENCES, LENGTH = 16, 1024
 """What the measured bundles run: the largest batch, and room for the prompts."""
 
 QUANTISATIONS = ("int8",)
 """What both engines offer, and is measured."""
+
+INTERRUPTED = "interrupted.json"
+"""What an interrupted run measured, beside the bundles that it measured."""
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +52,8 @@ def cpu(
 
     Decode steps, a prompt, the time to the first token and memory, in turn. What is measured is kept beside what was
     measured before, and llmc compile --device cpu chooses by it where it holds: for as many threads, models alike (by
-    type and size), the same versions of the engines, and the same options.
+    type and size), the same versions of the engines, and the same options. Interrupted, it shows and writes what it
+    has as llmc bench --against does, and choices go on by what was measured before.
 
     \b
     Example:
@@ -55,14 +61,26 @@ def cpu(
       llmc bench cpu ./model --quick --json
     """
     from llmc.buckets.files import write_text
+    from llmc.cli.interrupts import end_incomplete
+    from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.cpu_choice import installed
     from llmc.compiler.cpu_measurements import OWN, Measured, added
+    from llmc.runtime.peers.report_text import text
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
     hidden = as_json and not sys.stderr.isatty()
     count = threads or settings.threads
-    record = _measure(model, settings.cache_dir, installed(), count, rounds, quick, hidden)
+    work = settings.cache_dir / "measurements"
+    engines = installed()
+    checkpoint = open_checkpoint(model)
+    found, scope = _measure(checkpoint, model, work, engines, count, rounds, quick, hidden)
+    if found.unfinished:  # a choice wants all of it
+        found.save(work / INTERRUPTED)
+        typer.echo(f"wrote {work / INTERRUPTED}", err=True)
+        typer.echo(json.dumps(found.to_dict()) + "\n" if as_json else text(found), nl=False)
+        end_incomplete(found.unfinished)
+    record = _record(found, scope, checkpoint, engines)
     file = output or settings.cache_dir / OWN
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(added(file, record), indent=1) + "\n", "the measurements")
@@ -71,26 +89,23 @@ def cpu(
 
 
 def _measure(
-    model: str, folder: Path, engines: tuple[str, ...], threads: int, rounds: int | None, quick: bool, hidden: bool
-) -> dict[str, Any]:  # fmt: skip
+    checkpoint: Checkpoint, model: str, folder: Path, engines: tuple[str, ...], threads: int, rounds: int | None,
+    quick: bool, hidden: bool,
+) -> tuple[Comparison, Scope]:  # fmt: skip
+    """What was measured of a bundle of each engine and quantisation, and what was asked for."""
     from dataclasses import replace
 
+    from llmc.cli.interrupts import sigterm_interrupts
     from llmc.cli.output import StepProgress
-    from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.contenders import make_ready
-    from llmc.compiler.cpu_choice import configured, versions
-    from llmc.compiler.model_size import weights_of
-    from llmc.compiler.options import CompileOptions
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.host import cpu_features
     from llmc.runtime.peers import compare
     from llmc.runtime.peers.scope import Scope
 
-    checkpoint = open_checkpoint(model)
     scope = Scope(kinds=("decode", "prefill", "first-token", "memory"), prompts=(512,))
     scope = scope.quick() if quick else scope
     scope = scope if rounds is None else replace(scope, rounds=rounds)
-    work = folder / "measurements" / "bundles"
+    work = folder / "bundles"
     bundles: dict[str, Bundle] = {}
     total = len(engines) * len(QUANTISATIONS)
     with StepProgress("compile", hidden) as compiled:
@@ -100,17 +115,24 @@ def _measure(
                 compiled(name, len(bundles), total)
                 bundles[name] = Bundle.open(_compiled(model, engine, kind, work / f"{engine}-{kind}"))
     ready = make_ready(bundles, (), checkpoint, work, sys.executable, lambda _: None, quality=False)
-    with StepProgress("measure", hidden) as progress:
-        found = compare.run(
+    with StepProgress("measure", hidden) as progress, sigterm_interrupts():
+        return compare.run(
             ready.contenders, scope, model=ready.model, threads=threads, vocabulary=ready.vocabulary,
             logs=work / "logs", progress=progress, weights=ready.weights,
-        )  # fmt: skip
-    if found.unfinished:  # a choice wants all of it
-        raise KeyboardInterrupt
+        ), scope  # fmt: skip
+
+
+def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tuple[str, ...]) -> dict[str, Any]:
+    """The measurements as `--device cpu` chooses by them."""
+    from llmc.compiler.cpu_choice import configured, versions
+    from llmc.compiler.model_size import weights_of
+    from llmc.compiler.options import CompileOptions
+    from llmc.runtime.host import cpu_features
+
     return {
-        "machine": f"{found.host['cpu']}, {threads} threads",
+        "machine": f"{found.host['cpu']}, {found.threads} threads",
         "isa": list(cpu_features()),
-        "threads": threads,
+        "threads": found.threads,
         "model": checkpoint.name,
         "model_type": str(checkpoint.config.get("model_type")),
         "parameters": sum(weights.count for weights in weights_of(checkpoint)),

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmc.buckets.bench_file import Bench
+from llmc.cli import bench_cpu
+from llmc.compiler import contenders
+from llmc.compiler.contenders import Ready
+from llmc.compiler.cpu_measurements import OWN
 from llmc.runtime import measure
 from llmc.runtime.peers import catalogue, machine
 from llmc.runtime.peers.results import Comparison
+from llmc.runtime.peers.worker import Contender
 from tests.cli.helpers import Llmc, Ran
 from tests.runtime.loadtest.scripted import Answer, serving, stream
 from tests.toy import write_toy
@@ -72,6 +78,28 @@ def test_against(llmc: Llmc, tmp_path: Path, here: Path, monkeypatch: pytest.Mon
     assert {name: len(values) for name, values in found.series[0].rounds.items()} == {"llmc": 2, "fake f32": 2}
     assert found.unfinished[0] == "decode step, batch 4 in every round (llmc 0 of 2, fake f32 0 of 2)"
     assert found.unfinished[1:3] == ["decode step, batch 8", "decode step, batch 16"]
+    interrupted(ran, "; ".join(found.unfinished))
+
+
+@SIGNALS
+def test_cpu(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch, signum: int) -> None:
+    toy = write_toy(here / "toy", max_position_embeddings=128)
+    options = {"interrupts": {"rows": 4, "signal": int(signum)}}
+
+    def fakes(bundles: dict[str, Any], *_: Any, **__: Any) -> Ready:
+        return Ready(
+            "toy", [Contender(name, "llmc", FAKE, sys.executable, "x", options) for name in bundles], None, [], 1, 5
+        )
+
+    monkeypatch.setattr(contenders, "make_ready", fakes)
+    monkeypatch.setattr(bench_cpu, "_compiled", lambda *_: bundle)
+    monkeypatch.setattr(machine, "READ_BYTES", 1 << 16)
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(here / "cache"))
+    ran = llmc("bench", "cpu", toy, "--quick", "--json")
+    found = Comparison.load(here / "cache" / "measurements" / bench_cpu.INTERRUPTED)
+    assert json.loads(ran.out) == found.to_dict()
+    assert set(found.series[0].rounds) == {"onnxruntime int8", "openvino int8"}
+    assert not (here / "cache" / OWN).exists()
     interrupted(ran, "; ".join(found.unfinished))
 
 
