@@ -1,16 +1,20 @@
 """JSON over a stream socket.
 
 frame = u32 length, little endian; JSON text of that length
+
+Whoever sends a frame waits for the answer: of what comes behind one, only that the other end has gone is of interest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from typing import Any
 
 HEAD = 4
 MAX_FRAME = 256 << 20
+_FIRST, _PART = 64 << 10, 1 << 20
 
 
 def pack(value: Any) -> bytes:
@@ -19,34 +23,42 @@ def pack(value: Any) -> bytes:
     return len(text).to_bytes(HEAD, "little") + text
 
 
-def length(head: bytes) -> int:
-    """Bytes that follow a head. Raises ValueError for more than MAX_FRAME."""
-    size = int.from_bytes(head, "little")
-    if size > MAX_FRAME:
-        raise ValueError(f"a frame of {size} bytes")
-    return size
+class Frame:
+    """A frame that comes in parts: `take` what was received, at most `wants` bytes, until it wants no more."""
 
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._end: int | None = None
 
-def unpack(text: bytes) -> Any:
-    """The value of a frame's text."""
-    return json.loads(text.decode("utf-8", "surrogatepass"))
+    @property
+    def wants(self) -> int:
+        """Bytes to receive next; at first as many as most frames have, so that one call takes all of it."""
+        if self._end is None:
+            return _FIRST
+        return min(_PART, max(0, self._end - len(self._received)))
+
+    def take(self, part: bytes) -> None:
+        """Raises ValueError for a frame of more than MAX_FRAME, EOFError where nothing came."""
+        if not part:
+            raise EOFError
+        self._received += part
+        if self._end is None and len(self._received) >= HEAD:
+            size = int.from_bytes(self._received[:HEAD], "little")
+            if size > MAX_FRAME:
+                raise ValueError(f"a frame of {size} bytes")
+            self._end = HEAD + size
+
+    @property
+    def value(self) -> Any:
+        """What it holds, once it is whole."""
+        return json.loads(self._received[HEAD : self._end].decode("utf-8", "surrogatepass"))
 
 
 def read(connection: socket.socket) -> Any:
     """The next value, or None at the end."""
-    head = _exactly(connection, HEAD)
-    if head is None:
-        return None
-    text = _exactly(connection, length(head))
-    return None if text is None else unpack(text)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
-    parts = []
-    while size:
-        part = connection.recv(min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+    frame = Frame()
+    with contextlib.suppress(EOFError):
+        while wanted := frame.wants:
+            frame.take(connection.recv(wanted))
+        return frame.value
+    return None

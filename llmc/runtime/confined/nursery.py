@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llmc.errors import InputError
@@ -30,7 +29,6 @@ from llmc.runtime.confined import frames
 WORN_BYTES = 32 << 20
 """A child that has grown by more than this does no further job."""
 _PR_SET_PDEATHSIG = 1
-_STATM = Path("/proc/self/statm")
 
 Work = Callable[[Any], Any]
 """Does one job: JSON to JSON. InputError says why it cannot be done."""
@@ -148,10 +146,11 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any]) -> 
         os.nice(config["niceness"])
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _bound_memory(config["memory_bytes"])
-    began = _resident()
+    memory = _Memory()
+    memory.bound(config["memory_bytes"])
+    began = now = memory.resident
     while (job := frames.read(connection)) is not None:
-        before = _resident()
+        before = now
         signal.setitimer(signal.ITIMER_PROF, config["seconds"])  # its signal ends the process, whatever it does
         try:
             answer = {"done": work(job)}
@@ -164,7 +163,7 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any]) -> 
         except BaseException as error:  # noqa: BLE001 - a panic of native code is one that is no Exception
             answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
         signal.setitimer(signal.ITIMER_PROF, 0)
-        now = _resident()
+        now = memory.resident
         answer["bytes"] = max(0, now - before)
         worn = now - began > WORN_BYTES or "limit" in answer
         answer["last"] = worn
@@ -185,15 +184,27 @@ def _die_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _bound_memory(beyond: int) -> None:
-    """Let this process map no more than `beyond` further bytes; without effect where the system cannot."""
-    with contextlib.suppress(OSError, ValueError):
-        data = int(_STATM.read_text().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (data + beyond, data + beyond))
+class _Memory:
+    """This process's; of systems that do not tell it, what it took at most, and no bound."""
 
+    def __init__(self) -> None:
+        self._page = resource.getpagesize()
+        self._statm: int | None = None
+        with contextlib.suppress(OSError):
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY)
 
-def _resident() -> int:
-    try:
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    def _pages(self, field: int) -> int | None:
+        return None if self._statm is None else int(os.pread(self._statm, 256, 0).split()[field])
+
+    def bound(self, beyond: int) -> None:
+        """Let this process map no more than `beyond` further bytes."""
+        data = self._pages(5)
+        if data is not None:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_DATA, (data * self._page + beyond,) * 2)
+
+    @property
+    def resident(self) -> int:
+        """Bytes."""
+        pages = self._pages(1)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if pages is None else pages * self._page

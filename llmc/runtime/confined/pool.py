@@ -13,7 +13,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -130,36 +130,22 @@ class Pool:
 
     def run(self, job: Any) -> Job:
         """Do a job, and wait for it."""
-        return self._told(self._attempt(job) or self._attempt(job))
-
-    def _attempt(self, job: Any) -> dict[str, Any] | None:
-        """The answer; None where the nursery ended meanwhile, which does not happen twice."""
-        child, answer = self._take(), None
-        try:
-            child.connection.settimeout(self.limits.patience_s)
-            child.connection.sendall(frames.pack(job))
-            answer = frames.read(child.connection)
-        except TimeoutError:
-            raise LimitError("time", self.limits) from None
-        except OSError:
-            pass
-        finally:
-            self._keep(child, answer)
-        return answer
+        return _finished(self._done(job, _blocking))
 
     async def arun(self, job: Any, then: Callable[[Job], Awaitable[T]]) -> T:
         """As `run`, on an event loop; gives what `then` makes of it, and keeps the job's place until it has."""
         async with _Place(self):
-            return await then(self._told(await self._attempt_aside(job) or await self._attempt_aside(job)))
+            return await then(await self._done(job, _on_loop))
 
-    async def _attempt_aside(self, job: Any) -> dict[str, Any] | None:
+    async def _done(self, job: Any, exchange: _Exchange) -> Job:
+        request = frames.pack(job)
+        return self._told(await self._attempt(request, exchange) or await self._attempt(request, exchange))
+
+    async def _attempt(self, request: bytes, exchange: _Exchange) -> dict[str, Any] | None:
+        """The answer; None where the nursery ended meanwhile, which does not happen twice."""
         child, answer = self._take(), None
         try:
-            child.connection.setblocking(False)
-            async with asyncio.timeout(self.limits.patience_s):
-                loop = asyncio.get_running_loop()
-                await loop.sock_sendall(child.connection, frames.pack(job))
-                answer = await _read(loop, child.connection)
+            answer = await exchange(child.connection, request, self.limits.patience_s)
         except TimeoutError:
             raise LimitError("time", self.limits) from None
         except OSError:
@@ -291,20 +277,33 @@ def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
         process.wait()
 
 
-async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> Any:
-    head = await _exactly(loop, connection, frames.HEAD)
-    if head is None:
-        return None
-    text = await _exactly(loop, connection, frames.length(head))
-    return None if text is None else frames.unpack(text)
+_Exchange = Callable[[socket.socket, bytes, float], Awaitable[Any]]
+"""Sends a frame and gives the answer's value, None at the end; TimeoutError after so many seconds, or OSError."""
 
 
-async def _exactly(loop: asyncio.AbstractEventLoop, connection: socket.socket, size: int) -> bytes | None:
-    parts = []
-    while size:
-        part = await loop.sock_recv(connection, min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+async def _blocking(connection: socket.socket, request: bytes, patience_s: float) -> Any:
+    """For a caller that waits: never suspended."""
+    connection.settimeout(patience_s)
+    connection.sendall(request)
+    return frames.read(connection)
+
+
+async def _on_loop(connection: socket.socket, request: bytes, patience_s: float) -> Any:
+    connection.setblocking(False)
+    async with asyncio.timeout(patience_s):
+        loop, frame = asyncio.get_running_loop(), frames.Frame()
+        await loop.sock_sendall(connection, request)
+        with contextlib.suppress(EOFError):
+            while wanted := frame.wants:
+                frame.take(await loop.sock_recv(connection, wanted))
+            return frame.value
+    return None
+
+
+def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """What work gives that is never suspended."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("it was suspended")
