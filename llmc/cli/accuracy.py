@@ -9,9 +9,14 @@ from typing import Any
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     """One line about what was run against the reference, of how many executables, and what came of it."""
     v = verification
-    run = f"all {executables}" if v["executables"] == executables else f"{v['executables']} of {executables}"
+    ran, buckets, left_out = v["executables"], v["buckets"], v["left_out"]
+    run = f"{'all ' * (ran > 1)}{ran}" if ran == executables else f"{ran} of {executables}"
+    of = "" if buckets == v["planned"] else f" of {v['planned']}"
+    poisons = f"{v['twice']} under two poisons"
+    if left_out:
+        poisons += f", {len(left_out)} sampled ones under one to keep within the budget: {', '.join(left_out)}"
     return (
-        f"against {v['reference']}: {run} executables run, {v['buckets']} buckets ({v['twice']} under two poisons), "
+        f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({poisons}), "
         f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
         f"{v['limits']['mean_kl']:.2g}), equal tokens {v['top1']:.1%}, greedy texts equal "
         f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}"

@@ -168,7 +168,7 @@ def compile_command(
         typer.Option(
             "--verify",
             metavar="sample|all|none",
-            help="Run every executable against the reference model, sampled or all buckets under two poisons.",
+            help="Run every executable against the reference model, sampled buckets or all under two poisons.",
         ),
     ] = "sample",
     require_native: Annotated[

@@ -12,7 +12,8 @@ from llmc.compiler.cpu_choice import CPU
 from llmc.compiler.provenance import find_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.verification.stage import parts_of, probes_stage, run_parts
+from llmc.compiler.verification.parts import choose
+from llmc.compiler.verification.stage import probes_stage, run_parts
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle
@@ -43,6 +44,7 @@ def verify_again(
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = open_target(manifest.target if manifest.device == CPU else manifest.device)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
-    parts = parts_of(bundle.plan, every, target, manifest.executables)
-    outcomes = run_parts(bundle, stages, probes_stage(stages, target), parts, progress)
-    return {"reference": target.reference, "limits": vars(limits), **summarise(outcomes, limits).to_json()}
+    chosen = choose(bundle.plan.buckets, every, target, manifest.executables, stages.parameters)
+    outcomes = run_parts(bundle, stages, probes_stage(stages, target), chosen.parts, progress)
+    result = summarise(outcomes, limits).to_json()
+    return {"reference": target.reference, "limits": vars(limits), **result, **chosen.to_json()}

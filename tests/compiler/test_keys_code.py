@@ -45,6 +45,7 @@ CODE = {
     "compiler/lowering/to_export.py": {"hpu": {"lower", "executable"}},
     "compiler/lowering/recipes.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
     "compiler/checkpoint/huggingface.py": made_by("weights", "tokenizer", "reference"),
+    "compiler/verification/parts.py": made_by("reference", "verify"),
     "compiler/verification/probes.py": made_by("reference", "verify"),
     "compiler/verification/texts.py": made_by("reference", "verify"),
     "compiler/verification/windows.py": made_by("reference", "verify"),

@@ -36,7 +36,7 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.limits import limits as verification_limits
-from llmc.compiler.verification.stage import sample_buckets
+from llmc.compiler.verification.parts import sample_buckets
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import (
     ArtifactError,
@@ -532,7 +532,7 @@ def wrong_for(bucket: Bucket) -> Callable[..., Compiled]:
 def test_verify_modes(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = toy.compile(verify="sample").verification
     assert sampled["mode"] == "sample"
-    assert sampled["twice"] == len(sample_buckets(toy.plan, every=False)) < BUCKETS
+    assert sampled["twice"] == len(sample_buckets(toy.plan.buckets, every=False)) < BUCKETS
     assert sampled["executables"] == sampled["buckets"] == BUCKETS, "the others are run once"
     everything = toy.compile(verify="all").verification
     assert (everything["mode"], everything["buckets"], everything["reference"]) == ("all", BUCKETS, "toy")

@@ -14,6 +14,7 @@ import pytest
 
 from llmc.artifacts.manifest import read_manifest
 from llmc.artifacts.store import Store
+from llmc.buckets.limits import Limits as PlanLimits
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
@@ -135,16 +136,31 @@ def test_a_transformers_model_is_measured_as_one_would_by_hand(tmp_path: Path) -
     assert found["mean_kl"] == pytest.approx(np.mean(kl), rel=0.1)
 
 
-def test_portable_executables_read_the_end_of_each_window(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are replayed operator by operator, a hundred times slower than on their device."""
+@pytest.mark.parametrize("longest", [LONGEST, 16])
+def test_portable_executables_read_the_end_of_each_part(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    """They are replayed operator by operator, a hundred times slower than on their device: a plan of short sequences,
+    whose text falls into many windows, takes them no more steps than one of long ones."""
+    plan = toy_plan() if longest == LONGEST else toy_plan([(1, 16, 0)], [(1, 15)], PlanLimits(16, 1, 16, 8))
     loosen(toy, monkeypatch)
     monkeypatch.setattr(FakeTarget, "state", "portable")
-    found = toy.compile().verification["accuracy"]
+    steps: list[int] = []
+    run = FakeExecutor.run
+    monkeypatch.setattr(FakeExecutor, "run", lambda self, step: (steps.append(step.query), run(self, step))[1])
+    toy.compile(plan, verify="none")
+    bundle, stages = Bundle.open(toy.bundle), Stages(toy.store, open_checkpoint(toy.model), plan, lambda _: None)
+    made = stage.run_parts(bundle, stages, stage.probes_stage(stages, FakeTarget()), ["accuracy"], lambda *_: None)
+    found = made[0]["accuracy"]
     trusted, tokenizer = reference(toy.model), Tokenizer(tokenizer_json().encode())
-    ends = [(tokens, range(len(tokens) - 16, len(tokens))) for tokens in windows(LONGEST, tokenizer)]
+    cut = windows(longest, tokenizer)
+    count, kept = len(cut) // len(TEXTS), 16 // (longest - 7) + 1
+    read = [tokens for at, tokens in enumerate(cut) if at % count >= count - kept]
+    ends = [(tokens, range(max(7, longest - 16), longest)) for tokens in read]
     wanted = np.concatenate([trusted.logits(tokens, positions) for tokens, positions in ends])
-    assert found["tokens"] == len(wanted) == 16 * len(ends)
+    assert found["tokens"] == len(wanted) >= 16 * len(TEXTS)
     assert found["mean_kl"] == pytest.approx(divergence(wanted, rounded(wanted)).mean(), rel=2e-3)
+    assert len(steps) < 100, "of 270 where the end of every window was read"
 
 
 def one_by_one(bundle: Bundle, executor: Any, tokens: list[int]) -> Any:

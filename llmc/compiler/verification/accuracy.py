@@ -4,13 +4,13 @@ The text is teacher-forced: whatever a bundle predicts, the next token is the te
 are a prompt, the others are decoded one by one, several windows at once, in the buckets that an engine would choose.
 An executor that scores every token of a step takes the first half of each window as a prompt, so that both phases
 count. The positions, and so the figures, are the same for every executor, plan permitting; but of portable executables,
-which a host replays operator by operator, only the last PORTABLE positions of each window are taken, the tokens before
-them as a prompt.
+which a host replays operator by operator, only the last PORTABLE positions of each part of the text are taken, the
+tokens before them as a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from llmc.buckets.plan import Plan
 from llmc.compiler.verification.divergence import TIE, log_softmax
 from llmc.compiler.verification.limits import Limits
 from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_chunk, prompt_steps
+from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import STEP, UNLIKELY, Window, by_part, text_digest
 from llmc.errors import VerificationError
 from llmc.runtime.executors.base import Executor
@@ -39,7 +40,8 @@ def measure(plan: Plan, executor: Executor, windows: Sequence[Window], last: int
 
     The percentile is the smallest divergence that at least 99% of the positions do not exceed. Best tokens are equal
     where the reference prefers no other by more than float32 sums differ (divergence.TIE). `parts` has the mean of each
-    part of the text, `text` the digest of what was read. `last` positions of each window are taken; None: all.
+    part of the text, `text` the digest of what was read. `last`: so many positions at the end of each part are taken,
+    and of no window more; None: all.
     """
     read: list[list[int]] = [[] for _ in windows]
     kl: list[list[float]] = [[] for _ in windows]
@@ -102,7 +104,7 @@ def least_equal(share: float, rows: int) -> float:
 
 def _scored(plan: Plan, executor: Executor, windows: Sequence[Window], last: int | None) -> Iterator[Scored]:
     """Every position from each window's first on, or its `last` ones, with the bundle's logits after it."""
-    order = sorted(range(len(windows)), key=lambda w: -len(windows[w].tokens))
+    order = sorted(_read(windows, last), key=lambda w: -len(windows[w].tokens))
     while order:
         empty(executor)
         group = order[: _together(plan, executor, [len(windows[w].tokens) for w in order])]
@@ -116,6 +118,22 @@ def _scored(plan: Plan, executor: Executor, windows: Sequence[Window], last: int
             tokens = [int(windows[w].tokens[at]) for w in group]
             logits = executor.run(decode_step(plan, executor, tokens, [at] * len(group)))
             yield [(w, at) for w in group], logits[: len(group)]
+
+
+def _read(windows: Sequence[Window], last: int | None) -> Iterable[int]:
+    """Which windows are read: all, or of each part as many from its end as have `last` positions together.
+
+    Where the text has fewer parts than TEXTS, each stands for several of them.
+    """
+    if last is None:
+        return range(len(windows))
+    parts, read = by_part(windows), []
+    for _, at in parts:
+        left = last * len(TEXTS) // len(parts)
+        while at and left > 0:
+            read.append(at.pop())
+            left -= min(last, len(windows[read[-1]].tokens) - int(windows[read[-1]].positions[0]))
+    return sorted(read)
 
 
 def _together(plan: Plan, executor: Executor, lengths: Sequence[int]) -> int:

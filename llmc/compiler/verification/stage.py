@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
@@ -24,6 +24,7 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
+from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose
 from llmc.errors import CapacityError
 from llmc.runtime.executors import executor_module
 from llmc.runtime.host import cpu_features
@@ -42,23 +43,6 @@ if TYPE_CHECKING:
     from llmc.compiler.verification.windows import Window
     from llmc.runtime.bundle import Bundle
 
-SAMPLES = 4
-
-
-@dataclass(frozen=True)
-class Once:
-    """A bucket that is run once, to run the executable that serves it."""
-
-    bucket: Bucket
-
-    def __str__(self) -> str:
-        return f"{self.bucket} once"
-
-
-Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
-"""What has an outcome of its own: a bucket, which is run twice under two poisons, or once; greedy texts over the whole
-bundle; or its divergence over a text."""
-
 _WORDS = ("analysis", "choice", "remaining")
 """Options of a manifest that are words for people; executors may open executables with any other."""
 
@@ -67,53 +51,6 @@ REFERENCES = {
     "transformers": "llmc.compiler.verification.transformers_reference:TransformersReference",
 }
 """Name that a target gives to "module:class"."""
-
-
-def sample_buckets(plan: Plan, every: bool) -> list[Bucket]:
-    """All buckets, or of each phase the smallest, the largest and SAMPLES − 2 others.
-
-    The others are those whose name's digest is lowest: a choice that one more bucket in the plan hardly changes.
-    """
-    if every:
-        return list(plan.buckets)
-    chosen: list[Bucket] = []
-    for phase in (plan.prompt, plan.decode):
-        order = sorted(phase, key=lambda b: (b.tokens * (1 + b.context), b))
-        between = sorted(order[1:-1], key=lambda b: digest_bytes(str(b).encode()))[: SAMPLES - 2]
-        chosen += dict.fromkeys([order[0], *between, order[-1]])
-    return chosen
-
-
-def parts_of(plan: Plan, every: bool, target: Target, executables: Sequence[Executable]) -> list[Part]:
-    """What verification runs: greedy texts, the sampled buckets, one for each other executable, and the text.
-
-    Prompt buckets come before decode, those that begin a sequence before those that continue one.
-    """
-    twice = sample_buckets(plan, every)
-    run = {e for bucket in twice for e in _serving(bucket, target, executables)}
-    chosen: list[Bucket | Once] = list(twice)
-    for bucket in sorted(plan.buckets, key=lambda b: (-b.tokens, -b.context, b)) if target.verifies_each else ():
-        more = [e for e in _serving(bucket, target, executables) if e not in run]
-        if more:
-            run.update(more)
-            chosen.append(Once(bucket))
-    chosen.sort(key=_order)
-    return ["greedy", *chosen, "accuracy"]
-
-
-def _order(part: Bucket | Once) -> tuple[bool, int, Bucket]:
-    bucket = part.bucket if isinstance(part, Once) else part
-    return bucket.phase != "prompt", bucket.context, bucket
-
-
-def _serving(bucket: Bucket, target: Target, executables: Sequence[Executable]) -> list[Executable]:
-    """The executables that may serve a bucket: those of its shape, or of every shape."""
-    batch, query, context = target.shape_of(bucket)
-    return [
-        e for e in executables
-        if e.phase in ("any", bucket.phase) and e.batch in (None, batch) and e.query in (None, query)
-        and e.context in (None, context)
-    ]  # fmt: skip
 
 
 def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
@@ -164,8 +101,10 @@ def verify_stage(
 
     probes = probes_stage(stages, target)
     limits = target.limits(options)
-    parts = parts_of(stages.plan, options.verify == "all", target, manifest.executables)
-    keys = [(part, _key(stages, target, manifest, probes, part)) for part in parts]
+    every = options.verify == "all"
+    chosen = choose(stages.plan.buckets, every, target, manifest.executables, stages.parameters)
+    serving = Serving(target, manifest.executables)
+    keys = [(part, _key(stages, serving, manifest, probes, part)) for part in chosen.parts]
     outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.obtain(key)) is not None}
     missing = [(part, key) for part, key in keys if key.digest not in outcomes]
     stages.report(StageReport("verify", False, None))
@@ -186,10 +125,11 @@ def verify_stage(
         "reference": target.reference,
         "limits": asdict(limits),
         **result.to_json(),
+        **chosen.to_json(),
     }
 
 
-def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, part: Part) -> Key:
+def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probes: Entry, part: Part) -> Key:
     """Key of the outcome of one part."""
     plan = stages.plan
     components: dict[str, Value] = {
@@ -207,8 +147,8 @@ def _key(stages: Stages, target: Target, manifest: Manifest, probes: Entry, part
         components["executables"] = _joint(manifest.executables)
         components["plan"] = _buckets_digest(plan, plan.buckets)
         return Key("verify", components)
-    bucket = part.bucket if isinstance(part, Once) else part
-    components["executables"] = _joint(_serving(bucket, target, manifest.executables))
+    bucket = bucket_of(part)
+    components["executables"] = _joint(serving.of(bucket))
     if bucket.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
         components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
         components["past.plan"] = _buckets_digest(plan, plan.prompt)

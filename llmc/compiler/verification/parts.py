@@ -1,0 +1,168 @@
+"""What verification runs of a plan, chosen and counted by the plan and the model's size alone: the same on every host.
+
+Greedy texts, the accuracy over a text and every executable are always run. Sampled buckets are run a second time, under
+another poison, while that fits into what all runs of buckets leave of BUDGET, the smallest of each phase in any case.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.buckets.bucket import PHASES
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.targets.base import Target
+
+SAMPLES = 4
+"""Buckets of each phase that are sampled."""
+
+BUDGET = 1.2e13
+"""Floating-point operations of all runs of buckets, above which no second run is added: 45,000 tokens of a model of 135
+million parameters, which take about a minute on two cores."""
+
+LEAST = 16
+"""Tokens that a run counts for at least: one of fewer tokens takes as long, since it reads all weights."""
+
+
+@dataclass(frozen=True)
+class Once:
+    """A bucket that is run once, to run the executable that serves it."""
+
+    bucket: Bucket
+
+    def __str__(self) -> str:
+        return f"{self.bucket} once"
+
+
+Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
+"""What has an outcome of its own: a bucket, which is run twice under two poisons, or once; greedy texts over the whole
+bundle; or its divergence over a text."""
+
+
+class Sized(Protocol):
+    """An executable, or the shape of one: None where a size stays dynamic."""
+
+    @property
+    def phase(self) -> str:
+        """Prompt, decode or any."""
+
+    @property
+    def batch(self) -> int | None:
+        """Sequences."""
+
+    @property
+    def query(self) -> int | None:
+        """New tokens of each."""
+
+    @property
+    def context(self) -> int | None:
+        """Cached tokens of each."""
+
+
+E = TypeVar("E", bound=Sized)
+
+
+class Serving(Generic[E]):
+    """Which executables may serve a bucket: those of its shape, or of every shape."""
+
+    def __init__(self, target: Target, executables: Iterable[E]) -> None:
+        self._target = target
+        self._of: dict[tuple[str, int | None, int | None, int | None], list[E]] = defaultdict(list)
+        for e in executables:
+            self._of[e.phase, e.batch, e.query, e.context].append(e)
+
+    def of(self, bucket: Bucket) -> list[E]:
+        """In no particular order."""
+        batch, query, context = ((None, size) for size in self._target.shape_of(bucket))
+        shapes = product(("any", bucket.phase), batch, query, context)
+        return [e for shape in shapes for e in self._of.get(shape, ())]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is run of `planned` buckets: `parts`, in order. `left_out` are the sampled buckets whose second run does not
+    fit into the budget."""
+
+    parts: tuple[Part, ...]
+    planned: int
+    left_out: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest, beside what was found."""
+        return {"planned": self.planned, "left_out": list(self.left_out)}
+
+
+def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
+    """All buckets, or of each phase the smallest, the largest and SAMPLES − 2 others.
+
+    The others are those whose name's digest is lowest: a choice that one more bucket in the plan hardly changes.
+    """
+    if every:
+        return list(buckets)
+    chosen: list[Bucket] = []
+    for order in _by_size(buckets):
+        between = sorted(order[1:-1], key=lambda b: digest_bytes(str(b).encode()))[: SAMPLES - 2]
+        chosen += dict.fromkeys([order[0], *between, order[-1]])
+    return chosen
+
+
+def choose(
+    buckets: Sequence[Bucket], every: bool, target: Target, executables: Iterable[Sized], parameters: int
+) -> Chosen:
+    """What verification runs of a plan's `buckets`, for a model of so many `parameters`: greedy texts, the sampled
+    buckets, one for each other executable, and the text. `every`: all buckets twice, whatever that takes.
+
+    Prompt buckets come before decode, those that begin a sequence before those that continue one.
+    """
+    sampled, serving = sample_buckets(buckets, every), Serving(target, executables)
+    run = {e for bucket in sampled for e in serving.of(bucket)}
+    once: list[Bucket] = []
+    for bucket in sorted(buckets, key=lambda b: _for_executable(b, target)) if target.verifies_each else ():
+        more = [e for e in serving.of(bucket) if e not in run]
+        if more:
+            run.update(more)
+            once.append(bucket)
+    left = BUDGET - sum(operations(bucket, parameters) for bucket in [*sampled, *once])
+    smallest = {order[0] for order in _by_size(sampled)}
+    left_out: list[Bucket] = []
+    for bucket in sorted(sampled, key=lambda b: (b not in smallest, operations(b, parameters), b)):
+        if every or bucket in smallest or operations(bucket, parameters) <= left:
+            left -= operations(bucket, parameters)
+        else:
+            left_out.append(bucket)
+    parts: list[Bucket | Once] = [bucket for bucket in sampled if bucket not in left_out]
+    ordered = sorted([*parts, *map(Once, [*once, *left_out])], key=_order)
+    return Chosen(("greedy", *ordered, "accuracy"), len(buckets), tuple(str(bucket) for bucket in sorted(left_out)))
+
+
+def operations(bucket: Bucket, parameters: int) -> float:
+    """Floating-point operations of one run of a bucket, padding included, attention left out."""
+    return 2.0 * parameters * max(bucket.tokens, LEAST)
+
+
+def bucket_of(part: Bucket | Once) -> Bucket:
+    """The bucket that a part runs."""
+    return part.bucket if isinstance(part, Once) else part
+
+
+def _by_size(buckets: Iterable[Bucket]) -> list[list[Bucket]]:
+    """Buckets of each phase that has some, smallest first."""
+    order = sorted(buckets, key=lambda b: (b.tokens * (1 + b.context), b))
+    phases = [[bucket for bucket in order if bucket.phase == phase] for phase in PHASES]
+    return [phase for phase in phases if phase]
+
+
+def _for_executable(bucket: Bucket, target: Target) -> tuple[int, int, int, Bucket]:
+    """Sorts first what runs an executable fewest times, and of these the largest."""
+    return bucket.batch // target.shape_of(bucket)[0], -bucket.tokens, -bucket.context, bucket
+
+
+def _order(part: Bucket | Once) -> tuple[bool, int, Bucket]:
+    bucket = bucket_of(part)
+    return bucket.phase != "prompt", bucket.context, bucket
