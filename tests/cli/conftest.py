@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,17 @@ import pytest
 from llmc.cli.main import main
 from tests.cli.helpers import Llmc, Ran
 from tests.toy import write_toy
+
+BUNDLE = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-o", "bundle", "-q")
+"""How a bundle of the toy is compiled: at most 4 sequences of 32 tokens."""
+
+
+def surround(patch: pytest.MonkeyPatch, folder: Path, cache: Path) -> None:
+    """Commands run in `folder` with the store `cache`, and no setting of whoever runs the tests."""
+    for variable in [name for name in os.environ if name.startswith(("VLLM_", "LLMC_"))]:
+        patch.delenv(variable)
+    patch.setenv("LLMC_CACHE_DIR", str(cache))
+    patch.chdir(folder)
 
 
 @pytest.fixture
@@ -21,10 +33,7 @@ def here(tmp_path: Path) -> Path:
 @pytest.fixture
 def llmc(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Path) -> Llmc:
     """Runs a command line in this process, in the folder `here`, with the store `cache` beside it."""
-    for variable in [name for name in os.environ if name.startswith(("VLLM_", "LLMC_"))]:
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.chdir(here)
+    surround(monkeypatch, here, tmp_path / "cache")
 
     def run(*arguments: object) -> Ran:
         capfd.readouterr()
@@ -42,7 +51,25 @@ def toy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bundle(llmc: Llmc, toy: Path, here: Path) -> Path:
-    """A bundle of the toy: at most 4 sequences of 32 tokens."""
-    made = llmc("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-o", "bundle", "-q")
+    """A bundle of the toy; see `BUNDLE`."""
+    made = llmc("compile", toy, *BUNDLE)
     assert made.code == 0, made
     return here / "bundle"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a toy, a bundle of it and the store `cache` of its compile, which nobody changes."""
+    folder = tmp_path_factory.mktemp("made")
+    toy = write_toy(folder / "toy")
+    with pytest.MonkeyPatch.context() as patch:
+        surround(patch, folder, folder / "cache")
+        assert main([str(word) for word in ("compile", toy, *BUNDLE)]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path, here: Path) -> Path:
+    """A copy of the bundle in `made`, beside one of its store: for the many tests that are not about compiling it."""
+    shutil.copytree(made / "cache", tmp_path / "cache")
+    return shutil.copytree(made / "bundle", here / "bundle")

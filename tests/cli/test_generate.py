@@ -26,6 +26,16 @@ TOKENIZER = Tokenizer(tokenizer_json().encode())
 
 
 @pytest.fixture
+def toy(made: Path) -> Path:
+    return made / "toy"
+
+
+@pytest.fixture
+def bundle(copied: Path) -> Path:
+    return copied
+
+
+@pytest.fixture
 def generate(llmc: Llmc, bundle: Path) -> Llmc:
     """`llmc generate bundle …`, six tokens for each prompt."""
 

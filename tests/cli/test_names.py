@@ -33,6 +33,16 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def toy(made: Path) -> Path:
+    return made / "toy"
+
+
+@pytest.fixture
+def bundle(copied: Path) -> Path:
+    return copied
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_name_that_is_none_is_told_in_one_line(
