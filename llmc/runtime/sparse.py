@@ -1,8 +1,7 @@
-"""Memory that is taken page by page, as it is written; and giving back what was freed."""
+"""Memory that is taken page by page, as it is written."""
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from contextlib import suppress
 
@@ -21,9 +20,3 @@ def sparse_bytes(count: int) -> NDArray[np.uint8]:
         with suppress(OSError):  # a kernel without huge pages
             pages.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(pages, np.uint8)[:count]
-
-
-def trim() -> None:
-    """Give freed memory back to the system, which glibc keeps for each thread that ever had some; elsewhere nothing."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

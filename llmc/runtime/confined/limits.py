@@ -10,7 +10,8 @@ class Limits:
     """Bounds on jobs of one kind.
 
     `seconds` of processor time, `memory_bytes` beyond what a child begins with and `stack_bytes` are for each job.
-    `workers` run at a time; further ones wait, `waiting` at most.
+    `workers` run at a time; further ones wait, `waiting` at most. One child stays; the others end, and their memory
+    with them, when they have had no job for `idle_s`.
     """
 
     seconds: float = 3.0
@@ -18,6 +19,7 @@ class Limits:
     stack_bytes: int = 16 << 20
     workers: int = 2
     waiting: int = 64
+    idle_s: float = 2.0
 
     @property
     def patience_s(self) -> float:

@@ -25,9 +25,12 @@ from typing import Any
 
 from llmc.errors import InputError
 from llmc.runtime.confined import frames
+from llmc.runtime.heap import settle, share_heap, trim
 
-WORN_BYTES = 32 << 20
-"""A child that has grown by more than this does no further job."""
+WORN_BYTES = 8 << 20
+"""A child that has grown by more than this does no further job, of what it could not give back after the last one."""
+GROWN_BYTES = 1 << 20
+"""A child that a job let grow by more than this gives back what it can."""
 _PR_SET_PDEATHSIG = 1
 
 Work = Callable[[Any], Any]
@@ -38,15 +41,18 @@ Work = Callable[[Any], Any]
 class _Child:
     pid: int
     connection: socket.socket
+    lasts: bool
 
 
 def main(control_fd: int, config_fd: int) -> None:
     """Serve until `control` ends. The config is JSON: {"work": "module:factory", "options", "seconds", …}."""
+    share_heap()
     control = socket.socket(fileno=control_fd)
     with open(config_fd, "rb") as file:
         config = json.loads(file.read())
     module, _, factory = config["work"].partition(":")
     work: Work = getattr(importlib.import_module(module), factory)(**config["options"])
+    settle()
     _Nursery(control, work, config).run()
 
 
@@ -93,6 +99,7 @@ class _Nursery:
             return False
         for fd in fds:
             connection = socket.socket(fileno=fd)
+            lasts = not any(child.lasts for child in self._children.values())
             try:
                 pid = os.fork()
             except OSError as error:
@@ -100,8 +107,8 @@ class _Nursery:
                 connection.close()
                 continue
             if pid == 0:
-                self._become_child(connection)
-            self._children[fd] = _Child(pid, connection)
+                self._become_child(connection, lasts)
+            self._children[fd] = _Child(pid, connection, lasts)
             self._poll.register(fd, 0)  # of its end one hears in any case
         return True
 
@@ -122,7 +129,7 @@ class _Nursery:
                         _tell(child.connection, {"killed": os.WTERMSIG(status)})
                     child.connection.close()
 
-    def _become_child(self, connection: socket.socket) -> None:
+    def _become_child(self, connection: socket.socket, lasts: bool) -> None:
         try:
             parent = os.getppid()
             signal.set_wakeup_fd(-1)
@@ -133,15 +140,16 @@ class _Nursery:
             for other in (self._control, self._bell, self._ring, *(c.connection for c in self._children.values())):
                 other.close()
             threading.stack_size(self._config["stack_bytes"])
-            thread = threading.Thread(target=_serve, args=(connection, self._work, self._config))
+            thread = threading.Thread(target=_serve, args=(connection, self._work, self._config, lasts))
             thread.start()
             thread.join()
         finally:
             os._exit(0)
 
 
-def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any]) -> None:
-    """Do jobs until nobody asks for more, in a thread whose stack is the bound on theirs."""
+def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], lasts: bool) -> None:
+    """Do jobs until nobody asks for more, or, where another child `lasts`, for a while; in a thread whose stack is the
+    bound on theirs."""
     with contextlib.suppress(OSError, ValueError):
         os.nice(config["niceness"])
     with contextlib.suppress(OSError, ValueError):
@@ -149,7 +157,8 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any]) -> 
     memory = _Memory()
     memory.bound(config["memory_bytes"])
     began = now = memory.resident
-    while (job := frames.read(connection)) is not None:
+    idle_s = None if lasts else config["idle_s"]
+    while select.select([connection], [], [], idle_s)[0] and (job := frames.read(connection)) is not None:
         before = now
         signal.setitimer(signal.ITIMER_PROF, config["seconds"])  # its signal ends the process, whatever it does
         try:
@@ -165,6 +174,10 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any]) -> 
         signal.setitimer(signal.ITIMER_PROF, 0)
         now = memory.resident
         answer["bytes"] = max(0, now - before)
+        if now - before > GROWN_BYTES:
+            job = None
+            trim()
+            now = memory.resident
         worn = now - began > WORN_BYTES or "limit" in answer
         answer["last"] = worn
         _tell(connection, answer)

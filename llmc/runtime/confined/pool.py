@@ -110,9 +110,9 @@ class Pool:
         """The nursery's process."""
         return None if self._nursery is None else self._nursery.pid
 
-    def _take(self) -> _Child:
+    def _take(self, fresh: bool) -> _Child:
         with self._lock:
-            while self._idle:
+            while self._idle and not fresh:
                 child = self._idle.pop()
                 if child.usable:
                     return child
@@ -139,11 +139,12 @@ class Pool:
 
     async def _done(self, job: Any, exchange: _Exchange) -> Job:
         request = frames.pack(job)
-        return self._told(await self._attempt(request, exchange) or await self._attempt(request, exchange))
+        answer = await self._attempt(request, exchange) or await self._attempt(request, exchange, fresh=True)
+        return self._told(answer)
 
-    async def _attempt(self, request: bytes, exchange: _Exchange) -> dict[str, Any] | None:
-        """The answer; None where the nursery ended meanwhile, which does not happen twice."""
-        child, answer = self._take(), None
+    async def _attempt(self, request: bytes, exchange: _Exchange, fresh: bool = False) -> dict[str, Any] | None:
+        """The answer; None where the nursery or an idle child ended meanwhile, which does not happen to a fresh one."""
+        child, answer = self._take(fresh), None
         try:
             answer = await exchange(child.connection, request, self.limits.patience_s)
         except TimeoutError:

@@ -15,7 +15,7 @@ from llmc.artifacts.native import KERNELS
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.ort_session import open_session
-from llmc.runtime.sparse import trim
+from llmc.runtime.heap import trim
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest_schema import Executable

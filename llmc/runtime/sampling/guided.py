@@ -33,7 +33,7 @@ __all__ = ["Constraint", "ConstraintFactory", "GrammarConstraint"]
 
 MAX_GRAMMARS = 64
 """Compiled grammars to keep; a further one takes the place of the one that was not used for longest."""
-MAX_GRAMMAR_BYTES = 256 << 20
+MAX_GRAMMAR_BYTES = 16 << 20
 """Memory of compiled grammars to keep, as their trials took it."""
 MAX_REFUSALS = 256
 """Grammars to remember as refused, so that they are not tried again."""

@@ -13,8 +13,8 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from llmc.errors import OverloadedError
+from llmc.runtime.heap import trim
 from llmc.runtime.server.disconnect import unless_disconnected
-from llmc.runtime.sparse import trim
 
 T = TypeVar("T")
 

@@ -53,19 +53,20 @@ class Server:
     """Serves what `open_bundle` gives on `listener`, until `stop`.
 
     `observers` watch the engine besides the metrics; `report` hears of events. `access_log` logs requests to the
-    logger "uvicorn.access".
+    logger "uvicorn.access". `loaded` is called in the loader's thread once everything is read.
     """
 
     def __init__(
         self, config: ServerConfig, listener: Listener, open_bundle: OpenBundle, options: EngineOptions, *,
         warm_up: WarmUp = "all", observers: Sequence[Observer] = (), report: Report = lambda _: None,
         access_log: bool = False, cache_counters: Callable[[], Mapping[str, int]] | None = None,
+        loaded: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         metrics, snapshot = Metrics(), Snapshot()
         self.state = ServerState(config, metrics, snapshot)
         self.listener = listener
         self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up
-        self._report = report
+        self._report, self._loaded = report, loaded
         self._cache_counters = cache_counters
         self._observer = Observers([metrics, snapshot, *observers])
         self._signals: list[int] = []
@@ -166,6 +167,7 @@ class Server:
         if self.state.served is not None and self.state.config.warm_aside:
             with contextlib.suppress(LlmcError):  # of what is missing those hear who ask for it
                 self.state.served.engine.generator.constraints(at_once=False)
+        self._loaded()
 
     def _progress(self, progress: Progress) -> None:
         if self._signals:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from llmc.runtime.heap import settle, share_heap
 from llmc.runtime.opening import EngineOptions
 from llmc.runtime.server.events import Report
 from llmc.runtime.server.lifecycle import Server
@@ -53,13 +54,14 @@ def serve(
     listener = listen(config.host, config.port) if uds is None else listen_unix(uds)
     with contextlib.ExitStack() as closing:
         closing.callback(listener.close)
+        share_heap()
         _allow_files(config.max_connections + FILES)
         if access_log:
             _log_accesses(config.api_keys)
         observers = [closing.enter_context(contextlib.closing(o)) for o in _recorders(config)]
         server = Server(
             config, listener, open_bundle, options or EngineOptions(), warm_up=warm_up, observers=observers,
-            report=report, access_log=access_log, cache_counters=cache_counters,
+            report=report, access_log=access_log, cache_counters=cache_counters, loaded=settle,
         )  # fmt: skip
         watchdog = Watchdog(config.shutdown_timeout_s)
         signals: list[int] = []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 
 from llmc.errors import InputError, OverloadedError
 from llmc.runtime.confined.limits import Limits
-from llmc.runtime.confined.pool import JobError, LimitError, Pool
+from llmc.runtime.confined.pool import JobError, LimitError, Pool, _Child
 from tests.artifacts.helpers import REPO
 
 LIMITS = Limits(seconds=0.3, memory_bytes=64 << 20, stack_bytes=1 << 20, workers=2, waiting=2)
@@ -91,12 +94,59 @@ def test_a_child_that_grew_is_not_used_again():
     pool = Pool("tests.runtime.confined.work:open_work", {"greeting": ""}, Limits(memory_bytes=256 << 20))
     try:
         first = pool.run(["echo", 1]).value[2]
-        assert pool.run(["keep", 1 << 20]).size >= 1 << 20
+        assert pool.run(["keep", 2 << 20]).size >= 1 << 20
         assert pool.run(["echo", 1]).value[2] == first
         assert pool.run(["keep", 40 << 20]).size >= 40 << 20
         assert pool.run(["echo", 1]).value[2] != first
     finally:
         pool.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give back what they like")
+def test_what_a_job_freed_is_given_back_and_its_child_goes_on():
+    pool = Pool("tests.runtime.confined.work:open_work", {"greeting": ""}, Limits(memory_bytes=256 << 20))
+    try:
+        child = psutil.Process(pool.run(["echo", 1]).value[2])
+        before = child.memory_info().rss
+        assert pool.run(["used", 40 << 20]).size >= 36 << 20
+        assert child.memory_info().rss < before + (2 << 20)
+        assert pool.run(["echo", 1]).value[2] == child.pid
+    finally:
+        pool.close()
+
+
+def test_children_beside_the_first_end_when_there_is_nothing_to_do():
+    pool = Pool(WORK, {"greeting": ""}, replace(LIMITS, idle_s=0.1))
+
+    async def crowd() -> None:
+        await asyncio.gather(*(pool.arun(["sleep", 0.1], _value) for _ in range(2)))
+
+    try:
+        first = pool.run(["echo", 1]).value[2]
+        for _ in range(2):
+            asyncio.run(crowd())
+            assert len(family(pool)) == 3
+            until(lambda: [p.pid for p in family(pool)[1:]] == [first])
+        time.sleep(0.3)
+        assert pool.run(["echo", 1]).value[2] == first
+    finally:
+        pool.close()
+
+
+def test_a_job_whose_child_ends_just_then_goes_to_a_fresh_one(pool, monkeypatch):
+    child = pool.run(["echo", 1]).value[2]
+    monkeypatch.setattr("llmc.runtime.confined.pool._Child.usable", True)
+    os.kill(child, signal.SIGKILL)
+    until(lambda: child not in {p.pid for p in family(pool)})
+    pool._idle.append(_ended())
+    assert pool.run(["echo", 2]).value[1] == 2
+
+
+def _ended() -> _Child:
+    """A child whose other end is closed."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return _Child(ours)
 
 
 def test_a_nursery_that_was_killed_is_replaced_and_its_children_die_with_it(pool):

@@ -30,6 +30,15 @@ def open_work(greeting: str) -> Callable[[Any], Any]:
                 return len(bytearray(size))
             case ["keep", size]:
                 _kept.append(b"x" * size)
+            case ["used", size]:  # and freed, but for what lies at the end
+                library = ctypes.CDLL(None)
+                library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+                blocks = [library.malloc(100_000) for _ in range(size // 100_000)]
+                for block in blocks:
+                    ctypes.memset(block, 1, 100_000)
+                library.malloc(100_000)
+                for block in blocks:
+                    library.free(block)
             case ["native memory", size]:  # as native code does without memory
                 if not ctypes.CDLL(None).calloc(1, size):
                     os.abort()

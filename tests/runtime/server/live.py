@@ -109,7 +109,8 @@ class Live:
     def __init__(
         self, open_bundle: Path | OpenBundle, *, options: EngineOptions | None = None, listener: Listener | None = None,
         warm_up: WarmUp = "all", observers: tuple[Any, ...] = (),
-        cache_counters: Callable[[], dict[str, int]] | None = None, **config: Any,
+        cache_counters: Callable[[], dict[str, int]] | None = None, loaded: Callable[[], None] = lambda: None,
+        **config: Any,
     ) -> None:  # fmt: skip
         opener = (lambda tell: open_bundle) if isinstance(open_bundle, Path) else open_bundle
         self.events: list[Event] = []
@@ -118,7 +119,7 @@ class Live:
         self.server = Server(
             ServerConfig(**{"shutdown_timeout_s": 5.0, "warm_aside": False, **config}),
             listener or listen("127.0.0.1", 0), opener, options or EngineOptions(), warm_up=warm_up,
-            report=self._report, observers=observers, cache_counters=cache_counters,
+            report=self._report, observers=observers, cache_counters=cache_counters, loaded=loaded,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="live")
 

@@ -12,10 +12,11 @@ import pytest
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.server import serve
 from llmc.runtime.server.events import Listening, Ready, Stopped
-from llmc.runtime.server.state import Progress
+from llmc.runtime.server.state import Progress, ServerConfig
 from llmc.runtime.server.warming import Countdown, warm_up_of
-from tests.runtime.server.live import Gate, Live, toy_bundle
+from tests.runtime.server.live import Gate, Live, toy_bundle, until
 from tests.toy import Toy, write_toy
 
 
@@ -46,6 +47,30 @@ class Door:
 
 
 # While it loads
+
+
+def test_the_process_settles_once_when_everything_is_read(bundle: Path) -> None:
+    phases: list[str] = []
+    live = Live(bundle, loaded=lambda: phases.append(live.server.state.phase))
+    with live:
+        live.ready()
+        until(lambda: bool(phases))
+        assert live.complete().status == 200
+    assert phases == ["ready"]
+
+
+def test_a_server_has_one_heap_before_it_has_threads(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def server(*args: object, loaded: Callable[[], None], **options: object) -> None:
+        done.append(loaded.__name__)
+        raise InputError("enough")
+
+    monkeypatch.setattr(serve, "share_heap", lambda: done.append("share_heap"))
+    monkeypatch.setattr(serve, "Server", server)
+    with pytest.raises(InputError, match="enough"):
+        serve.serve(ServerConfig(port=0), lambda tell: bundle)
+    assert done == ["share_heap", "settle"]
 
 
 def test_the_socket_answers_from_the_first_moment(bundle: Path) -> None:
