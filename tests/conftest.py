@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: begins(item.path))
 
 
-def pytest_collection_finish() -> None:
-    """What modules hold stays to the end: collections, of which tests ask for some, need not walk it each time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What modules hold stays to the end: the collector walks it neither while it grows, a third of the time that
+    finding the tests takes, nor when tests ask for a collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @cache
