@@ -43,40 +43,34 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     verify: str = "sample",
     require_native: bool = False,
     sample_top_k: int = 0,
-    tensor_parallel: int = 1,
-    lowering: str = "jax",
-    roll_layers: bool | None = None,
-    cache_slots: int | None = None,
     jobs: int | None = None,
     cache_dir: str | Path | None = None,
     store: Store | None = None,
     report: Reporter | None = None,
-    **planning: Any,
+    **more: Any,
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
-    `model` may be a config.json: weights are bound when the bundle is opened. `tensor_parallel`, `lowering`,
-    `roll_layers` and `cache_slots` are for devices that XLA compiles for, see `CompileOptions`; those for OpenVINO
-    (`kv_cache_dtype`, `group_size` …), `kernels` for ONNX Runtime and the limits for device cpu are keywords too.
-    `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
+    `model` may be a config.json: weights are bound when the bundle is opened. The options that devices declare are
+    keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by
+    device. `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.opening import open_store
-    from llmc.compiler.options import CPU_OPTIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, CompileOptions
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline import compile_bundle
     from llmc.compiler.planning import plan_for
+    from llmc.compiler.targets import declared
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    workers = jobs or settings.threads
-    named = (*OPENVINO_OPTIONS, *ONNXRUNTIME_OPTIONS, *CPU_OPTIONS)
-    extra = {name: planning.pop(name) for name in named if name in planning}
-    options = CompileOptions(
-        device, quantize, dtype, specialise, verify, require_native, workers, sample_top_k, tensor_parallel, lowering,
-        roll_layers, cache_slots, **extra,
+    own = {name: more.pop(name) for name in declared() if name in more}
+    options = CompileOptions.of(
+        device, quantize=quantize, dtype=dtype, specialise=specialise, verify=verify, require_native=require_native,
+        jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
-    made = plan if plan is not None else plan_for(str(model), **planning)
+    made = plan if plan is not None else plan_for(str(model), **more)
     if store is None:
         store = open_store(cache_dir, settings, device)
     return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))

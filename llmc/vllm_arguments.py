@@ -63,10 +63,11 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _require_known(compiled: Mapping[str, Any]) -> None:
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.options import SHARED
     from llmc.compiler.planning import PlanArguments
+    from llmc.compiler.targets import declared
 
-    known = {*CompileOptions.__dataclass_fields__, *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
+    known = {*SHARED, *declared(), *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
     known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization"}) - {"model", "settings"}
     for name in compiled:
         if name not in known:

@@ -13,7 +13,8 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.artifacts.store import Store
 from llmc.compiler.pipeline import ExecutableReport
 from llmc.errors import ArtifactError, CheckpointError, InputError
-from tests.toy import EOS, greedy, write_toy
+from llmc.testing.toy import EOS, write_toy
+from tests.toy import greedy
 
 SMALL: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
 GREEDY = llmc.SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -77,7 +78,7 @@ def test_compile_takes_a_plan_and_a_store(toy: Path, tmp_path: Path) -> None:
 def test_options_of_one_device_are_keywords_too(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--group-size is for openvino; leave it out for fake"):
         llmc.compile(toy, tmp_path / "bundle", **SMALL, group_size=64)
-    with pytest.raises(InputError, match="--max-memory chooses what --device cpu stands for"):
+    with pytest.raises(InputError, match="--max-memory is for cpu; leave it out for fake"):
         llmc.LLM(str(toy), **SMALL, max_memory=10**9)
 
 

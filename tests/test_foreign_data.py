@@ -30,11 +30,12 @@ from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.vocabulary import MAGIC, Vocabulary
 from llmc.runtime.weight_places import read_places
 from llmc.runtime.xla.envelope import Envelope, StepHeader, write_envelope
+from llmc.testing.toy import tokenizer_json
 from tests.artifacts.helpers import DIGESTS, manifest
 from tests.compiler.checkpoint.writers import write_gguf
 from tests.hostile import as_json, changed, damaged
 from tests.manifests import write_manifest
-from tests.toy import Toy, tokenizer_json
+from tests.toy import Toy
 
 fuzzed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

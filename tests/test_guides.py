@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import llmc
-from tests.toy import write_toy
+from llmc.testing.toy import write_toy
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ ROOT = Path(llmc.__file__).parent
 CODE_KINDS = {"executable", "finish", "kernels", "slots", "starter"}
 """Kinds of entries that need a signature, "executable" unless it is portable; a new kind is named here, or is data."""
 
-EXECUTORS = sorted(executors._CLASSES)
+EXECUTORS = executors.EXECUTORS.names()
 
 
 def portable(**changes: object) -> dict[str, object]:

@@ -2,85 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-
 from llmc.artifacts.store import Store
-from llmc.buckets.bucket import Bucket
-from llmc.buckets.coverage import prove
-from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.provenance import Provenance
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, Event, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
 from llmc.compiler.verification.toy_reference import ToyReference
-
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-EOS = len(BYTES)
-"""Id of "<|end|>"; the ids below it are one byte each."""
-VOCAB = EOS + 1
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-
-PROMPT = [(1, 4, 0), (1, 16, 0), (4, 4, 0), (4, 8, 0), (1, 8, 24), (2, 8, 8)]
-DECODE = [(1, 8), (1, 32), (2, 16), (4, 16), (4, 32)]
-
-
-@cache
-def tokenizer_json() -> str:
-    """Every byte is a token, so that any text can be encoded."""
-    backend = Tokenizer(BPE({name: index for index, name in enumerate(BYTES)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<|end|>"])
-    return str(backend.to_str())
-
-
-def write_toy(
-    folder: Path, *, hidden: int = 8, vocab: int = VOCAB, positions: int = 64, seed: int = 0, tokenizer: bool = True,
-    **config: object,
-) -> Path:  # fmt: skip
-    """Write a toy checkpoint into `folder`; weights follow from `seed`, `config` overrides config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    random = np.random.default_rng(seed)
-    names = ("model.embed_tokens.weight", "lm_head.weight")
-    save_file(
-        {name: random.normal(0, 0.6, (vocab, hidden)).astype(np.float32) for name in names},
-        folder / "model.safetensors",
-    )
-    written = {
-        "model_type": "toy", "vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "max_position_embeddings": positions, **config,
-    }  # fmt: skip
-    if tokenizer:
-        written = {"eos_token_id": EOS, **written}
-        (folder / "tokenizer.json").write_text(tokenizer_json())
-        special = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
-        (folder / "tokenizer_config.json").write_text(json.dumps(special))
-    (folder / "config.json").write_text(json.dumps(written))
-    return folder
-
-
-def toy_plan(
-    prompt: Iterable[tuple[int, int, int]] = PROMPT, decode: Iterable[tuple[int, int]] = DECODE,
-    limits: Limits | None = None,
-) -> Plan:  # fmt: skip
-    """A plan with exactly these buckets; default: at most 4 sequences of 32 tokens, long prompts in chunks."""
-    buckets = [Bucket("prompt", *sizes) for sizes in prompt]
-    buckets += [Bucket("decode", batch, 1, context) for batch, context in decode]
-    plan = Plan(limits or Limits(32, 4, 64, 8), tuple(buckets), Provenance("test"))
-    assert not prove(plan), prove(plan)
-    return plan
+from llmc.testing.toy import toy_plan, write_toy
 
 
 def reference(model: Path) -> ToyReference:
@@ -115,7 +49,7 @@ class Toy:
             if report:
                 report(event)
 
-        asked = CompileOptions(**{"device": "fake", **options})
+        asked = CompileOptions.of(**{"device": "fake", **options})
         return compile_bundle(
             str(model or self.model), bundle or self.bundle, plan or self.plan, asked, store or self.store, keep
         )

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.compiled import print_estimate, print_result
+from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
+from llmc.compiler.options import Value
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("compile")(takes_planning_flags(compile_command))
+    app.command("compile")(takes_own_options(takes_planning_flags(compile_command)))
 
 
 def compile_command(
@@ -78,87 +80,6 @@ def compile_command(
             "--config", metavar="FILE", help="A config.json in place of MODEL: weights are bound when it is opened."
         ),
     ] = None,
-    tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", metavar="N", help="Devices that each graph is sharded over (xla, tpu).")
-    ] = 1,
-    lowering: Annotated[
-        str, typer.Option("--lowering", metavar="jax|torch-xla", help="Who makes StableHLO of the trace (xla, tpu).")
-    ] = "jax",
-    roll_layers: Annotated[
-        bool | None,
-        typer.Option(
-            "--roll-layers/--no-roll-layers",
-            help="Repeated layers as one scanned body (xla, tpu). Default: yes for tpu, no for xla.",
-        ),
-    ] = None,
-    cache_slots: Annotated[
-        int | None,
-        typer.Option(
-            "--cache-slots",
-            metavar="N",
-            help="Sequences that the cache on the device holds (xla, tpu). Default: max-num-seqs + 2 kept prefixes.",
-        ),
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-cache-dtype",
-            metavar="u8|f32|bf16",
-            help="Precision of the KV cache (openvino). Default: u8, and f32 where nothing is quantised.",
-        ),
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        typer.Option(
-            "--group-size",
-            metavar="N",
-            help="Inputs of a row of quantised weights that share a scale (openvino): int8 0 (the whole row), 32, 64, "
-            "128; int4 32, 64, 128; keep 32. Default: int8 as the shape of step asks for, the first of the others.",
-        ),
-    ] = None,
-    activation_group_size: Annotated[
-        int | None,
-        typer.Option(
-            "--activation-group-size",
-            metavar="N",
-            help="Inputs that share a scale where activations are quantised to 8 bits as they are multiplied "
-            "(openvino on CPU): 0 (not at all), 16, 32, 64, 128. Default: int8 as the shape of step asks for, 32 "
-            "beside a named --group-size and for the others, 0 where nothing is quantised.",
-        ),
-    ] = None,
-    specialise_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--specialise-memory",
-            metavar="SIZE",
-            help="Memory that graphs of fixed decode batches may take, as in 1G (openvino, with --specialise). "
-            "Default: 512M.",
-        ),
-    ] = None,
-    max_memory: Annotated[
-        str | None,
-        typer.Option("--max-memory", metavar="SIZE", help="Memory that the engine which cpu stands for may take."),
-    ] = None,
-    max_start: Annotated[
-        float | None,
-        typer.Option("--max-start", metavar="SECONDS", help="Time to its first token that it may take."),
-    ] = None,
-    kernels: Annotated[
-        str | None,
-        typer.Option(
-            "--kernels",
-            metavar="llmc|onnxruntime",
-            help="Whose products of quantised matrices run (onnxruntime). Default: llmc's where the CPU has "
-            "AVX-512 VNNI.",
-        ),
-    ] = None,
-    starter: Annotated[
-        bool,
-        typer.Option(
-            "--starter/--no-starter",
-            help="Put graphs beside that open at once, and serve until the others are open (openvino).",
-        ),
-    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", metavar="N", help="Executables at once. Default: CPUs.")
     ] = None,
@@ -186,6 +107,7 @@ def compile_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     flags: PlanningFlags,
+    own: dict[str, Value],
 ) -> None:
     """Compile every bucket's graph for a device into a bundle, verified against the reference model.
 
@@ -218,9 +140,7 @@ def compile_command(
     settings = Settings.from_environment()
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
-        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k,
-        tensor_parallel, lowering, roll_layers, cache_slots, kv_cache_dtype, group_size, activation_group_size,
-        size("--specialise-memory", specialise_memory), starter, size("--max-memory", max_memory), max_start, kernels,
+        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k, own
     )  # fmt: skip
     place = None
     if resume and model is None and config is None:

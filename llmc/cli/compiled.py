@@ -48,9 +48,9 @@ def print_result(result: CompileResult, as_json: bool) -> None:
     if result.sample_top_k:
         typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
     if result.analysis:
-        from llmc.compiler.xla.report import lines
+        from llmc.compiler.targets import open_target
 
-        for line in lines(result.analysis):
+        for line in open_target(result.device).describe(result.analysis):
             typer.echo(line)
     v = result.verification
     if v.get("mode") == "none":

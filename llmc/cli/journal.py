@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.buckets.plan import Plan
@@ -40,7 +40,7 @@ class Journal:
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']}")
             plan = Plan.from_json(json.dumps(data["plan"]), str(path))
-            return cls(str(data["model"]), plan, CompileOptions(**data["options"]), output)
+            return cls(str(data["model"]), plan, CompileOptions.of(**data["options"]), output)
         except FileNotFoundError:
             raise InputError(f"nothing to resume: no interrupted compile of {output} (looked for {path})") from None
         except (OSError, ValueError, KeyError, TypeError) as e:
@@ -51,7 +51,7 @@ class Journal:
         """Leave the journal while a compile runs; it stays behind where going on may end well."""
         path = _path(self.output)
         data = {
-            "schema": SCHEMA, "model": self.model, "output": str(self.output), "options": asdict(self.options),
+            "schema": SCHEMA, "model": self.model, "output": str(self.output), "options": self.options.to_dict(),
             "plan": self.plan.to_dict(),
         }  # fmt: skip
         with suppress(OSError):  # without room for it, the compile itself says so

@@ -12,7 +12,9 @@ import typer
 from llmc.buckets import report
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
+from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
+from llmc.compiler.options import Value
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ EVALUATE_FLAGS = {"--traffic", "--arrival-rate", "--clip", "--bench"}
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("plan")(takes_planning_flags(plan))
+    app.command("plan")(takes_own_options(takes_planning_flags(plan)))
 
 
 def plan(
@@ -56,10 +58,6 @@ def plan(
         str | None,
         typer.Option("--dtype", metavar="auto|f32|bf16|f16", help="Estimate with unquantised numbers held so."),
     ] = None,
-    tensor_parallel: Annotated[
-        int | None,
-        typer.Option("--tensor-parallel", metavar="N", help="Estimate for graphs sharded over N devices (xla, tpu)."),
-    ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(
@@ -77,6 +75,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
     flags: PlanningFlags,
+    own: dict[str, Value],
 ) -> None:
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
 
@@ -92,7 +91,7 @@ def plan(
       llmc plan show plan.json
       llmc plan evaluate plan.json other.json --traffic requests.csv
     """
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.options import CompileOptions, flag_of
 
     arguments = words or []
     priced: dict[str, object] = {
@@ -100,7 +99,7 @@ def plan(
         "--bundle": bundle,
         "--quantize": quantize,
         "--dtype": dtype,
-        "--tensor-parallel": tensor_parallel,
+        **{flag_of(name): value for name, value in own.items()},
     }
     named = any(given is not None for given in priced.values())
     others: dict[str, object] = {"--config": config, **priced, "--frontier": frontier or None}
@@ -121,7 +120,7 @@ def plan(
         for name, given in priced.items():
             if given is not None and model is None and config is None:
                 raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
-        options = CompileOptions(device or "cpu", quantize, dtype or "auto", tensor_parallel=tensor_parallel or 1)
+        options = CompileOptions(device or "cpu", quantize, dtype or "auto", own=own)
         made = plan_from_flags(flags, model, config, device=device, options=options)
         points = _frontier(flags, model, config) if frontier else []
         if named or not as_json:

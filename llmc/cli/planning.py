@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -13,6 +12,7 @@ from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
+from llmc.cli.flags import Command, grouped
 from llmc.cli.output import ReadingProgress
 from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
@@ -124,23 +124,14 @@ class PlanningFlags:
         return [f"--{flag.name.replace('_', '-')}" for flag in fields(self) if getattr(self, flag.name) != flag.default]
 
 
-def takes_planning_flags(command: Callable[..., None]) -> Callable[..., None]:
+def takes_planning_flags(command: Command) -> Command:
     """`command`, whose parameter `flags` is a PlanningFlags, as a command line function with one option for each."""
     hints = get_type_hints(PlanningFlags, include_extras=True)
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "flags"]
     options = [
         inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=hints[flag.name])
         for flag in fields(PlanningFlags)
     ]
-
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        flags = PlanningFlags(**{flag.name: kwargs.pop(flag.name) for flag in fields(PlanningFlags)})
-        command(*args, flags=flags, **kwargs)
-
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *options)}
-    wrapper.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-    return wrapper
+    return grouped(command, "flags", options, lambda given: PlanningFlags(**given))
 
 
 def plan_from_flags(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.options import EXTENSIONS
+from llmc.compiler.targets import declared
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.artifacts.manifest import Manifest
     from llmc.buckets.plan import Plan
 
-OPTIONS = ("quantize", "dtype", "specialise", *EXTENSIONS)
+OPTIONS = ("quantize", "dtype", "specialise", "sample_top_k")
+"""And those that targets declare."""
+
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
 APART = ("plan", "verify", "require_native", "jobs", "cache_dir", "store", "report")
 """Arguments of `llmc.compile` that no manifest is compared by, or that are not about planning."""
@@ -30,12 +32,14 @@ def asked_members(
     that cannot be read is not compared. Raises InputError for arguments that cannot be used.
     """
     found: dict[str, Any] = {} if device is None else {"device": device}
-    found["options"] = {name: arguments[name] for name in OPTIONS if arguments.get(name) is not None}
-    for name, default in EXTENSIONS.items():  # a bundle that was compiled without one does not name it
+    defaults = {"sample_top_k": 0, **{name: one.option.default for name, one in declared().items()}}
+    options = {*OPTIONS, *defaults}
+    found["options"] = {n: v for n, v in arguments.items() if n in options and v is not None}
+    for name, default in defaults.items():  # a bundle that was compiled without one does not name it
         if found["options"].get(name) == default and name not in manifest.options:
             found["options"].pop(name, None)
     found["model"] = {} if model is None else _facts(model)
-    found["plan"] = _plan(manifest, arguments)
+    found["plan"] = _plan(manifest, {n: v for n, v in arguments.items() if n not in options})
     return found
 
 
@@ -43,9 +47,7 @@ def _plan(manifest: Manifest, arguments: Mapping[str, Any]) -> dict[str, Any]:
     given: Plan | None = arguments.get("plan")
     if given is not None:
         return _buckets(given) | {"limits": given.limits.to_dict()}
-    planning = {
-        name: value for name, value in arguments.items() if value is not None and name not in (*OPTIONS, *APART)
-    }
+    planning = {name: value for name, value in arguments.items() if value is not None and name not in APART}
     limits = {name: planning[name] for name in LIMITS if name in planning}
     if not planning.keys() - limits.keys():
         return {"limits": limits}

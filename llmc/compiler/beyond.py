@@ -56,9 +56,7 @@ def _smaller(target: Target, options: CompileOptions) -> list[str]:
         found.append(f"--quantize {' or '.join(q for q in target.quantisations if q != 'none')}")
     if options.quantize == "none" and options.dtype == "f32" and "bf16" in target.dtypes:
         found.append("--dtype bf16")
-    if target.takes_xla_options:
-        found.append("--tensor-parallel")
-    return found
+    return [*found, *target.splits_weights]
 
 
 def _sentence(what: str, flags: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ A result is made by functions, methods and classes. What counts is found by read
 - of every module so found all that it imports, anywhere but for type checking. Where it runs stages of its own, only
   what it imports at its top: what its stages make is in keys by digest;
 - modules that a module names in a string of their own, a package that imports its modules by name only when they are
-  asked for, and files that lie beside a module that looks for them there (C sources, measurements).
+  asked for, and files that lie beside a module that looks for them there (C sources, measurements);
+- of a target or an executor that another package brings, that whole package, and what it imports of llmc.
 
 STOPS are left out.
 """
@@ -17,8 +18,10 @@ STOPS are left out.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -26,6 +29,8 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import llmc
+from llmc.errors import CompileError
+from llmc.registry import packages
 
 Maker: TypeAlias = "Callable[..., Any] | type | str"
 """A function, a method, a class, or the name of a module, which stands for all that is in it."""
@@ -35,6 +40,7 @@ STOPS = {
     "llmc": "the public names and the version, which manifests say",
     "llmc.cpus": "how many threads run, which changes no key on purpose",
     "llmc.errors": "words for people",
+    "llmc.registry": "finds what others name",
     "llmc.settings": "settings that a result depends on are components by value",
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.compiler.code": "what is written here is in every `code`",
@@ -108,6 +114,8 @@ def stopped(module: str) -> bool:
 @cache
 def source_of(module: str) -> Source:
     """What a module consists of, and imports."""
+    if module.partition(".")[0] != "llmc":
+        return _package(module)
     path = _path(module)
     data = _read(path)
     text = _TYPES_ONLY.sub("", data.decode())
@@ -124,6 +132,22 @@ def source_of(module: str) -> Source:
     if _RUNS_STAGES in text:
         later.clear()
     return Source(content.hexdigest(), frozenset(at_top), frozenset(later))
+
+
+def _package(name: str) -> Source:
+    """All sources of another package, or module, that brings a target or an executor, and what they import of llmc."""
+    found = importlib.util.find_spec(name)
+    origin = Path(str(found.origin)) if found is not None and found.origin else None
+    if origin is None:
+        raise CompileError(f"package {name}, which executables depend on, has no source files; install it unpacked")
+    files = sorted(origin.parent.rglob("*.py")) if found is not None and found.submodule_search_locations else [origin]
+    content, imported = hashlib.sha256(), set[str]()
+    for file in files:
+        data = _read(file)
+        content.update(f"\0{file.relative_to(origin.parent).as_posix()} ".encode() + data)
+        for _, names in _imports(_TYPES_ONLY.sub("", data.decode())):
+            imported |= names
+    return Source(content.hexdigest(), frozenset(imported), frozenset())
 
 
 def _told(modules: list[str]) -> str:
@@ -181,12 +205,15 @@ def _read(path: Path) -> bytes:
 
 
 def _own(maker: Maker) -> set[str]:
-    """Modules of a maker and of the classes that its class inherits from."""
+    """Modules of a maker and of the classes that its class inherits from; of another package, the whole package."""
     if isinstance(maker, str):
         return set()
     owner = _owner(maker)
     classes = [] if owner is None else inspect.getmro(owner)
-    return {m for m in (maker.__module__, *(c.__module__ for c in classes)) if m.startswith("llmc.")}
+    modules = {maker.__module__, *(c.__module__ for c in classes)}
+    others = {module.partition(".")[0] for module in modules if not module.startswith("llmc.")}
+    others -= sys.stdlib_module_names | {"__main__"}
+    return {m for m in modules if m.startswith("llmc.")} | (others & packages() if others else set())
 
 
 def _owner(maker: Maker) -> type | None:
@@ -199,7 +226,7 @@ def _owner(maker: Maker) -> type | None:
 def _first(maker: Maker) -> set[str]:
     """What a maker's code, and all that it reaches by name in its own modules, imports as it runs."""
     if isinstance(maker, str):
-        return {maker}
+        return {maker if maker.startswith("llmc.") else maker.partition(".")[0]}
     owner, own, found = _owner(maker), _own(maker), set[str]()
     if isinstance(maker, type):
         classes = [c for c in inspect.getmro(maker) if c.__module__ in own]

@@ -21,20 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.compiler.cpu_measurements import OPTIONS, Case, Measured, measurements
-from llmc.compiler.model_size import weights_of
-from llmc.compiler.options import CPU_OPTIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, CompileOptions
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.buckets.limits import Limits
-    from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.targets.base import Target
-
-CPU = "cpu"
+    from llmc.compiler.targets.base import Deployment
 
 ENGINES = ("onnxruntime", "openvino")
 TIE = 0.03
@@ -61,43 +55,14 @@ class Choice:
     why: str
 
 
-def engine_for(
-    options: CompileOptions, plan: Plan, checkpoint: Checkpoint
-) -> tuple[Target, CompileOptions, str]:  # fmt: skip
-    """`resolve` for a plan and a checkpoint."""
-    parameters = sum(weights.count for weights in weights_of(checkpoint))
-    return resolve(options, plan.limits, plan.provenance.facts, checkpoint.config, parameters)
-
-
-def resolve(
-    options: CompileOptions, limits: Limits, facts: Mapping[str, Any], config: Mapping[str, Any], parameters: int
-) -> tuple[Target, CompileOptions, str]:
-    """The target that `options.device` stands for, the options without the limits that chose it, and why it.
-
-    `facts` are a plan's (mean lengths of traffic), `config` and `parameters` the model's. Whoever prices, plans or
-    compiles asks here. Raises InputError for limits with another device than cpu, or that no engine keeps.
-    """
-    given = [name for name in CPU_OPTIONS if getattr(options, name) is not None]
-    if options.device != CPU:
-        if given:
-            flag = given[0].replace("_", "-")
-            raise InputError(f"--{flag} chooses what --device cpu stands for; leave it out for {options.device}")
-        return open_target(options.device), options, ""
-    plain = replace(options, max_memory=None, max_start=None)
-    for engine, names in (("onnxruntime", ONNXRUNTIME_OPTIONS), ("openvino", OPENVINO_OPTIONS)):
-        if given := [name for name in names if name in options.extensions]:
-            return open_target(engine), plain, f"only {engine} takes --{given[0].replace('_', '-')}"
-    wanted = Wanted(
-        limits.max_num_seqs, options.quantize, options.dtype, options.max_memory, options.max_start,
-        float(facts.get("mean_prompt_tokens", 0)), float(facts.get("mean_new_tokens", 0)),
-    )  # fmt: skip
+def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment) -> Choice:
+    """`choose` by what was measured, for this host and the engines that are here."""
     settings, here = Settings.from_environment(), installed()
     case = Case(
-        cpu_features(), settings.threads, str(config.get("model_type")), parameters,
-        versions(here), {engine: configured(engine, plain) for engine in here},
+        cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
+        versions(here), {engine: configured(engine, options) for engine in here},
     )  # fmt: skip
-    choice = choose(wanted, measurements(settings.cache_dir), case)
-    return open_target(choice.engine), plain, choice.why
+    return choose(wanted, measurements(settings.cache_dir), case)
 
 
 def versions(engines: Sequence[str]) -> dict[str, str]:
@@ -117,7 +82,7 @@ def configured(engine: str, options: CompileOptions) -> dict[str, Any]:
         found = open_target(engine).configure(replace(options, device=engine))
     except (InputError, DeviceError):
         return {}
-    return {name: getattr(found, name) for name in OPTIONS}
+    return {name: found.get(name) for name in OPTIONS}
 
 
 def installed() -> tuple[str, ...]:

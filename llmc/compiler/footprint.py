@@ -111,7 +111,8 @@ class Footprint:
         """
         from llmc.artifacts.bundle import BundleFiles
         from llmc.artifacts.store import Store
-        from llmc.compiler.cpu_choice import resolve
+        from llmc.compiler.targets import open_target
+        from llmc.compiler.targets.base import Deployment
 
         files = None if bundle is None else BundleFiles.open(bundle)
         if files is not None and files.manifest.device != device:
@@ -121,7 +122,8 @@ class Footprint:
         size = ModelSize.of(config, model)
         weights = _stored(model) or size.weights
         asked = replace(options or CompileOptions(device), jobs=settings.threads)
-        target, asked, why = resolve(asked, limits, facts or {}, config, sum(one.count for one in weights))
+        deployment = Deployment(limits, facts or {}, config, sum(one.count for one in weights))
+        target, asked, why = open_target(asked.device).resolve(asked, deployment)
         found = cls(
             size,
             target,
@@ -185,7 +187,7 @@ class Footprint:
             manifest = self._bundle.manifest
             weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
             source = f"as they are in {self._bundle.folder}"
-        if (devices := self._options.tensor_parallel) > 1:
+        if (devices := self._target.devices(self._options)) > 1:
             source += f"; about {weights / devices / 1e9:.2f} GB on each of {devices} devices"
         return [
             Estimate("weights", weights, "bytes", source),

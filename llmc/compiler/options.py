@@ -1,8 +1,14 @@
-"""What a compile was asked for."""
+"""What a compile was asked for: what all targets share, and what a target declares of its own.
+
+A target names its own options as `Option`s (targets/base.py, `options`). From these come the flag, its help, its check,
+the keyword in Python, the key's component and the manifest's entry; nothing above a target knows any of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from llmc.errors import InputError, UnknownNameError
 
@@ -10,28 +16,57 @@ QUANTISATIONS = ("none", "int8", "int4", "keep")
 DTYPES = ("auto", "f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256
-EXTENSIONS: dict[str, int | str | None] = {
-    "sample_top_k": 0, "tensor_parallel": 1, "lowering": "jax", "roll_layers": None, "cache_slots": None,
-    "kv_cache_dtype": None, "group_size": None, "activation_group_size": None, "specialise_memory": None,
-    "starter": False, "max_memory": None, "max_start": None, "kernels": None,
-}  # fmt: skip
-"""Options that are named where they are used, and not otherwise: each with its default."""
 
-XLA_OPTIONS = ("tensor_parallel", "lowering", "roll_layers", "cache_slots")
-"""Those that only targets that compile with XLA take."""
+Value: TypeAlias = bool | int | float | str
+T_co = TypeVar("T_co", bound=Value | None, covariant=True)
 
-OPENVINO_OPTIONS = ("kv_cache_dtype", "group_size", "activation_group_size", "specialise_memory", "starter")
-"""Those that only the OpenVINO target takes."""
 
-CPU_OPTIONS = ("max_memory", "max_start")
-"""Limits that `--device cpu` chooses an engine by."""
+def flag_of(name: str) -> str:
+    """The flag of an option, or of a keyword: "--group-size" of "group_size"."""
+    return "--" + name.replace("_", "-")
 
-ONNXRUNTIME_OPTIONS = ("kernels",)
-"""Those that only the target that runs on ONNX Runtime takes."""
 
-KERNELS = ("llmc", "onnxruntime")
-KV_CACHE_DTYPES = ("u8", "f32", "bf16")
-LOWERINGS = ("jax", "torch-xla")
+@dataclass(frozen=True)
+class Option(Generic[T_co]):
+    """An option that only some targets take: its value, `default` where none is given, is a `kind`.
+
+    `choices`: all its values, of an option that has a few. `least`: the smallest number. `is_size`: a number of bytes,
+    which the command line takes as in "1G". `shapes_executable`: whether an executable depends on it, so that its key
+    names it; all are in the manifest. `metavar`, `help`: for the command line; `what`: its name in an unknown choice's
+    error.
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    default: T_co
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    is_size: bool = False
+    shapes_executable: bool = True
+    what: str = ""
+
+    @property
+    def flag(self) -> str:
+        """As the command line has it."""
+        return flag_of(self.name)
+
+    def of(self, options: CompileOptions) -> T_co:
+        """Its value."""
+        found: T_co = options.own.get(self.name, self.default)  # type: ignore[assignment]
+        return found
+
+    def check(self, value: Value) -> None:
+        """Raise InputError for a value that it never has, UnknownNameError where it has few."""
+        fits = isinstance(value, (int, float) if self.kind is float else self.kind)
+        if not fits or (isinstance(value, bool) and self.kind is not bool):
+            raise InputError(f"{self.flag} {value!r} must be of type {self.kind.__name__}")
+        if self.choices and value not in self.choices:
+            raise UnknownNameError(self.what or self.name.replace("_", " "), str(value), self.choices)
+        if self.least is not None and not isinstance(value, str) and value < self.least:
+            bound = "not be negative" if self.least == 0 else f"be at least {self.least}"
+            raise InputError(f"{self.flag} {value} must {bound}")
 
 
 @dataclass(frozen=True)
@@ -39,18 +74,9 @@ class CompileOptions:
     """Options of one compile; `None`, and dtype "auto", leave the choice to the target, which says what and why.
 
     `sample_top_k` (0 … MAX_TOP_K): how many of the largest logits, with their ids, graphs return beside all of them.
-    `tensor_parallel`: devices that one graph is sharded over. `lowering`: who turns the traced program into StableHLO.
-    `roll_layers`: whether repeated layers become one scanned body. `cache_slots`: sequences that a cache of fixed size
-    holds, those kept for their prefixes included. These four are for targets that compile with XLA.
-    `kv_cache_dtype`: precision of the KV cache. `group_size`: inputs of a row of quantised weights that share a scale,
-    0 for the whole row. `activation_group_size`: inputs of a matrix product that share a scale when activations are
-    quantised as it runs, 0 for none quantised. `specialise_memory`: bytes that executables of fixed sizes may hold in
-    memory beside the one for every shape. `starter`: graphs of another runtime in the same bundle, which open at once
-    and serve until the others are open. These five are for OpenVINO. `max_memory` (bytes) and `max_start` (seconds
-    from exec to the first token) limit what engine the device cpu stands for. `kernels`: whose products of quantised
-    matrices run on ONNX Runtime.
-    Raises UnknownNameError, listing the known names, for an unknown name of any of them or of a verification mode,
-    and InputError for a number out of range.
+    `own`: what was given of the options that targets declare, by name; `of` and `changed` put each where it belongs,
+    and `Target.configure` checks them. Raises UnknownNameError, listing the known names, for an unknown name, and
+    InputError for a number out of range.
     """
 
     device: str = "cpu"
@@ -61,18 +87,7 @@ class CompileOptions:
     require_native: bool = False
     jobs: int = 1
     sample_top_k: int = 0
-    tensor_parallel: int = 1
-    lowering: str = "jax"
-    roll_layers: bool | None = None
-    cache_slots: int | None = None
-    kv_cache_dtype: str | None = None
-    group_size: int | None = None
-    activation_group_size: int | None = None
-    specialise_memory: int | None = None
-    starter: bool = False
-    max_memory: int | None = None
-    max_start: float | None = None
-    kernels: str | None = None
+    own: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in QUANTISATIONS:
@@ -83,31 +98,41 @@ class CompileOptions:
             raise UnknownNameError("verification mode", self.verify, VERIFY)
         if self.jobs < 1:
             raise InputError(f"jobs {self.jobs} must be at least 1")
-        if self.kv_cache_dtype is not None and self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise UnknownNameError("KV cache dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        if self.kernels is not None and self.kernels not in KERNELS:
-            raise UnknownNameError("kernels", self.kernels, KERNELS)
-        for name, value in (
-            ("--specialise-memory", self.specialise_memory), ("--group-size", self.group_size),
-            ("--activation-group-size", self.activation_group_size),
-        ):  # fmt: skip
-            if value is not None and value < 0:
-                raise InputError(f"{name} {value} must not be negative")
-        if self.lowering not in LOWERINGS:
-            raise UnknownNameError("lowering", self.lowering, LOWERINGS)
-        for name, value in (("--tensor-parallel", self.tensor_parallel), ("--cache-slots", self.cache_slots)):
-            if value is not None and value < 1:
-                raise InputError(f"{name} {value} must be at least 1")
         if not 0 <= self.sample_top_k <= MAX_TOP_K:
             raise InputError(f"--sample-top-k {self.sample_top_k} must be in 1 … {MAX_TOP_K}, or 0 for all logits only")
 
+    @classmethod
+    def of(cls, device: str = "cpu", **given: Any) -> CompileOptions:
+        """For `device`, with shared options and targets' own ones by name; None stands for not given."""
+        return cls(device).changed(**given)
+
+    def changed(self, **given: Any) -> CompileOptions:
+        """With these instead, shared and own ones alike; None takes an own one away."""
+        shared = {name: value for name, value in given.items() if name in SHARED}
+        own = {name: value for name, value in {**self.own, **given}.items() if name not in SHARED and value is not None}
+        return replace(self, **shared, own=own)
+
+    def get(self, name: str) -> Value | None:
+        """What was given of the option of a name, shared or own; None where nothing was."""
+        found: Value | None = getattr(self, name) if name in SHARED else self.own.get(name)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """All by name, side by side, as `of` takes them."""
+        found = asdict(self)
+        own: dict[str, Any] = found.pop("own")
+        return found | own
+
     @property
-    def extensions(self) -> dict[str, int | str | bool]:
-        """Options that executables and manifests name where they are used, and not otherwise."""
-        given = {name: getattr(self, name) for name in EXTENSIONS}
-        return {name: value for name, value in given.items() if value is not None and value != EXTENSIONS[name]}
+    def extensions(self) -> dict[str, Value]:
+        """Options that manifests name where they are used, and not otherwise."""
+        return {**({"sample_top_k": self.sample_top_k} if self.sample_top_k else {}), **self.own}
 
     def require_vocabulary(self, model: str, size: int) -> None:
         """Raise InputError when more top logits are asked for than `model` has tokens."""
         if self.sample_top_k > size:
             raise InputError(f"--sample-top-k {self.sample_top_k}: {model} has {size} tokens; ask for at most as many")
+
+
+SHARED = tuple(f.name for f in fields(CompileOptions) if f.name != "own")
+"""Names of the options that every target takes."""

@@ -28,9 +28,9 @@ from llmc.artifacts.manifest_schema import STARTER_NAME
 from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import code_digest
-from llmc.compiler.cpu_choice import engine_for
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.provenance import model_facts, provenance, remember_model
+from llmc.compiler.resolve import target_for
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
@@ -109,7 +109,7 @@ def compile_bundle(
     """
     start = time.perf_counter()
     checkpoint = open_checkpoint(model)
-    target, options, why = engine_for(options, plan, checkpoint)
+    target, options, why = target_for(options, plan, checkpoint)
     asked, options = options, target.configure(options)
     target.toolchain()  # what is not installed is told before anything is made
     _require_native(target, options)
@@ -171,9 +171,9 @@ def _prepare(
     try:
         return target.prepare(stages, options), options, ""
     except UnfitError as e:
-        if any(getattr(asked, name, None) is not None for name in e.instead):
+        if asked is not None and any(asked.get(name) is not None for name in e.instead):
             raise
-        options = replace(options, **e.instead)
+        options = options.changed(**e.instead)
         return target.prepare(stages, options), options, e.why
 
 
@@ -233,7 +233,7 @@ def executable_key(target: Target, prepared: Prepared, shape: Shape, options: Co
             "state": target.state,
             "option.quantize": options.quantize,
             "option.dtype": options.dtype,
-            **{f"option.{name}": value for name, value in options.extensions.items()},
+            **{f"option.{name}": value for name, value in target.shaping(options).items()},
             "shape.phase": shape.phase,
             "shape.batch": shape.batch,
             "shape.query": shape.query,
@@ -378,7 +378,7 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
     from llmc.compiler.estimate import estimate
 
     checkpoint = open_checkpoint(model)
-    target, options, why = engine_for(options, plan, checkpoint)
+    target, options, why = target_for(options, plan, checkpoint)
     options = target.configure(options)
     _require_native(target, options)
     target.require_supported(checkpoint.config)

@@ -8,10 +8,9 @@ from typing import Any
 
 from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.cpu_choice import CPU
 from llmc.compiler.provenance import find_model
+from llmc.compiler.resolve import target_of
 from llmc.compiler.stages import Report, Stages
-from llmc.compiler.targets import open_target
 from llmc.compiler.verification.parts import choose
 from llmc.compiler.verification.stage import probes_stage, run_parts
 from llmc.compiler.verification.verify import summarise
@@ -42,7 +41,7 @@ def verify_again(
     stages = Stages(store, open_checkpoint(model), bundle.plan, report)
     if stages.checkpoint_digest() != manifest.provenance.get("checkpoint"):
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
-    target = open_target(manifest.target if manifest.device == CPU else manifest.device)
+    target = target_of(manifest)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
     chosen = choose(bundle.plan.buckets, every, target, manifest.executables, stages.parameters)
     outcomes = run_parts(bundle, stages, probes_stage(stages, target), chosen.parts, progress)

@@ -24,9 +24,9 @@ from llmc.artifacts.store import Store
 from llmc.cli.main import main
 from llmc.errors import ArtifactError
 from llmc.settings import Settings
+from llmc.testing.toy import write_toy
 from tests.artifacts.archives.helpers import bundle
 from tests.artifacts.helpers import CONTENT, DIGESTS, child, finish, flip, manifest, truncate
-from tests.toy import write_toy
 
 ASKED: dict[str, Any] = {"device": "fake", "max_model_len": 32, "max_num_seqs": 4}
 NAME = PLACES["neuron"]

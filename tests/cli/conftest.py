@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmc.cli.main import main
+from llmc.testing.toy import write_toy
 from tests.cli.helpers import Llmc, Ran
-from tests.toy import write_toy
 
 BUNDLE = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-o", "bundle", "-q")
 """How a bundle of the toy is compiled: at most 4 sequences of 32 tokens."""

@@ -9,17 +9,18 @@ import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.cli.main import main
-from llmc.compiler.options import DTYPES, KERNELS, KV_CACHE_DTYPES, LOWERINGS, QUANTISATIONS
-from llmc.compiler.targets import devices
+from llmc.compiler.options import DTYPES, QUANTISATIONS, Option
+from llmc.compiler.targets import declared, devices
+from llmc.testing.toy import write_toy
 from tests.cli.helpers import Ran
 from tests.compiler.checkpoint.writers import write_gguf
-from tests.toy import write_toy
 
 DEVICES = sorted({*devices(), "openvino:GPU", "openvino:NPU", "tpu:v5e-2x2"} - {"tpu", "fake"})
 LIMITS = ("--max-model-len", 64, "--max-num-seqs", 2)
@@ -100,13 +101,20 @@ PLANNING = (
     ("--clip",), ("--max-graphs", 1, 4), ("--max-waste", "10%", 0), ("--max-compile-time", "1m", "1h", 0),
     ("--max-graph-memory", "1MiB", "8GiB"),
 )  # fmt: skip
-DTYPE_FLAGS = (("--dtype", *DTYPES), ("--quantize", *QUANTISATIONS), ("--tensor-parallel", 1, 2, 3, 64))
+
+
+def _own(option: Option[Any]) -> tuple[tuple[object, ...], ...]:
+    """What a target's own option may be given: all its choices, or some numbers."""
+    if option.kind is bool:
+        return (option.flag,), (f"--no-{option.flag[2:]}",)
+    numbers = ("1G", 0, 1) if option.is_size else (0.1, 9) if option.kind is float else (0, 1, 2, 7, 32, 64, 128)
+    return ((option.flag, *(option.choices or numbers)),)
+
+
+OWN = tuple(flag for one in declared().values() for flag in _own(one.option))
+DTYPE_FLAGS = (("--dtype", *DTYPES), ("--quantize", *QUANTISATIONS), *OWN)
 COMPILING = (
-    *DTYPE_FLAGS, ("--specialise",), ("--no-specialise",),
-    ("--sample-top-k", 0, 1, 12, 256), ("--lowering", *LOWERINGS),
-    ("--roll-layers",), ("--no-roll-layers",), ("--cache-slots", 1, 9), ("--kv-cache-dtype", *KV_CACHE_DTYPES),
-    ("--group-size", 0, 32, 128, 7), ("--activation-group-size", 0, 16, 32), ("--specialise-memory", "1G", 0),
-    ("--max-memory", "1G", 1), ("--max-start", 0.1, 9), ("--kernels", *KERNELS), ("--starter",), ("--jobs", 1, 4),
+    *DTYPE_FLAGS, ("--specialise",), ("--no-specialise",), ("--sample-top-k", 0, 1, 12, 256), ("--jobs", 1, 4),
     ("--verify", "sample", "all", "none"), ("--require-native",), ("--json",),
 )  # fmt: skip
 SAMPLING = (

@@ -81,7 +81,7 @@ def test_buckets_are_still_timed_without_it(llmc: Llmc, bundle: Path) -> None:
 
 
 def test_another_checkpoint_is_refused(llmc: Llmc, bundle: Path, tmp_path: Path) -> None:
-    from tests.toy import write_toy
+    from llmc.testing.toy import write_toy
 
     other = write_toy(tmp_path / "other", seed=5)
     said = llmc("bench", bundle, "--against", "fake", "--model", other).failed(2)

@@ -20,9 +20,9 @@ from llmc.runtime import measure
 from llmc.runtime.peers import catalogue, machine
 from llmc.runtime.peers.results import Comparison
 from llmc.runtime.peers.worker import Contender
+from llmc.testing.toy import write_toy
 from tests.cli.helpers import Llmc, Ran
 from tests.runtime.loadtest.scripted import Answer, serving, stream
-from tests.toy import write_toy
 
 FAKE = str(Path(__file__).parents[1] / "runtime" / "peers" / "fake_engine")
 SIGNALS = pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

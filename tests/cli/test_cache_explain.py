@@ -15,9 +15,9 @@ from llmc.artifacts.store import Store
 from llmc.compiler import code
 from llmc.compiler.targets import fake
 from llmc.runtime.executors import fake as executor
+from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import key
 from tests.cli.helpers import Llmc
-from tests.toy import write_toy
 
 OLD, NEW = key(**{"toolchain.onnxruntime": "1.30.0"}), key()
 

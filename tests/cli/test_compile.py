@@ -17,10 +17,10 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.executors.fake import Program
+from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import child, files_below
 from tests.cli.helpers import Llmc, Ran
 from tests.compiler import tiny
-from tests.toy import toy_plan, write_toy
 
 LIMITS = ("--max-model-len", 32, "--max-num-seqs", 4)
 BUCKETS = 6

@@ -9,6 +9,7 @@ import pytest
 
 from llmc.compiler import survey
 from llmc.compiler.targets import devices
+from llmc.runtime.xla import client
 from tests.cli.helpers import Llmc
 
 FIELDS = {"device", "compiles", "runs", "state", "note", "topologies"}
@@ -24,7 +25,7 @@ def rows(llmc: Llmc) -> dict[str, dict[str, Any]]:
 def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with every package and no TPU, whatever this one is."""
     without(monkeypatch)
-    monkeypatch.setattr(survey, "has_tpu", lambda: False)
+    monkeypatch.setattr(client, "has_tpu", lambda: False)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -65,7 +66,7 @@ def test_xla_compiles_and_runs_here_and_a_tpu_is_compiled_for_without_one(llmc: 
 
 
 def test_on_a_tpu_host_a_tpu_runs(llmc: Llmc, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "has_tpu", lambda: True)
+    monkeypatch.setattr(client, "has_tpu", lambda: True)
     assert rows(llmc)["tpu"]["runs"] == "yes"
 
 

@@ -15,11 +15,12 @@ import pytest
 from llmc.artifacts.bundle import blob_path
 from llmc.artifacts.manifest import read_manifest
 from llmc.runtime.tokenizer import Tokenizer
+from llmc.testing.toy import EOS, tokenizer_json, write_toy
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc, Ran
 from tests.damage import spoil
 from tests.manifests import edit_manifest
-from tests.toy import EOS, greedy, tokenizer_json, write_toy
+from tests.toy import greedy
 
 LIMIT = 31
 TOKENIZER = Tokenizer(tokenizer_json().encode())

@@ -11,11 +11,11 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.compiler.kernels.limits import runs_on
 from llmc.runtime.executors.fake import Program
 from llmc.runtime.host import cpu_features
+from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.toy import write_toy
 
 REPLAY = Program.replay
 

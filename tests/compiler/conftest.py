@@ -4,8 +4,8 @@ import pytest
 
 from llmc.artifacts.store import Store
 from llmc.buckets.limits import Limits
+from llmc.testing.toy import toy_plan, write_toy
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys
-from tests.toy import toy_plan, write_toy
 
 SMALL = toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))
 

@@ -80,7 +80,7 @@ class Keyed:
     def _asked(
         self, store: Store, model: Path, plan: Plan, options: dict[str, Any]
     ) -> tuple[str, Path, Plan, CompileOptions, Store]:
-        asked = CompileOptions(**{"verify": "all", "jobs": 1, **self.options, **options})
+        asked = CompileOptions.of(**{"verify": "all", "jobs": 1, **self.options, **options})
         return str(model), self.store.root.parent / "bundle", plan, asked, store
 
 

@@ -29,9 +29,9 @@ from llmc.compiler.stages import StageReport
 from llmc.errors import ArtifactError, CapacityError, CheckpointError, InputError
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
+from llmc.testing.toy import toy_plan
 from tests.artifacts.helpers import files_below, flip
 from tests.compiler.checkpoint.writers import CONFIG, TOKENS, weights, write_folder, write_gguf
-from tests.toy import toy_plan
 
 PLAN = toy_plan([(1, 16, 0), (1, 16, 16)], [(2, 32)], Limits(32, 2, 16, 8))
 PROMPTS = [[5, 8, 3], [2, 13, 7, 9, 9, 11, 4], [12]]
@@ -107,7 +107,7 @@ def test_a_gguf_file_can_be_the_weights(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_the_bundle_stays_where_it_has_one(case: Case, tmp_path: Path) -> None:
-    from tests.toy import TEMPLATE, tokenizer_json
+    from llmc.testing.toy import TEMPLATE, tokenizer_json
 
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -18,8 +18,8 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.weightless import CONFIG as CONFIG_FILE
 from llmc.compiler.weightless import TABLES, TENSORS
 from llmc.errors import CheckpointError, InputError
+from llmc.testing.toy import EOS, TEMPLATE, tokenizer_json, toy_plan, write_toy
 from tests.compiler.checkpoint.writers import CONFIG, HIDDEN, LAYERS, TOKENS
-from tests.toy import EOS, TEMPLATE, tokenizer_json, toy_plan, write_toy
 
 PLAN = toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))
 

@@ -87,7 +87,7 @@ class Workshop:
             if isinstance(event, ExecutableReport) and not event.cached:
                 built.add(str(event.shape))
 
-        asked = CompileOptions(**{"device": "onnxruntime", "verify": "all", "jobs": 2, **options})
+        asked = CompileOptions.of(**{"device": "onnxruntime", "verify": "all", "jobs": 2, **options})
         path = where or self.folder / "-".join(str(v) for v in options.values())
         result = compile_bundle(str(self.model), path, plan_ or plan(), asked, self.store, keep)
         return path, result, built

@@ -11,16 +11,17 @@ import pytest
 from llmc.artifacts.store import Store
 from llmc.compiler import cpu_choice
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.cpu_choice import Choice, Wanted, configured, engine_for
+from llmc.compiler.cpu_choice import Choice, Wanted, configured
 from llmc.compiler.cpu_measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.resolve import target_for
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
+from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
-from tests.toy import toy_plan
 
 BOTH = ("onnxruntime", "openvino")
 ISA = ("avx512f", "x86_64")
@@ -134,7 +135,7 @@ def test_the_measurements_kept_with_the_code_are_sound() -> None:
 
 
 def test_options_are_those_that_a_compile_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc.compiler.targets.cpu.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.runs_on", lambda isa: True)
     plain = CompileOptions("cpu")
     assert configured("onnxruntime", plain) == {"kernels": "llmc", "dtype": "f32", "specialise": False}
     assert configured("onnxruntime", CompileOptions("cpu", specialise=True))["kernels"] is None
@@ -189,7 +190,7 @@ def test_a_bundle_for_cpu_is_for_the_engine_that_was_chosen_and_says_why(
 ) -> None:
     favours(engine)
     model = tiny.write_model(tmp_path / "llama", "llama")
-    options = CompileOptions("cpu", "int8", verify="none", max_start=10**9)
+    options = CompileOptions.of("cpu", quantize="int8", verify="none", max_start=10**9)
     result = compile_bundle(str(model), tmp_path / "bundle", toy_plan(), options, Store(tmp_path / "s"), lambda _: None)
     manifest = Bundle.open(tmp_path / "bundle").manifest
     assert manifest.device == "cpu"
@@ -206,13 +207,13 @@ def test_an_option_of_one_engine_decides_for_it(option: str, engine: str, favour
     favours("openvino" if engine == "onnxruntime" else "onnxruntime")
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     given: Any = {"kernels": "onnxruntime", "group_size": 64}[option]
-    target, _, why = engine_for(CompileOptions("cpu", **{option: given}), toy_plan(), checkpoint)
+    target, _, why = target_for(CompileOptions.of("cpu", **{option: given}), toy_plan(), checkpoint)
     assert target.executor == engine
     assert why == f"only {engine} takes --{option.replace('_', '-')}"
 
 
 def test_limits_with_an_engine_named_are_refused(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "llama", "llama")
-    options = CompileOptions("onnxruntime", "int8", max_memory=1)
-    with pytest.raises(InputError, match="--max-memory chooses what --device cpu stands for; leave it out for onnx"):
+    options = CompileOptions.of("onnxruntime", quantize="int8", max_memory=1)
+    with pytest.raises(InputError, match="--max-memory is for cpu; leave it out for onnxruntime"):
         compile_bundle(str(model), tmp_path / "b", toy_plan(), options, Store(tmp_path / "s"), lambda _: None)

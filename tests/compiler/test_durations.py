@@ -32,7 +32,7 @@ def durations(
     device: str = "hpu", parameters: int = PARAMETERS, store: Store | None = None, **options: str
 ) -> Durations:
     target = open_target(device)
-    return Durations(target, target.configure(CompileOptions(device, **options)), SMALL, parameters, store)  # type: ignore[arg-type]
+    return Durations(target, target.configure(CompileOptions.of(device, **options)), SMALL, parameters, store)  # type: ignore[arg-type]
 
 
 def test_costs_grow_with_what_they_are_of() -> None:
@@ -86,7 +86,7 @@ def big(tmp_path: Path) -> str:
 
 def opened(model: str, tmp_path: Path, device: str, limits: Limits, **options: object) -> Footprint:
     settings = Settings(cache_override=str(tmp_path / "none"))
-    return Footprint.open(model, limits, device, settings, options=CompileOptions(device, **options))  # type: ignore[arg-type]
+    return Footprint.open(model, limits, device, settings, options=CompileOptions.of(device, **options))  # type: ignore[arg-type]
 
 
 def test_what_is_beyond_an_hour_and_the_device_is_warned_of_with_what_shrinks_it(big: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ GUIDE = [Bucket("decode", batch, 1, context) for batch in (1, 2, 4) for context 
 def footprint(device="hpu", limits=None, bench=None, **options):
     size = ModelSize.of(LLAMA_8B, "config.json")
     return Footprint(
-        size, open_target(device), CompileOptions(device, **options), limits or Limits(2048, 4), bench=bench
+        size, open_target(device), CompileOptions.of(device, **options), limits or Limits(2048, 4), bench=bench
     )
 
 
@@ -141,7 +141,7 @@ DEMO = [Weights(106_168_320, "Q4_1"), Weights(28_311_552, "Q8_0", outer=True)]
 )  # fmt: skip
 def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured):
     """Sizes of the weights of bundles of the demo model, compiled where the CPU has AVX-512 VNNI and no bfloat16."""
-    monkeypatch.setattr("llmc.compiler.targets.cpu.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.runs_on", lambda isa: True)
     options = CompileOptions(device, quantize, dtype="f32")
     found = Footprint(None, open_target(device), options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
@@ -149,6 +149,6 @@ def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured)
 
 @pytest.mark.parametrize(("quantize", "measured"), [("keep", 227_610_750), ("int8", 313_503_870)])
 def test_weights_for_the_runtimes_kernels_are_there_twice(quantize, measured):
-    options = CompileOptions("onnxruntime", quantize, kernels="onnxruntime")
+    options = CompileOptions.of("onnxruntime", quantize=quantize, kernels="onnxruntime")
     found = Footprint(None, open_target("onnxruntime"), options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)

@@ -55,7 +55,7 @@ class Compiled:
             if isinstance(event, StageReport) and event.seconds is not None and not event.cached:
                 built.add(event.name)
 
-        asked = CompileOptions(**{"device": "hpu", "verify": "all", "jobs": 2, **options})  # type: ignore[arg-type]
+        asked = CompileOptions.of(**{"device": "hpu", "verify": "all", "jobs": 2, **options})  # type: ignore[arg-type]
         return compile_bundle(str(self.model), path or self.path, tiny.tiny_plan(), asked, self.store, keep), built
 
     def blobs(self) -> list[bytes]:
@@ -146,7 +146,7 @@ def test_native_executables_are_refused_on_a_host_without_a_gaudi(compiled: Comp
 )
 def test_what_the_device_does_not_offer_is_a_usage_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        open_target("hpu").configure(CompileOptions("hpu", **options))  # type: ignore[arg-type]
+        open_target("hpu").configure(CompileOptions.of("hpu", **options))  # type: ignore[arg-type]
 
 
 def test_choosing_the_target_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:

@@ -18,13 +18,18 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
-from llmc.compiler.targets import cpu, fake, hpu
+from llmc.compiler.targets import fake, hpu, onnxruntime
 from llmc.compiler.targets.base import Target
 from llmc.compiler.verification import stage as verification
+from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
-from tests.toy import DECODE, Toy, toy_plan
+from tests.toy import Toy
 
-TARGETS: dict[str, type[Target]] = {"fake": fake.FakeTarget, "onnxruntime": cpu.CpuTarget, "hpu": hpu.HpuTarget}
+TARGETS: dict[str, type[Target]] = {
+    "fake": fake.FakeTarget,
+    "onnxruntime": onnxruntime.OnnxRuntimeTarget,
+    "hpu": hpu.HpuTarget,
+}
 READ = {"weights:checkpoint", "tokenizer:checkpoint", "reference:checkpoint"}
 FIXED = {"lower:dialect", "lower:cached", "reference:reference"}
 """Components that tell one stage of a target from another: no input changes them."""
@@ -59,7 +64,7 @@ def package(name: str) -> Change:
     def change(case: Case) -> Keys:
         real = stages.version_of
         other = lambda asked, extra="compile": "99.9" if asked == name else real(asked, extra)  # noqa: E731
-        for module in (stages, cpu, hpu):
+        for module in (stages, onnxruntime, hpu):
             case.patch.setattr(module, "version_of", other)
         return case.keyed.ask()
 
@@ -78,7 +83,7 @@ def fake_version(case: Case) -> Keys:
 
 def features(case: Case) -> Keys:
     """A host with another instruction set."""
-    for module in (cpu, verification):
+    for module in (onnxruntime, verification):
         case.patch.setattr(module, "cpu_features", lambda: ("x86_64", "avx"))
     return case.keyed.ask()
 

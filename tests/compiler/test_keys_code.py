@@ -13,7 +13,7 @@ from llmc.artifacts.key import Key
 from llmc.compiler import code
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import executable_key
-from llmc.compiler.targets import _CLASSES, open_target
+from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Prepared, Shape, Target
 from tests.compiler.keyed import DEVICES, Compiled, changed
 
@@ -27,7 +27,7 @@ def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[st
 
 CODE = {
     "compiler/targets/fake.py": {"fake": {"weights", "executable"}},
-    "compiler/targets/cpu.py": {"cpu": {"lower", "pack", "executable"}},
+    "compiler/targets/onnxruntime.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu.py": {"hpu": {"executable"}},
     "compiler/text_files.py": made_by("tokenizer"),
     "compiler/weight_stage.py": {
@@ -109,10 +109,10 @@ INHERITED = ("compiler/targets/base.py",)
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "fake": ("compiler/targets/fake.py", "runtime/executors/fake_program.py"),
     "cpu": (
-        "compiler/targets/cpu.py", "compiler/lowering/onnx_model.py", "runtime/executors/ort_session.py",
+        "compiler/targets/onnxruntime.py", "compiler/lowering/onnx_model.py", "runtime/executors/ort_session.py",
         "runtime/host.py",
     ),
-    "onnxruntime": ("compiler/targets/cpu.py", "compiler/lowering/onnx_model.py"),
+    "onnxruntime": ("compiler/targets/onnxruntime.py", "compiler/lowering/onnx_model.py"),
     "openvino": ("compiler/targets/openvino.py", "compiler/openvino/base_target.py"),
     "openvino:NPU": (
         "compiler/openvino/static_target.py", "compiler/openvino/base_target.py", "compiler/openvino/constants.py",
@@ -146,7 +146,7 @@ def key_of(target: Target, options: CompileOptions) -> Key:
 
 
 def test_every_target_is_among_those_whose_code_is_changed_here() -> None:
-    assert {device.partition(":")[0] for device in TARGETS} == set(_CLASSES)
+    assert {device.partition(":")[0] for device in TARGETS} == set(devices())
 
 
 @pytest.mark.parametrize("device", TARGETS)

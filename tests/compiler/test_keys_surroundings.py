@@ -16,9 +16,9 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import REPO
 from tests.compiler.keyed import Compiled, Keyed
-from tests.toy import toy_plan, write_toy
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -89,7 +89,7 @@ from tests.compiler.conftest import SMALL
 found = {}
 for name in device.split(","):
     options = {} if name == "fake" else {"quantize": "none"}
-    asked = CompileOptions(device=name, jobs=int(jobs), verify=verify, specialise=True, **options)
+    asked = CompileOptions.of(device=name, jobs=int(jobs), verify=verify, specialise=True, **options)
     compile_bundle(model, Path("bundle"), SMALL, asked, Store("store"), lambda _: None)
 for entry in Store("store").entries():
     if not entry.key.is_local and entry.key.kind != "bundle":

@@ -22,7 +22,7 @@ from llmc.compiler.lowering.onnx_model import load_model, place
 from llmc.compiler.lowering.packing import folds_offsets, pack_weights
 from llmc.compiler.lowering.recipes import write_weights
 from llmc.compiler.lowering.to_onnx import lower
-from llmc.compiler.targets import cpu
+from llmc.compiler.targets import onnxruntime
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.executors import ort_session
 from llmc.runtime.executors.ort_session import open_session
@@ -196,7 +196,7 @@ def test_the_key_of_a_lowering_tells_formats_apart() -> None:
         OnnxOptions(32, stored=stored), OnnxOptions(32, stored=stored, fold=True),
         OnnxOptions(32, stored={"a": "Q4_0"}),
     ]  # fmt: skip
-    named = [cpu._components(o) for o in options]
+    named = [onnxruntime._components(o) for o in options]
     assert all(named.count(one) == 1 for one in named)
     assert named[:2] == [{"block": 0}, {"block": 32}]
 

@@ -25,9 +25,9 @@ from llmc.runtime.openvino.blocks import BLOCK
 from llmc.runtime.openvino.device import properties_for
 from llmc.runtime.openvino.paged_models import held_bytes
 from llmc.runtime.sampling import SamplingParams
+from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.toy import toy_plan
 
 PLAN = toy_plan()
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -46,7 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         if not model.exists():
             tiny.write_model(model, case)
         bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
-        asked = CompileOptions("openvino", **{"quantize": "none", **options})
+        asked = CompileOptions.of("openvino", **{"quantize": "none", **options})
         return compile_bundle(str(model), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
 
     return compile_
@@ -89,7 +89,7 @@ def test_two_compiles_in_two_processes_make_the_same_bytes(compiled: Compile, tm
     code = (
         "import sys; from pathlib import Path; from llmc.artifacts.store import Store\n"
         "from llmc.compiler.options import CompileOptions; from llmc.compiler.pipeline import compile_bundle\n"
-        "from tests.toy import toy_plan\n"
+        "from llmc.testing.toy import toy_plan\n"
         "from tests.compiler import tiny\n"
         "compile_bundle(sys.argv[1], Path(sys.argv[2]), toy_plan(), CompileOptions('openvino', 'int8', verify='none'),"
         " Store(Path(sys.argv[3])), lambda _: None)\n"

@@ -18,8 +18,9 @@ from llmc.errors import CheckpointError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.peers.catalogue import parse
 from llmc.runtime.peers.forms.openvino_ir import quantised
+from llmc.testing.toy import write_toy
 from tests.compiler import tiny
-from tests.toy import Toy, write_toy
+from tests.toy import Toy
 
 COPY = "import shutil, sys; shutil.copy(sys.argv[1], sys.argv[2]); open(sys.argv[2], 'a').write(' as ' + sys.argv[3])"
 

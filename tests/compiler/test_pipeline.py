@@ -51,8 +51,9 @@ from llmc.errors import (
 from llmc.runtime.executors.fake import FakeExecutor, Program
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
+from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
-from tests.toy import DECODE, EOS, PROMPT, VOCAB, Toy, greedy, toy_plan, write_toy
+from tests.toy import Toy, greedy
 
 BUCKETS = len(PROMPT) + len(DECODE)
 

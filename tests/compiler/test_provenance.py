@@ -19,8 +19,9 @@ from llmc.artifacts.manifest import read_manifest
 from llmc.artifacts.store import Store
 from llmc.compiler import provenance as module
 from llmc.compiler.provenance import PACKAGES, find_model, model_name, remember_model
+from llmc.testing.toy import write_toy
 from tests.compiler.test_pipeline import content
-from tests.toy import Toy, write_toy
+from tests.toy import Toy
 
 REPO = Path(__file__).parents[2]
 

@@ -29,7 +29,8 @@ from llmc.runtime.executors.ort_session import open_session
 from llmc.runtime.executors.top import top_of
 from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.step import exact, pad
-from tests.toy import VOCAB, Toy, toy_plan
+from llmc.testing.toy import VOCAB, toy_plan
+from tests.toy import Toy
 
 Array = NDArray[np.float32]
 
@@ -58,7 +59,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], P
         if not model.exists():
             tiny.write_model(model, "qwen2")
         if not path.exists():
-            asked = CompileOptions(**TARGETS[target], verify="all", sample_top_k=k)
+            asked = CompileOptions.of(**TARGETS[target], verify="all", sample_top_k=k)
             compile_bundle(str(model), path, SMALL, asked, Store(folder / "store"), lambda _: None)
         return path
 

@@ -46,7 +46,7 @@ class Compiled:
     result: CompileResult
 
     def compile(self, path: Path, device: str = DEVICE, plan: Plan = PLAN, **options: object) -> CompileResult:
-        asked = CompileOptions(**{"device": device, "verify": "none", **options})  # type: ignore[arg-type]
+        asked = CompileOptions.of(**{"device": device, "verify": "none", **options})  # type: ignore[arg-type]
         return compile_bundle(str(self.model), path, plan, asked, self.store, lambda _: None)
 
 
@@ -130,7 +130,7 @@ from pathlib import Path
 from llmc.artifacts.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
-asked = CompileOptions("tpu:v5e-2x2", dtype="bf16", tensor_parallel=2, verify="none")
+asked = CompileOptions.of("tpu:v5e-2x2", dtype="bf16", tensor_parallel=2, verify="none")
 made = compile_bundle({str(compiled.model)!r}, Path({str(tmp_path / "b")!r}), PLAN, asked,
                       Store({str(compiled.store.root)!r}), lambda _: None)
 print(json.dumps(made.analysis))

@@ -29,7 +29,8 @@ from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import FakeExecutor, Program
 from llmc.runtime.tokenizer import Tokenizer
-from tests.toy import DECODE, Toy, reference, tokenizer_json, toy_plan
+from llmc.testing.toy import DECODE, tokenizer_json, toy_plan
+from tests.toy import Toy, reference
 
 LONGEST = 32
 """Tokens of a sequence of the toy's plan."""

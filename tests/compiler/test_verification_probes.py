@@ -14,7 +14,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.verification.passages import PASSAGES, long_text
 from llmc.compiler.verification.probes import BEYOND, FARTHEST, LONGEST, Probe, make_probes, turns_of
 from llmc.runtime.tokenizer import Tokenizer
-from tests.toy import tokenizer_json, write_toy
+from llmc.testing.toy import tokenizer_json, write_toy
 
 STRETCH = 300
 """Characters; the longest stretch that may come twice is a passage."""

@@ -18,7 +18,8 @@ from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS,
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import Window, load_windows, make_windows, save_windows, text_digest
 from llmc.errors import UnknownNameError, VerificationError
-from tests.toy import VOCAB, reference, write_toy
+from llmc.testing.toy import VOCAB, write_toy
+from tests.toy import reference
 
 
 @pytest.fixture

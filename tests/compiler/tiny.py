@@ -22,7 +22,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler.frontend import trace as tracing
 from llmc.compiler.frontend.skeleton import model_config
-from tests.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
+from llmc.testing.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
 
 # pytest captures what loggers that do not propagate say, and torch traces in full for whoever listens: half the time
 _TRACE_LOG = logging.getLogger("torch.__trace")

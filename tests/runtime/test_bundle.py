@@ -18,9 +18,10 @@ from llmc.runtime.executors import fake as fake_executor
 from llmc.runtime.executors.fake import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
+from llmc.testing.toy import EOS, TEMPLATE
 from tests.artifacts.helpers import flip, overwrite, truncate
 from tests.manifests import edit_manifest
-from tests.toy import EOS, TEMPLATE, Toy, greedy
+from tests.toy import Toy, greedy
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0)
 

@@ -23,7 +23,8 @@ from llmc.runtime.executors.fake import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.observer import StepRecord
 from llmc.runtime.sampling import SamplingParams
-from tests.toy import VOCAB, Toy
+from llmc.testing.toy import VOCAB
+from tests.toy import Toy
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
 LONGEST, LENGTH, SEQS = 31, 32, 4

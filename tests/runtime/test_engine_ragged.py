@@ -16,7 +16,8 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.observer import StepRecord
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, ragged
-from tests.toy import VOCAB, Toy
+from llmc.testing.toy import VOCAB
+from tests.toy import Toy
 
 
 def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:

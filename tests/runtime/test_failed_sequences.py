@@ -17,8 +17,9 @@ from llmc.runtime.observer import Observer, RequestSummary
 from llmc.runtime.requests import Request, Update
 from llmc.runtime.sampling import Constraint, SamplingParams
 from llmc.runtime.speculation import SpeculativeConfig
+from llmc.testing.toy import VOCAB
 from tests.damage import spoil
-from tests.toy import VOCAB, Toy
+from tests.toy import Toy
 
 BAD = 200
 """A token that no greedy text of the toy model below has."""

@@ -12,7 +12,8 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams, StructuredOutputsParams
-from tests.toy import EOS, Toy
+from llmc.testing.toy import EOS
+from tests.toy import Toy
 
 
 @pytest.fixture(scope="module")

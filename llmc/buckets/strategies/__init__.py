@@ -1,29 +1,34 @@
 """Bucketing strategies by name, each imported when it is first asked for.
 
-The values of each rule can be had alone: `llmc.buckets.strategies.linear.values(min, step, max)`.
+Other packages bring theirs in the entry-point group "llmc.strategies" (registry.py). The values of each rule can be
+had alone: `llmc.buckets.strategies.linear.values(min, step, max)`.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from llmc.errors import UnknownNameError
+from llmc.registry import Registry
 
 if TYPE_CHECKING:
     from llmc.buckets.strategies.base import Strategy
 
 DEFAULT_STRATEGY = "linear"
 
-# name → "module:class", the class taking no arguments
-_STRATEGIES = {
-    "exponential": "llmc.buckets.strategies.exponential:Exponential",
-    "linear": "llmc.buckets.strategies.linear:Linear",
-    "padding-aware": "llmc.buckets.strategies.padding_aware:PaddingAware",
-    "powers-of-two": "llmc.buckets.strategies.powers_of_two:PowersOfTwo",
-    "powers-of-two-tpu": "llmc.buckets.strategies.powers_of_two:PowersOfTwoTPU",
-    "traffic": "llmc.buckets.strategies.traffic:Traffic",
-}
+STRATEGIES = Registry(
+    "bucketing strategy",
+    "llmc.strategies",
+    {
+        "exponential": "llmc.buckets.strategies.exponential:Exponential",
+        "linear": "llmc.buckets.strategies.linear:Linear",
+        "padding-aware": "llmc.buckets.strategies.padding_aware:PaddingAware",
+        "powers-of-two": "llmc.buckets.strategies.powers_of_two:PowersOfTwo",
+        "powers-of-two-tpu": "llmc.buckets.strategies.powers_of_two:PowersOfTwoTPU",
+        "traffic": "llmc.buckets.strategies.traffic:Traffic",
+    },
+)
+"""Classes that take no arguments."""
 
 
 FILE = "file"
@@ -34,12 +39,13 @@ TRAFFIC = "traffic"
 
 def names() -> list[str]:
     """Every strategy, sorted."""
-    return sorted([*_STRATEGIES, FILE])
+    return sorted([*STRATEGIES.names(), FILE])
 
 
 def create(name: str) -> Strategy:
     """A new strategy by name, other than `FILE`. Raises UnknownNameError, listing the known names."""
-    if name not in _STRATEGIES:
-        raise UnknownNameError("bucketing strategy", name, names())
-    module, _, constructor = _STRATEGIES[name].partition(":")
-    return cast("Strategy", getattr(import_module(module), constructor)())
+    try:
+        made: Strategy = STRATEGIES.get(name)()
+    except UnknownNameError:
+        raise UnknownNameError("bucketing strategy", name, names()) from None
+    return made

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.durations import Cost
 from llmc.compiler.openvino.precision import PAGED_INT8, group_of
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Prepared, Target
 from llmc.compiler.weight_stage import weights_stage
@@ -36,6 +35,34 @@ Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
 """Compiles the model of a name, XML over a weights file, and puts its constants into another."""
 
 
+KV_CACHE_DTYPE: Option[str | None] = Option(
+    "kv_cache_dtype", str, None, "Precision of the KV cache. Default: u8, and f32 where nothing is quantised.",
+    metavar="u8|f32|bf16", choices=("u8", "f32", "bf16"), what="KV cache dtype",
+)  # fmt: skip
+GROUP_SIZE: Option[int | None] = Option(
+    "group_size", int, None,
+    "Inputs of a row of quantised weights that share a scale: int8 0 (the whole row), 32, 64, 128; int4 32, 64, 128; "
+    "keep 32. Default: int8 as the shape of step asks for, the first of the others.",
+    metavar="N", least=0,
+)  # fmt: skip
+ACTIVATION_GROUP_SIZE: Option[int | None] = Option(
+    "activation_group_size", int, None,
+    "Inputs that share a scale where activations are quantised to 8 bits as they are multiplied (on CPU): 0 (not at "
+    "all), 16, 32, 64, 128. Default: int8 as the shape of step asks for, 32 beside a named --group-size and for the "
+    "others, 0 where nothing is quantised.",
+    metavar="N", least=0,
+)  # fmt: skip
+SPECIALISE_MEMORY: Option[int | None] = Option(
+    "specialise_memory", int, None,
+    "Memory that graphs of fixed decode batches may take, as in 1G, with --specialise. Default: 512M.",
+    metavar="SIZE", least=0, is_size=True, shapes_executable=False,
+)  # fmt: skip
+STARTER: Option[bool] = Option(
+    "starter", bool, False, "Put graphs beside that open at once, and serve until the others are open.",
+    shapes_executable=False,
+)  # fmt: skip
+
+
 class OpenVinoBase(Target):
     """Base of the targets that OpenVINO compiles for."""
 
@@ -44,14 +71,18 @@ class OpenVinoBase(Target):
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
     install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
-    takes_openvino_options: ClassVar[bool] = True
+    run_install: ClassVar[str] = "pip install 'llmc[openvino]'"
+    options: ClassVar[tuple[Option[Any], ...]] = (
+        KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER,
+    )  # fmt: skip
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """The group that weights share scales in is named only where it is another than the default."""
         options = super().configure(options)
-        group = group_of(str(options.quantize), options.group_size)
-        named = options.group_size is not None and group != self.default_group(str(options.quantize))
-        return replace(options, group_size=group if named else None)
+        asked = GROUP_SIZE.of(options)
+        group = group_of(str(options.quantize), asked)
+        named = asked is not None and group != self.default_group(str(options.quantize))
+        return options.changed(group_size=group if named else None)
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """And what the plugin makes of the models and their weights."""
@@ -64,7 +95,8 @@ class OpenVinoBase(Target):
             return super().weight_bits(options, weights)
         four = quantize != "int8" and (weights.stored or "").startswith("Q4")
         four = four or (quantize == "int4" and not weights.outer)
-        group = options.group_size if options.group_size is not None else self.default_group(quantize)
+        asked = GROUP_SIZE.of(options)
+        group = self.default_group(quantize) if asked is None else asked
         parts = 2 if four else 1
         group = PAGED_INT8[0] if group is None else group
         return (4 if four else 8) + (parts * 32 / group if group else 0)
@@ -72,6 +104,10 @@ class OpenVinoBase(Target):
     def default_group(self, quantize: str) -> int | None:
         """The group that stands for none named; None: none does."""
         return group_of(quantize, None)
+
+    def cache_dtype(self, options: CompileOptions) -> str:
+        """As asked for, or as everything that is not quantised."""
+        return KV_CACHE_DTYPE.of(options) or options.dtype
 
     @abstractmethod
     def settings(self, options: CompileOptions) -> dict[str, Any]:
@@ -100,7 +136,7 @@ class OpenVinoBase(Target):
             "dtype": options.dtype,
             "max_positions": stages.max_positions,
             "sample_top_k": options.sample_top_k,
-            **({} if options.group_size is None else {"group_size": options.group_size}),
+            **({} if (group := GROUP_SIZE.of(options)) is None else {"group_size": group}),
             **form,
             **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
             "code": code_digest(code),

@@ -14,7 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.openvino.base_target import Lowered, OpenVinoBase
+from llmc.compiler.openvino.base_target import (
+    ACTIVATION_GROUP_SIZE,
+    GROUP_SIZE,
+    KV_CACHE_DTYPE,
+    Lowered,
+    OpenVinoBase,
+)
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
@@ -51,14 +57,15 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Caches are float32; the plugins convert them to what they compute in."""
-        if options.kv_cache_dtype not in (None, "f32"):
+        asked, activations = KV_CACHE_DTYPE.of(options), ACTIVATION_GROUP_SIZE.of(options)
+        if asked not in (None, "f32"):
             raise InputError(
-                f"--kv-cache-dtype {options.kv_cache_dtype} is for paged attention on openvino:CPU; models of one "
+                f"--kv-cache-dtype {asked} is for paged attention on openvino:CPU; models of one "
                 f"shape (openvino:{self.device}) take f32"
             )
-        if options.activation_group_size is not None:
+        if activations is not None:
             raise InputError(
-                f"--activation-group-size {options.activation_group_size} is for paged models on openvino:CPU; models "
+                f"--activation-group-size {activations} is for paged models on openvino:CPU; models "
                 f"of one shape (openvino:{self.device}) leave to the plugin how activations are multiplied"
             )
         return super().configure(options)
@@ -176,7 +183,7 @@ def _weights(options: CompileOptions) -> WeightFormat:
     from llmc.compiler.openvino.constants import Constants
     from llmc.compiler.openvino.formats import format_for
 
-    return format_for(str(options.quantize), options.dtype, options.group_size)(Constants())
+    return format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
 
 
 def _sizes(shape: Shape) -> Sizes:

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmc.compiler.durations import LOWER, WEIGHTS, Cost, Verifying
-from llmc.compiler.options import EXTENSIONS, ONNXRUNTIME_OPTIONS, OPENVINO_OPTIONS, XLA_OPTIONS, CompileOptions
+from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.workers import Workers
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.stages import Stages
-    from llmc.compiler.verification.limits import Limits
+    from llmc.compiler.verification.limits import Limits as Bounds
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
@@ -44,6 +45,17 @@ class Shape:
         sizes = {"batch": self.batch, "query": self.query, "context": self.context}
         fixed = [f"{k}={v}" for k, v in sizes.items() if v is not None]
         return f"{self.phase} {' '.join(fixed) or 'every shape'}"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is compiled for: a plan's limits and its facts (mean lengths of traffic), the model's configuration and how
+    many parameters it has."""
+
+    limits: Limits
+    facts: Mapping[str, Any]
+    config: Mapping[str, Any]
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,9 @@ class Target(ABC):
     quantisations: ClassVar[tuple[str, ...]] = ("none",)
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     default_quantize: ClassVar[str] = "none"
+    options: ClassVar[tuple[Option[Any], ...]] = ()
+    """The options that it takes beside those of every target, see compiler/options.py."""
+
     needs_processes: ClassVar[bool] = False
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
 
@@ -104,17 +119,8 @@ class Target(ABC):
     """About what an executable takes on disk, weights not counted."""
 
     graph_bytes_source: ClassVar[str] = "the activations of the largest layer for every token of the bucket"
-    takes_xla_options: ClassVar[bool] = False
-    """Whether the options of XLA_OPTIONS mean something to it."""
-
-    takes_openvino_options: ClassVar[bool] = False
-    """Whether the options of OPENVINO_OPTIONS mean something to it."""
-
-    takes_onnxruntime_options: ClassVar[bool] = False
-    """Whether the options of ONNXRUNTIME_OPTIONS mean something to it."""
-
-    for_executor: ClassVar[tuple[str, ...]] = ()
-    """Options that `manifest_options` writes by the name of an option that this target does not take."""
+    splits_weights: ClassVar[tuple[str, ...]] = ()
+    """Flags that divide the weights over several devices."""
 
     verifies_each: ClassVar[bool] = True
     """Whether verification runs every executable, not only those of sampled buckets."""
@@ -129,7 +135,29 @@ class Target(ABC):
     """Packages that running imports."""
 
     install: ClassVar[str] = "pip install 'llmc[compile]'"
-    """The line that installs all of them."""
+    """The line that installs what compiling needs."""
+
+    run_install: ClassVar[str] = "pip install onnxruntime"
+    """The line that installs what running needs."""
+
+    hidden: ClassVar[bool] = False
+    """Whether `llmc devices` leaves it out."""
+
+    @classmethod
+    def topologies(cls) -> list[dict[str, Any]]:
+        """What it takes behind its name where that is a slice of many devices, for `llmc devices`.
+
+        Each has name, generation, shape, chips, devices, hosts and hbm_bytes_per_device.
+        """
+        return []
+
+    def lacks(self) -> str:
+        """In words, what this host lacks to run executables beside packages; empty for nothing."""
+        return ""
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """What `analyse` found, in lines for people."""
+        return []
 
     @classmethod
     def of(cls, detail: str) -> Target:
@@ -157,21 +185,39 @@ class Target(ABC):
         for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", dtype, self.dtypes)):
             if value not in known:
                 raise InputError(f"--{what} {value} is not offered for device {self.name}; offered: {', '.join(known)}")
-        for names, taken, where in (
-            (XLA_OPTIONS, self.takes_xla_options, "devices that XLA compiles for (xla, tpu)"),
-            (OPENVINO_OPTIONS, self.takes_openvino_options, "openvino"),
-            (ONNXRUNTIME_OPTIONS, self.takes_onnxruntime_options, "cpu where that is ONNX Runtime"),
-        ):
-            if foreign := [name for name in names if name in options.extensions and not taken]:
-                flag = foreign[0].replace("_", "-")
-                raise InputError(f"--{flag} is for {where}; leave it out for {self.name}")
+        own = self._own(options)
         specialise = self.specialises_by_default if options.specialise is None else options.specialise
-        return replace(options, quantize=quantize, dtype=dtype, specialise=specialise)
+        return replace(options, quantize=quantize, dtype=dtype, specialise=specialise, own=own)
+
+    def _own(self, options: CompileOptions) -> dict[str, Value]:
+        """What was given of its own options, defaults left out; raises InputError for others."""
+        known = {option.name: option for option in self.options}
+        for name, value in options.own.items():
+            if name in known:
+                known[name].check(value)
+            else:
+                from llmc.compiler.targets import refuse_foreign
+
+                refuse_foreign(name, value, self.name)
+        return {n: value for n, value in options.own.items() if n in known and value != known[n].default}
+
+    def shaping(self, options: CompileOptions) -> dict[str, str | int]:
+        """The options that executables depend on, by name, beside quantize and dtype, which all do."""
+        apart = {option.name for option in self.options if not option.shapes_executable}
+        found = {name: value for name, value in options.extensions.items() if name not in apart}
+        return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
+
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
+        """The target that compiles, its options, and why it is that one; most devices stand for themselves alone.
+
+        Raises InputError for options that no target keeps.
+        """
+        return self, options, ""
 
     def compiled_with(self, device: str, recorded: Mapping[str, Any]) -> CompileOptions:
         """The options of a bundle of `device` whose manifest has the options `recorded`, as `configure` made them."""
-        names = {"quantize", "dtype", "specialise", *EXTENSIONS} - {*self.for_executor}
-        return self.configure(CompileOptions(device=device, **{n: recorded[n] for n in names if n in recorded}))
+        names = {"quantize", "dtype", "specialise", "sample_top_k", *(option.name for option in self.options)}
+        return self.configure(CompileOptions.of(device, **{n: recorded[n] for n in names if n in recorded}))
 
     def default_dtype(self, quantize: str) -> str:
         """What `--dtype auto` stands for: what everything that is not quantised is held and computed in."""
@@ -245,9 +291,17 @@ class Target(ABC):
         """
         return DTYPE_BITS[options.dtype]
 
+    def cache_dtype(self, options: CompileOptions) -> str:
+        """Precision of the KV cache."""
+        return options.dtype
+
     def cache_bytes(self, options: CompileOptions) -> int:
         """Bytes of one value in the KV cache."""
         return 2 if options.dtype in ("bf16", "f16") else 4
+
+    def devices(self, options: CompileOptions) -> int:
+        """How many devices one graph is sharded over."""
+        return 1
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """New tokens of the largest step that an executable for every shape runs; `largest` is the largest bucket's."""
@@ -274,11 +328,11 @@ class Target(ABC):
         """
         return {}
 
-    def limits(self, options: CompileOptions) -> Limits:
+    def limits(self, options: CompileOptions) -> Bounds:
         """How close to the reference executables must be."""
         from llmc.compiler.verification.limits import limits
 
-        return limits(str(options.quantize), options.dtype, options.kv_cache_dtype or options.dtype)
+        return limits(str(options.quantize), options.dtype, self.cache_dtype(options))
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The distinct shapes that `buckets` need, largest first within each phase, as warm-up runs them."""

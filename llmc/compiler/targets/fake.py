@@ -49,6 +49,7 @@ class FakeTarget(Target):
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
     reference: ClassVar[str] = "toy"
+    hidden: ClassVar[bool] = True
     verifying: ClassVar[Verifying] = Verifying(texts=Cost(), run=Cost())
 
     def __init__(self, kind: Kind | None = None) -> None:

@@ -46,6 +46,7 @@ class HpuTarget(StaticTarget):
     why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     run_needs: ClassVar[tuple[str, ...]] = ("torch",)
+    run_install: ClassVar[str] = "pip install 'llmc[compile]'"
     config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000

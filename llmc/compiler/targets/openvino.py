@@ -14,7 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.checkpoint.base import stored_types
-from llmc.compiler.openvino.base_target import Lowered, OpenVinoBase
+from llmc.compiler.openvino.base_target import (
+    ACTIVATION_GROUP_SIZE,
+    GROUP_SIZE,
+    KV_CACHE_DTYPE,
+    SPECIALISE_MEMORY,
+    STARTER,
+    Lowered,
+    OpenVinoBase,
+)
 from llmc.compiler.openvino.precision import (
     ACTIVATIONS,
     FEW_ROWS,
@@ -79,13 +87,13 @@ class OpenVinoTarget(OpenVinoBase):
         options = super().configure(options)
         require_precision(options.dtype, cpu_features())
         quantize = str(options.quantize)
-        asked = options.kv_cache_dtype or settings.openvino_kv_precision
+        asked = KV_CACHE_DTYPE.of(options) or settings.openvino_kv_precision
         chosen = properties(quantize, options.dtype, asked)
-        activations = options.activation_group_size
-        _, used = groups_of(quantize, options.group_size, activations)
+        activations = ACTIVATION_GROUP_SIZE.of(options)
+        _, used = groups_of(quantize, GROUP_SIZE.of(options), activations)
         if quantize != MIXED and used == ACTIVATIONS[quantize]:
             activations = None
-        return replace(options, kv_cache_dtype=chosen["KV_CACHE_PRECISION"], activation_group_size=activations)
+        return options.changed(kv_cache_dtype=chosen["KV_CACHE_PRECISION"], activation_group_size=activations)
 
     def default_group(self, quantize: str) -> int | None:
         """None for the quantisation whose groups differ by shape: naming one is something else."""
@@ -112,7 +120,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def cache_bytes(self, options: CompileOptions) -> int:
         """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
-        return CACHE_BYTES[self.configure(options).kv_cache_dtype or "f32"]
+        return CACHE_BYTES[KV_CACHE_DTYPE.of(self.configure(options)) or "f32"]
 
     def graph_bytes(self, model: ModelSize, tokens: int) -> int:
         """The packed copy of the weights, which OpenVINO keeps beside the file, and the activations of a step."""
@@ -190,14 +198,14 @@ class OpenVinoTarget(OpenVinoBase):
 
     def _properties(self, options: CompileOptions, rows: int | None) -> dict[str, str]:
         _, activations = self._groups(options, rows)
-        return properties(str(options.quantize), options.dtype, options.kv_cache_dtype, activations)
+        return properties(str(options.quantize), options.dtype, KV_CACHE_DTYPE.of(options), activations)
 
     def _groups(self, options: CompileOptions, rows: int | None) -> tuple[int, int]:
-        return groups_of(str(options.quantize), options.group_size, options.activation_group_size, rows)
+        return groups_of(str(options.quantize), GROUP_SIZE.of(options), ACTIVATION_GROUP_SIZE.of(options), rows)
 
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
         """The same model for ONNX Runtime, which opens in a tenth of a second, where --starter asks for it."""
-        if not options.starter:
+        if not STARTER.of(options):
             return None
         from llmc.compiler.targets import open_target
 
@@ -212,9 +220,8 @@ class OpenVinoTarget(OpenVinoBase):
         """What the executor opens executables with."""
         found = self.settings(options)
         if options.specialise:
-            found["specialise_memory"] = (
-                DEFAULT_BUDGET if options.specialise_memory is None else options.specialise_memory
-            )
+            asked = SPECIALISE_MEMORY.of(options)
+            found[SPECIALISE_MEMORY.name] = DEFAULT_BUDGET if asked is None else asked
         return found
 
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.durations import Cost, Verifying
 from llmc.compiler.stages import version_of
-from llmc.compiler.targets.xla import XlaTarget
+from llmc.compiler.targets.xla import CACHE_SLOTS, TENSOR_PARALLEL, XlaTarget
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,6 +53,30 @@ class TpuTarget(XlaTarget):
         """Of a topology such as "v5e-2x2"; it is only needed, and read, where something is compiled."""
         return cls(detail)
 
+    @classmethod
+    def topologies(cls) -> list[dict[str, Any]]:
+        """Every slice that libtpu can be asked for."""
+        from llmc.compiler.xla.topology import known, shown
+
+        return [
+            {
+                "name": topology.name,
+                "generation": topology.generation,
+                "shape": shown(topology.shape),
+                "chips": topology.chips,
+                "devices": topology.devices,
+                "hosts": topology.hosts,
+                "hbm_bytes_per_device": topology.hbm_bytes_per_device,
+            }
+            for topology in known()
+        ]
+
+    def lacks(self) -> str:
+        """A TPU, on most hosts."""
+        from llmc.runtime.xla.client import has_tpu
+
+        return "" if has_tpu() else "needs a TPU host"
+
     @property
     def topology(self) -> Topology:
         """The slice that is compiled for; raises InputError listing the known ones."""
@@ -71,7 +95,7 @@ class TpuTarget(XlaTarget):
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the devices that a graph is sharded over."""
-        devices, topology = options.tensor_parallel, self.topology
+        devices, topology = TENSOR_PARALLEL.of(options), self.topology
         return devices * topology.hbm_bytes_per_device, f"of {devices} of the devices of {topology.name}"
 
     def toolchain(self) -> dict[str, str]:
@@ -91,8 +115,8 @@ class TpuTarget(XlaTarget):
         from llmc.compiler.xla.build import Machine
         from llmc.runtime.xla.client import open_client
 
-        open_client("cpu", options.tensor_parallel, Settings.from_environment().threads)
-        devices = self.topology.describe()[: options.tensor_parallel]
+        open_client("cpu", TENSOR_PARALLEL.of(options), Settings.from_environment().threads)
+        devices = self.topology.describe()[: TENSOR_PARALLEL.of(options)]
         return Machine("tpu", self.topology.name, tuple(devices))
 
     def described_machine(self) -> dict[str, str]:
@@ -113,11 +137,11 @@ class TpuTarget(XlaTarget):
 
         def need(degree: int) -> tuple[Need, Cache]:
             weights, keys, item = _shares(layout, config, degree)
-            cache = Cache.of(keys, item, limits, options.cache_slots is not None)
+            cache = Cache.of(keys, item, limits, CACHE_SLOTS.of(options) is not None)
             return Need.of(weights, cache.bytes(limits.max_num_seqs, limits.max_model_len), memories), cache
 
-        found, cache = need(options.tensor_parallel)
-        wider = [d for d in _DEGREES if options.tensor_parallel < d <= self.topology.devices]
+        found, cache = need(TENSOR_PARALLEL.of(options))
+        wider = [d for d in _DEGREES if TENSOR_PARALLEL.of(options) < d <= self.topology.devices]
         require_fits(found, self.topology, cache, limits, {d: need(d)[0] for d in wider})
         return found
 

@@ -18,7 +18,7 @@ from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
 from llmc.compiler.durations import LOWER, Cost, Verifying
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
 from llmc.compiler.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
@@ -41,6 +41,22 @@ KEPT_PREFIXES = 2
 CAPACITY_MULTIPLE = 128
 """Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
 
+TENSOR_PARALLEL: Option[int] = Option(
+    "tensor_parallel", int, 1, "Devices that each graph is sharded over.", metavar="N", least=1
+)
+LOWERING: Option[str] = Option(
+    "lowering", str, "jax", "Who makes StableHLO of the trace.", metavar="jax|torch-xla", choices=("jax", "torch-xla")
+)
+ROLL_LAYERS: Option[bool | None] = Option(
+    "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu, no for xla."
+)
+CACHE_SLOTS: Option[int | None] = Option(
+    "cache_slots", int, None,
+    "Sequences that the cache on the device holds, those kept for their prefixes included. Default: max-num-seqs + "
+    f"{KEPT_PREFIXES} kept prefixes.",
+    metavar="N", least=1,
+)  # fmt: skip
+
 _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
 
 
@@ -52,11 +68,13 @@ class XlaTarget(StaticTarget):
     why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     needs_processes: ClassVar[bool] = True
-    takes_xla_options: ClassVar[bool] = True
+    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS)
+    splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
     config_only: ClassVar[bool] = True
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
     run_needs: ClassVar[tuple[str, ...]] = ("jax",)
     install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
+    run_install: ClassVar[str] = "pip install 'llmc[xla]'"
     rolls_by_default: ClassVar[bool] = False
     executable_seconds: ClassVar[float] = 3.0
     executable_bytes: ClassVar[int] = 1_000_000
@@ -64,7 +82,7 @@ class XlaTarget(StaticTarget):
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses combinations that cannot be."""
-        if options.lowering != "jax" and options.roll_layers:
+        if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
         return super().configure(options)
 
@@ -93,9 +111,9 @@ class XlaTarget(StaticTarget):
 
         Raises InputError where it is asked for and cannot.
         """
-        if options.roll_layers is False or options.lowering != "jax":
+        if ROLL_LAYERS.of(options) is False or LOWERING.of(options) != "jax":
             return False
-        if not (options.roll_layers or self.rolls_by_default):
+        if not (ROLL_LAYERS.of(options) or self.rolls_by_default):
             return False
         from llmc.compiler.xla.rolling import NotRollableError, roll
 
@@ -103,7 +121,7 @@ class XlaTarget(StaticTarget):
             for cached, entry in traced.items():
                 roll(_parsed(stages.path(entry.outputs["program"])).at(2, 4, 8 * cached))
         except NotRollableError as e:
-            if options.roll_layers:
+            if ROLL_LAYERS.of(options):
                 raise InputError(
                     f"the layers cannot be rolled into one body: {e}; compile with --no-roll-layers"
                 ) from e
@@ -117,7 +135,7 @@ class XlaTarget(StaticTarget):
         from llmc.runtime.xla.client import open_client
 
         return Machine(
-            "cpu", "cpu", tuple(open_client("cpu", options.tensor_parallel, Settings.from_environment().threads))
+            "cpu", "cpu", tuple(open_client("cpu", TENSOR_PARALLEL.of(options), Settings.from_environment().threads))
         )
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
@@ -125,7 +143,7 @@ class XlaTarget(StaticTarget):
         from llmc.compiler.xla.sharding import require_degree
 
         devices, where = self._devices(options)
-        require_degree(options.tensor_parallel, devices, stages.checkpoint.config, where)
+        require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
         lowering = self._other_lowering(options)
         contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
         traced = {cached: trace_stage(stages, options, cached) for cached in sorted(contexts)}
@@ -156,9 +174,13 @@ class XlaTarget(StaticTarget):
             },
         )
 
+    def devices(self, options: CompileOptions) -> int:
+        """As many as asked for."""
+        return TENSOR_PARALLEL.of(options)
+
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
         """How many devices graphs may be sharded over, and what has them; the CPU is divided into any number."""
-        return options.tensor_parallel, "this host"
+        return TENSOR_PARALLEL.of(options), "this host"
 
     def described_machine(self) -> dict[str, str]:
         """Key components that say what is compiled for, beside the instruction set."""
@@ -166,7 +188,7 @@ class XlaTarget(StaticTarget):
 
     def _other_lowering(self, options: CompileOptions) -> dict[str, str]:
         """Versions of what lowers in place of JAX, if something does. Raises DeviceError where it is not installed."""
-        if options.lowering == "jax":
+        if LOWERING.of(options) == "jax":
             return {}
         from llmc.compiler.xla.torch_xla import find_python, versions
 
@@ -187,19 +209,25 @@ class XlaTarget(StaticTarget):
         for file in files:
             header = Envelope.parse(file.read_bytes(), str(file)).header
             found["executables"].append({name: header[name] for name in ANALYSIS})
-        if options.tensor_parallel > 1:
+        if TENSOR_PARALLEL.of(options) > 1:
             found["tensor_parallel"] = prepared.facts["split"]
         return found
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """Memory, work, and what devices exchange."""
+        from llmc.compiler.xla.report import lines
+
+        return lines(analysis)
 
     def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
         """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
         from llmc.compiler.frontend.trace import CacheShape
         from llmc.compiler.xla.sharding import cache_dims, describe, weight_shardings
 
-        limits, config, degree = stages.plan.limits, stages.checkpoint.config, options.tensor_parallel
+        limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
         shape = CacheShape.of(config)
         rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
-        slots = max(options.cache_slots or rows + KEPT_PREFIXES, rows)
+        slots = max(CACHE_SLOTS.of(options) or rows + KEPT_PREFIXES, rows)
         longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))
         capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         split = weight_shardings({d["name"]: tuple(d["shape"]) for d in described}, config, degree)
@@ -218,7 +246,7 @@ class XlaTarget(StaticTarget):
         components = {
             "cache": digest_bytes(canonical_json(layout["cache"])),
             "target": self.name,
-            "devices": options.tensor_parallel,
+            "devices": TENSOR_PARALLEL.of(options),
             **self.described_machine(),
             **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
             "isa": " ".join(self.isa()),
@@ -259,7 +287,7 @@ class XlaTarget(StaticTarget):
         return Compiled(build(job, machine), self.state)
 
     def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
-        if options.lowering == "torch-xla":
+        if LOWERING.of(options) == "torch-xla":
             from llmc.compiler.xla.torch_xla import find_python, torch_xla_core
 
             return torch_xla_core(
@@ -274,7 +302,7 @@ class XlaTarget(StaticTarget):
     def _sharded(self, core: Core, prepared: Prepared, options: CompileOptions) -> Core:
         from llmc.compiler.xla.sharding import ShardedCore
 
-        degree = options.tensor_parallel
+        degree = TENSOR_PARALLEL.of(options)
         return core if degree == 1 else ShardedCore(core, prepared.facts["config"], degree)
 
 

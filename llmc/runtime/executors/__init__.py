@@ -1,26 +1,33 @@
-"""Executors: one file per runtime that replays executables; each is imported when a bundle names it."""
+"""Executors: one file per runtime that replays executables; each is imported when a bundle names it.
+
+Other packages bring theirs in the entry-point group "llmc.executors" (registry.py).
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from llmc.errors import ArtifactError, DeviceError, UnknownNameError
 from llmc.platforms import not_installed
+from llmc.registry import Registry
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.base import Executor
 
-_CLASSES = {
-    "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
-    "onnxruntime-llmc": "llmc.runtime.executors.ort_kernels:KernelExecutor",
-    "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
-    "xla": "llmc.runtime.executors.xla:XlaExecutor",
-    "openvino": "llmc.runtime.executors.openvino:OpenVinoExecutor",
-    "openvino-static": "llmc.runtime.executors.openvino_static:OpenVinoStaticExecutor",
-    "fake": "llmc.runtime.executors.fake:FakeExecutor",
-}
+EXECUTORS = Registry(
+    "executor",
+    "llmc.executors",
+    {
+        "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
+        "onnxruntime-llmc": "llmc.runtime.executors.ort_kernels:KernelExecutor",
+        "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
+        "xla": "llmc.runtime.executors.xla:XlaExecutor",
+        "openvino": "llmc.runtime.executors.openvino:OpenVinoExecutor",
+        "openvino-static": "llmc.runtime.executors.openvino_static:OpenVinoStaticExecutor",
+        "fake": "llmc.runtime.executors.fake:FakeExecutor",
+    },
+)
 
 
 def executor_class(name: str) -> type[Executor]:
@@ -29,20 +36,17 @@ def executor_class(name: str) -> type[Executor]:
     Raises UnknownNameError listing the known ones, and DeviceError where the package that it runs on is not installed.
     """
     try:
-        module = import_module(executor_module(name))
+        found: type[Executor] = EXECUTORS.get(name)
     except ModuleNotFoundError as error:
         if (told := not_installed(error)) is None:
             raise
         raise told from error
-    found: type[Executor] = getattr(module, _CLASSES[name].partition(":")[2])
     return found
 
 
 def executor_module(name: str) -> str:
     """The module of that class; raises UnknownNameError listing the known ones."""
-    if name not in _CLASSES:
-        raise UnknownNameError("executor", name, _CLASSES)
-    return _CLASSES[name].partition(":")[0]
+    return EXECUTORS.module(name)
 
 
 def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:

@@ -13,8 +13,8 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.export.gguf import interleaved, write_gguf
 from llmc.compiler.export.huggingface import write_folder
 from llmc.errors import CheckpointError
+from llmc.testing.toy import write_toy
 from tests.compiler import tiny
-from tests.toy import write_toy
 
 
 def edit(folder: Path, name: str, **members: Any) -> None:

@@ -25,7 +25,7 @@ from llmc.compiler.kernels.panels import Panels, to_float16
 from llmc.compiler.lowering.recipes import quantise_q8
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
-from llmc.compiler.targets import cpu, open_target
+from llmc.compiler.targets import onnxruntime, open_target
 from llmc.compiler.unfit import UnfitError
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
@@ -35,16 +35,16 @@ from llmc.runtime.host import KERNEL_FEATURES
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, ragged
+from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.toy import toy_plan
 
 PLAN = toy_plan([(1, 32, 0), (4, 8, 40)], [(1, 47), (4, 47)], Limits(48, 4, 32, 8))
 ISA = ("x86_64", *KERNEL_FEATURES)
 
 
 def compile_with(model: Path, folder: Path, **options: Any) -> tuple[CompileResult, Path]:
-    asked = CompileOptions(**{"device": "onnxruntime", "verify": "all", **options})
+    asked = CompileOptions.of(**{"device": "onnxruntime", "verify": "all", **options})
     path = folder / "bundle"
     return compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda event: None), path
 
@@ -136,8 +136,8 @@ def test_heads_that_the_kernel_does_not_take_are_named(wrong: dict[str, float]) 
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, isa: tuple[str, ...], **options: Any) -> CompileOptions:
-    monkeypatch.setattr(cpu, "cpu_features", lambda: isa)
-    return open_target("onnxruntime").configure(CompileOptions("onnxruntime", **options))
+    monkeypatch.setattr(onnxruntime, "cpu_features", lambda: isa)
+    return open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", **options))
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4", "keep"])
@@ -157,9 +157,9 @@ def test_kernels_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="--kernels llmc runs any shape as it is; leave out --specialise"):
         configured(monkeypatch, ISA, quantize="int8", kernels="llmc", specialise=True)
     with pytest.raises(UnknownNameError, match="unknown kernels 'mlas'; known: llmc, onnxruntime"):
-        CompileOptions("onnxruntime", kernels="mlas")
-    with pytest.raises(InputError, match="--kernels is for cpu where that is ONNX Runtime; leave it out for xla"):
-        open_target("xla").configure(CompileOptions("xla", kernels="llmc"))
+        open_target("onnxruntime").configure(CompileOptions.of("onnxruntime", kernels="mlas"))
+    with pytest.raises(InputError, match="--kernels is for cpu, onnxruntime; leave it out for xla"):
+        open_target("xla").configure(CompileOptions.of("xla", kernels="llmc"))
 
 
 # Models that the kernels do not take

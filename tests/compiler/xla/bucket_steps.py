@@ -11,8 +11,8 @@ import numpy as np
 
 from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_weightless
 from llmc.compiler.lowering.to_export import serialise, specialise
+from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
-from tests.toy import VOCAB
 
 CASE, TOP, SLOTS, CAPACITY = "llama", 4, 4, 32
 BUCKETS = {"decode": (3, 1, 16), "prompt": (2, 8, 0), "chunk": (2, 8, 16)}

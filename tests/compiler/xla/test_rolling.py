@@ -16,8 +16,8 @@ from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_we
 from llmc.compiler.lowering.to_export import serialise
 from llmc.compiler.xla.program import BoundProgram, Operation, Ref, TracedProgram
 from llmc.compiler.xla.rolling_names import NotRollableError, stacked_names
+from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
-from tests.toy import VOCAB
 
 LAYERS = 3
 MIXED = "qwen2-mixed-windows"

@@ -39,7 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
     folder = tmp_path_factory.mktemp("static")
     with pytest.MonkeyPatch.context() as patch:
         cls = OpenVinoStaticTarget
-        patch.setitem(targets._CLASSES, "openvino-static", f"{cls.__module__}:{cls.__name__}")
+        patch.setitem(targets.TARGETS._own, "openvino-static", f"{cls.__module__}:{cls.__name__}")
 
         def compile_(device: str, case: str = "llama", **options: Any) -> CompileResult:
             model = folder / case
@@ -47,7 +47,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compile]:
                 tiny.write_model(model, case)
             bundle = folder / f"{case}-{len(list(folder.iterdir()))}"
             chosen = {"quantize": "none", "verify": "none", "sample_top_k": TOP, **options}
-            asked = CompileOptions(f"openvino-static:{device}", **chosen)
+            asked = CompileOptions.of(f"openvino-static:{device}", **chosen)
             return compile_bundle(str(model), bundle, PLAN, asked, Store(folder / "store"), lambda _: None)
 
         yield compile_

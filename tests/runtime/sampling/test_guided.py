@@ -19,7 +19,7 @@ from llmc.runtime.confined.pool import Job
 from llmc.runtime.sampling import SamplingParams, SequenceSampler, StructuredOutputsParams, grammars, guided, sample
 from llmc.runtime.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
 from llmc.runtime.tokenizer import Tokenizer
-from tests.toy import BYTES, EOS, VOCAB, tokenizer_json
+from llmc.testing.toy import BYTES, EOS, VOCAB, tokenizer_json
 
 PERSON = {
     "type": "object",

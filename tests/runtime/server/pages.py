@@ -18,8 +18,8 @@ from llmc.runtime.server.routes import dashboard, metrics
 from llmc.runtime.server.state import Progress, Served, ServerConfig, ServerState
 from llmc.runtime.telemetry.metrics import Metrics
 from llmc.runtime.telemetry.snapshot import Snapshot
+from llmc.testing.toy import toy_plan
 from tests.runtime.telemetry.samples import step, summary
-from tests.toy import toy_plan
 
 
 class Clock:

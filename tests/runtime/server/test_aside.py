@@ -15,7 +15,7 @@ from llmc.runtime.server import aside
 from llmc.runtime.server.aside import LARGE, MAX_WAITING, SMALL, Lane
 from llmc.runtime.server.shared import Shared
 from llmc.runtime.tokenizer import Tokenizer
-from tests.toy import tokenizer_json
+from llmc.testing.toy import tokenizer_json
 
 
 def request(leaves: asyncio.Event) -> Any:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc.testing.toy import BYTES
 from tests.damage import spoil
 from tests.runtime.server.live import Live
-from tests.toy import BYTES
 
 
 @pytest.mark.parametrize("stream", [False, True])

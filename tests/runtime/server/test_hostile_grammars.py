@@ -17,10 +17,10 @@ import pytest
 
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.opening import EngineOptions
+from llmc.testing.toy import BYTES
 from tests.runtime.sampling.test_guided import chained
 from tests.runtime.server.live import PATIENCE_S, Call, Live, until
 from tests.runtime.server.process import Process
-from tests.toy import BYTES
 
 LIMITS = Limits(seconds=0.5, memory_bytes=256 << 20, stack_bytes=1 << 20, workers=1)
 GOOD = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}

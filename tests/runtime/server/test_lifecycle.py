@@ -16,8 +16,9 @@ from llmc.runtime.server import serve
 from llmc.runtime.server.events import Listening, Ready, Stopped
 from llmc.runtime.server.state import Progress, ServerConfig
 from llmc.runtime.server.warming import Countdown, warm_up_of
+from llmc.testing.toy import write_toy
 from tests.runtime.server.live import Gate, Live, toy_bundle, until
-from tests.toy import Toy, write_toy
+from tests.toy import Toy
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from llmc.buckets.traffic.source import Traffic
+from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import child
 from tests.runtime.server.live import completion, toy_bundle
 from tests.runtime.server.process import Process
-from tests.toy import write_toy
 
 HANGING = """
     import threading

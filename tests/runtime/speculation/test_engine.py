@@ -22,7 +22,8 @@ from llmc.runtime.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.requests import Request
 from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.speculation import SpeculativeConfig
-from tests.toy import VOCAB, Toy
+from llmc.testing.toy import VOCAB
+from tests.toy import Toy
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
 KINDS = ("exact", "ragged", "paged")

@@ -14,8 +14,8 @@ from llmc import __version__
 from llmc.runtime.observer import EngineStats, Observers
 from llmc.runtime.telemetry.histogram import Histogram
 from llmc.runtime.telemetry.metrics import Metrics
+from llmc.testing.toy import toy_plan
 from tests.runtime.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
-from tests.toy import toy_plan
 
 Samples = dict[tuple[str, ...], float]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from llmc.runtime.observer import Observers
 from llmc.runtime.telemetry.snapshot import Snapshot
+from llmc.testing.toy import toy_plan
 from tests.runtime.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
-from tests.toy import toy_plan
 
 
 class Clock:

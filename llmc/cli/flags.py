@@ -1,0 +1,53 @@
+"""Groups of flags that a command takes as one parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from llmc.cli.quantities import size
+from llmc.compiler.options import Value
+from llmc.compiler.targets import Declared, declared
+
+Command = Callable[..., None]
+
+
+def grouped(
+    command: Command, parameter: str, flags: Sequence[inspect.Parameter], join: Callable[[dict[str, Any]], Any]
+) -> Command:
+    """`command`, whose `parameter` is what `join` makes of flags by name, as a function that takes these flags."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != parameter]
+
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        given = {flag.name: kwargs.pop(flag.name) for flag in flags}
+        command(*args, **{parameter: join(given)}, **kwargs)
+
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
+    wrapper.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def takes_own_options(command: Command) -> Command:
+    """`command`, whose parameter `own` has what was given of the options that targets declare, with a flag for each."""
+    options = {name: one.option for name, one in declared().items()}
+    flags = [_flag(one) for one in declared().values()]
+
+    def join(values: dict[str, Any]) -> dict[str, Value]:
+        read = {name: size(options[name].flag, v) if options[name].is_size else v for name, v in values.items()}
+        return {name: value for name, value in read.items() if value is not None}
+
+    return grouped(command, "own", flags, join)
+
+
+def _flag(one: Declared) -> inspect.Parameter:
+    option = one.option
+    kind: Any = str if option.is_size else option.kind
+    name = f"{option.flag}/--no-{option.flag[2:]}" if option.kind is bool else option.flag
+    said = typer.Option(name, metavar=option.metavar or None, help=f"{', '.join(one.devices)}: {option.help}")
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, said]
+    )

@@ -1,0 +1,72 @@
+"""Implementations by name: llmc's own, and those that other installed packages bring.
+
+A package names its own in an entry-point group ("llmc.targets", "llmc.executors", "llmc.strategies"):
+
+    [project.entry-points."llmc.targets"]
+    lpu = "llmc_lpu.target:LpuTarget"
+
+Each is imported when it is first asked for. A name of llmc's own always means llmc's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+from importlib import import_module
+from typing import Any
+
+from llmc.errors import InputError, UnknownNameError
+
+GROUPS = ("llmc.targets", "llmc.executors", "llmc.strategies")
+
+
+@cache
+def packages() -> frozenset[str]:
+    """The top-level packages, or modules, of all that other distributions bring."""
+    from importlib.metadata import entry_points
+
+    return frozenset(point.module.partition(".")[0] for group in GROUPS for point in entry_points(group=group))
+
+
+class Registry:
+    """`what` one is, in words; `group` of entry points; `own`: name to "module:attribute"."""
+
+    def __init__(self, what: str, group: str, own: Mapping[str, str]) -> None:
+        self._what, self._group, self._own = what, group, own
+
+    @cached_property
+    def _others(self) -> dict[str, tuple[str, str]]:
+        """Name to ("module:attribute", distribution) of other packages'. Raises InputError where two share a name."""
+        from importlib.metadata import entry_points
+
+        found: dict[str, tuple[str, str]] = {}
+        for point in entry_points(group=self._group):
+            package = point.dist.name if point.dist is not None else point.value
+            if point.name in found and found[point.name] != (point.value, package):
+                both = " and ".join(sorted({found[point.name][1], package}))
+                raise InputError(
+                    f"two installed packages bring a {self._what} {point.name!r}, {both}; uninstall one of them"
+                )
+            found[point.name] = (point.value, package)
+        return {name: value for name, value in found.items() if name not in self._own}
+
+    def names(self) -> list[str]:
+        """All of them, sorted."""
+        return sorted({*self._own, *self._others})
+
+    def place(self, name: str) -> str:
+        """The "module:attribute" of a name; raises UnknownNameError listing the known ones."""
+        if name in self._own:
+            return self._own[name]
+        if name in self._others:
+            return self._others[name][0]
+        raise UnknownNameError(self._what, name, self.names())
+
+    def module(self, name: str) -> str:
+        """The module of a name; raises UnknownNameError listing the known ones."""
+        return self.place(name).partition(":")[0]
+
+    def get(self, name: str) -> Any:
+        """The class of a name; raises UnknownNameError listing the known ones, ModuleNotFoundError for a package."""
+        module, _, attribute = self.place(name).partition(":")
+        return getattr(import_module(module), attribute)

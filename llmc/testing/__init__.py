@@ -1,0 +1,16 @@
+"""Tests that a device of your own can run: subclass `TargetContract` in a test file of your package.
+
+    from llmc.testing import TargetContract
+
+    class TestPocket(TargetContract):
+        device = "pocket"
+
+Needs pytest, and llmc's extra `compile`. docs/adding-a-target.md shows it at work.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite("llmc.testing.executors", "llmc.testing.targets")
+
+from llmc.testing.executors import ExecutorContract as ExecutorContract  # noqa: E402 - rewritten as it is imported
+from llmc.testing.targets import TargetContract as TargetContract  # noqa: E402
