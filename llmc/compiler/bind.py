@@ -72,8 +72,8 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
 
         able = ", ".join(name for name in devices() if open_target(name).config_only)
         raise InputError(
-            f"device {options.device} needs the weights to compile, and {checkpoint.path} is a configuration alone: give "
-            f"the checkpoint as MODEL, or compile for one of: {able}"
+            f"device {options.device} needs the weights to compile, and {checkpoint.path} is a configuration alone: "
+            f"give the checkpoint as MODEL, or compile for one of: {able}"
         )
     if options.verify == "all":
         raise InputError(

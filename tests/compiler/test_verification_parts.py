@@ -22,7 +22,8 @@ from llmc.compiler.verification import parts as module
 from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations
 from llmc.errors import VerificationError
 from llmc.runtime.executors.fake import FakeExecutor
-from tests.toy import DECODE, PROMPT, Toy
+from llmc.testing.toy import DECODE, PROMPT
+from tests.toy import Toy
 
 SMALL, LARGE = 135_000_000, 8_000_000_000
 MANY = make_plan(Limits(1024, 4), "linear").buckets
