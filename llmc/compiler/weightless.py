@@ -17,7 +17,6 @@ executables take, e.g. "model.layers.*.mlp.up_proj.weight" [layers, out, in] of 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,12 +53,11 @@ class Shared:
     """What all executables of a bundle share: `files` for the bundle, by name.
 
     `tensors` is the digest of tensors.json, whether it is among the files or not: what a key of an executable names
-    whose code depends on names, shapes and dtypes alone. `weights_bytes` is the size of the weights, bound or not.
+    whose code depends on names, shapes and dtypes alone.
     """
 
     files: Mapping[str, str]
     tensors: str
-    weights_bytes: int
 
 
 def trace_stage(stages: Stages, options: CompileOptions, cached: bool) -> Entry:
@@ -142,11 +140,9 @@ def shared_files(stages: Stages, traced: Entry, stack: Stack | None = None) -> S
     if stages.checkpoint.tensor_names():
         made = bound_weights(stages, tensors, tables)
         files = {WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
-        return Shared(files, tensors.digest, made["weights"].size)
-    described: list[Described] = json.loads(stages.store.get_bytes(tensors.digest))
-    size = sum(math.prod(t["shape"]) * ITEM_BYTES[t["dtype"]] for t in described)
+        return Shared(files, tensors.digest)
     files = {TENSORS: tensors.digest, TABLES: tables.digest, CONFIG: _config_stage(stages).digest}
-    return Shared(files, tensors.digest, size)
+    return Shared(files, tensors.digest)
 
 
 def _config_stage(stages: Stages) -> Blob:

@@ -202,5 +202,4 @@ class OpenVinoBase(Target):
             files={"weights": weights.digest},
             components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},
             inputs={name: stages.path(blob) for name, blob in {**inputs, **models}.items()},
-            facts={"weights_bytes": weights.size},
         )

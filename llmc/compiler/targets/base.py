@@ -64,15 +64,14 @@ class Prepared:
 
     `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs,
     `components` are the digests that an executable's key must name, and `folder`, which the pipeline makes, has
-    `files` under the names they will have in the bundle's blob folder. Everything is str and Path, so that it can
-    be sent to a worker process.
+    `files` under the names they will have in the bundle's blob folder. A target whose `compile` reads more has a
+    subclass that names it. All of it can be sent to a worker process.
     """
 
     files: Mapping[str, str]
     components: Mapping[str, str]
     inputs: Mapping[str, Path]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path = Path()
+    folder: Path = field(default=Path(), kw_only=True)
 
 
 @dataclass(frozen=True)

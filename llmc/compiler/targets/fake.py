@@ -105,32 +105,31 @@ class FakeTarget(Target):
         """What all buckets share: here the weights alone; a real target traces and lowers first (see cpu.py)."""
         weights = self._weights(stages)
         file, placements = weights.outputs["weights"], weights.outputs["placements"]
-        positions = int(stages.checkpoint.config["max_position_embeddings"])
         return Prepared(
             files={"weights": file.digest},
             # All that `compile` reads beside the shape and the options: a component that is missing here would let
             # a changed model find an executable of the old one.
-            components={"weights": file.digest, "placements": placements.digest, "positions": str(positions)},
+            components={"weights": file.digest, "placements": placements.digest},
             inputs={"placements": stages.path(placements)},
-            facts={"weights_bytes": file.size, "positions": positions},
         )
 
     def _weights(self, stages: Stages) -> Entry:
-        """Both tensors in one file, and where each lies in it; built once per checkpoint, by any number of compiles."""
+        """Both tensors in one file, and what executables say of them; built once per checkpoint, by any compiles."""
         components = {
             **stages.reading(),
             "code": code_digest(self._weights, type(stages.checkpoint)),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            placements = {}
+            tensors = {}
             with workspace.writer() as out:
                 for name in (EMBEDDING, HEAD):
                     tensor = stages.checkpoint.tensor(name)
                     _require_shape(stages.checkpoint.config, name, tensor.shape)
-                    placements[name] = {"offset": out.tell(), "shape": tensor.shape}
+                    tensors[name] = {"offset": out.tell(), "shape": tensor.shape}
                     out.write(tensor.tobytes())
             assert out.blob is not None  # it is set once the block has ended well
+            placements = {"positions": int(stages.checkpoint.config["max_position_embeddings"]), "tensors": tensors}
             return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
 
         return stages.run("weights", components, build)
@@ -138,9 +137,9 @@ class FakeTarget(Target):
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
-        model = {"decay": DECAY, "positions": prepared.facts["positions"], "weights": prepared.files["weights"]}
-        tensors = json.loads(prepared.inputs["placements"].read_bytes())
-        program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
+        model = {"decay": DECAY, "weights": prepared.files["weights"]}
+        placements = json.loads(prepared.inputs["placements"].read_bytes())
+        program = {"format": FORMAT, **sizes, **model, **placements, **options.extensions}
         return Compiled(canonical_json(program), self.state)
 
 

@@ -109,7 +109,6 @@ class HpuTarget(StaticTarget):
                 **{name: blob.digest for name, blob in programs.items()},
             },
             inputs={name: stages.path(blob) for name, blob in programs.items()},
-            facts={"weights_bytes": shared.weights_bytes},
         )
 
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:

@@ -179,7 +179,6 @@ class OnnxRuntimeTarget(Target):
                 "model": stages.path(lowered.outputs["model"]),
                 "placements": stages.path(weights.outputs["placements"]),
             },
-            facts={"weights_bytes": file.size},
         )
 
     def _kernels(self, stages: Stages) -> Blob:

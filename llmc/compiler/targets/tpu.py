@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.durations import Cost, Verifying
 from llmc.compiler.stages import version_of
-from llmc.compiler.targets.xla import CACHE_SLOTS, TENSOR_PARALLEL, XlaTarget
+from llmc.compiler.targets.xla import CACHE_SLOTS, TENSOR_PARALLEL, XlaPrepared, XlaTarget
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ class TpuTarget(XlaTarget):
         """Memory, work and collectives of all executables on one chip; raises CompileError where they do not fit."""
         found = super().analyse(stages, prepared, files, options)
         memories = [e["memory"] for e in found["executables"]]
-        need = self._require(stages, options, prepared.facts["layout"], memories)
+        assert isinstance(prepared, XlaPrepared)
+        need = self._require(stages, options, prepared.layout, memories)
         memory = {**asdict(need), "total": need.total, "available": self.topology.hbm_bytes_per_device}
         return {"topology": self.topology.name, "device_memory": memory, **found}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -58,6 +59,17 @@ CACHE_SLOTS: Option[int | None] = Option(
 )  # fmt: skip
 
 _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
+
+
+@dataclass(frozen=True)
+class XlaPrepared(Prepared):
+    """And the inputs that all steps share, as JSON (`layout`: keys and values, the weights), how they are split over
+    devices, for people, whether repeated layers are one scanned body, and the model's configuration."""
+
+    layout: Mapping[str, Any]
+    split: Mapping[str, Any]
+    rolled: bool
+    config: Mapping[str, Any]
 
 
 class XlaTarget(StaticTarget):
@@ -156,7 +168,7 @@ class XlaTarget(StaticTarget):
         self.require_fits(stages, options, layout)
         slots = self._slot_stage(stages, options, layout)
         programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
-        return Prepared(
+        return XlaPrepared(
             files={**shared.files, **{name: blob.digest for name, blob in slots.outputs.items()}},
             components={
                 "layout": digest_bytes(canonical_json(layout)),
@@ -165,13 +177,10 @@ class XlaTarget(StaticTarget):
                 **lowering,
             },
             inputs={name: stages.path(blob) for name, blob in programs.items()},
-            facts={
-                "weights_bytes": shared.weights_bytes,
-                "layout": layout,
-                "rolled": rolled,
-                "split": split,
-                "config": dict(stages.checkpoint.config),
-            },
+            layout=layout,
+            rolled=rolled,
+            split=split,
+            config=dict(stages.checkpoint.config),
         )
 
     def devices(self, options: CompileOptions) -> int:
@@ -210,7 +219,8 @@ class XlaTarget(StaticTarget):
             header = Envelope.parse(file.read_bytes(), str(file)).header
             found["executables"].append({name: header[name] for name in ANALYSIS})
         if TENSOR_PARALLEL.of(options) > 1:
-            found["tensor_parallel"] = prepared.facts["split"]
+            assert isinstance(prepared, XlaPrepared)
+            found["tensor_parallel"] = prepared.split
         return found
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
@@ -269,16 +279,16 @@ class XlaTarget(StaticTarget):
         from llmc.compiler.xla.step import step_function
         from llmc.runtime.xla.envelope import Tensor
 
+        assert isinstance(prepared, XlaPrepared)
         assert shape.batch is not None
         assert shape.query is not None
         assert shape.context is not None
         batch, query, context = shape.batch, shape.query, shape.context
         machine = self.machine(options)
-        core = self._core(
-            prepared.inputs[_program_name(context > 0)], (batch, query, context), options, prepared.facts["rolled"]
-        )
-        core = self._sharded(core, prepared, options)
-        layout = prepared.facts["layout"]
+        program = prepared.inputs[_program_name(context > 0)]
+        core = self._core(program, (batch, query, context), options, prepared.rolled)
+        core = self._sharded(core, prepared.config, options)
+        layout = prepared.layout
         weights = {tensor.name: tensor for tensor in _tensors(layout["weights"])}
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
@@ -299,11 +309,11 @@ class XlaTarget(StaticTarget):
         bound = _parsed(program).at(*sizes)
         return roll(bound) if rolled else FlatCore(bound)
 
-    def _sharded(self, core: Core, prepared: Prepared, options: CompileOptions) -> Core:
+    def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions) -> Core:
         from llmc.compiler.xla.sharding import ShardedCore
 
         degree = TENSOR_PARALLEL.of(options)
-        return core if degree == 1 else ShardedCore(core, prepared.facts["config"], degree)
+        return core if degree == 1 else ShardedCore(core, config, degree)
 
 
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
