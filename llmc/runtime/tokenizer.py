@@ -98,9 +98,15 @@ class Tokenizer:
         """
         return self.encode_last(text, None, add_special_tokens)[0]
 
-    def encode_last(self, text: str, most: int | None, add_special_tokens: bool = True) -> tuple[list[int], int]:
-        """The last `most` ids of `encode` (None: all), and how many there are: of a text of millions, the rest is never
-        listed."""
+    def encode_last(
+        self, text: str, most: int | None, add_special_tokens: bool = True, shortened: bool = True
+    ) -> tuple[list[int], int]:  # fmt: skip
+        """The last `most` ids of `encode` (None: all), and how many there are in all.
+
+        A text that may not be `shortened` and has more gets no ids: listing millions of them holds the interpreter. So
+        does leaving all but the last to tokenizers, which copies the others into pieces of `most`, for three times as
+        long.
+        """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -111,9 +117,9 @@ class Tokenizer:
         else:
             (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         count = len(encoded)
-        if most is not None and count > most:
-            encoded.truncate(most, direction="left")
-        return list(encoded.ids), count
+        if most is None or count <= most:
+            return list(encoded.ids), count
+        return encoded.ids[-most:] if shortened else [], count
 
     def _cut(self, text: str) -> Any:
         """A tokenizer for this text, while that costs less than the whole; else None."""

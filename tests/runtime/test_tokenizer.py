@@ -88,6 +88,28 @@ def test_truncation_and_padding_of_the_file_are_switched_off():
     assert len(Tokenizer(backend.to_str().encode()).encode("abcdef", add_special_tokens=False)) == 6
 
 
+def test_of_too_many_ids_the_last_are_given_or_none():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("one two three four five six")
+    assert len(ids) > 3
+    assert tokenizer.encode_last("one two three four five six", 3) == (ids[-3:], len(ids))
+    assert tokenizer.encode_last("one two three four five six", 3, shortened=False) == ([], len(ids))
+    assert tokenizer.encode_last("one two three four five six", len(ids), shortened=False) == (ids, len(ids))
+
+
+def test_a_text_of_millions_that_is_refused_is_never_listed(monkeypatch):
+    class Millions:
+        def __len__(self):
+            return 5_000_000
+
+        def encode_batch_fast(self, texts, add_special_tokens):
+            return [self]
+
+    tokenizer = byte_level()
+    monkeypatch.setattr(tokenizer, "_whole", Millions())  # which have no ids to list
+    assert tokenizer.encode_last("a" * 10_000, 100, shortened=False) == ([], 5_000_000)
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"[]", b"null", b'{"model": {"type": "BPE"}}'])
 def test_what_is_no_tokenizer_is_an_artifact_error(data):
     with pytest.raises(ArtifactError, match=r"tokenizer\.json is damaged"):

@@ -36,18 +36,22 @@ async def fitting(
         for text in texts:
             check_length(served, text, field)
     most = served.limits.longest_prompt if keep in (None, -1) else keep
-    found = await encode(request, served, texts, add_special_tokens, most)
+    found = await encode(request, served, texts, add_special_tokens, most, shortened=keep is not None)
     return [truncated(served, ids, keep, field, count) for ids, count in found]
 
 
 async def encode(
-    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None
-) -> list[tuple[list[int], int]]:
-    """The last `most` token ids of each text and their number, found in a thread where texts are long."""
+    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None,
+    shortened: bool = False,
+) -> list[tuple[list[int], int]]:  # fmt: skip
+    """Token ids of each text and their number, found in a thread where texts are long; of more than `most` the last, or
+    none where a text may not be `shortened`."""
     tokenizer = served.tokenizer
-    return await aside(
-        request, sum(map(len, texts)), lambda: [tokenizer.encode_last(t, most, add_special_tokens) for t in texts]
-    )  # fmt: skip
+
+    def encoded() -> list[tuple[list[int], int]]:
+        return [tokenizer.encode_last(text, most, add_special_tokens, shortened) for text in texts]
+
+    return await aside(request, sum(map(len, texts)), encoded)
 
 
 def check_length(served: Served, text: str, field: str = "prompt") -> None:
@@ -66,7 +70,8 @@ def truncated(
     served: Served, ids: list[int], keep: int | None, field: str = "prompt", count: int | None = None
 ) -> list[int]:
     """The last `keep` ids (None: all; -1: as many as the model takes). Raises ApiError for a prompt that stays too
-    long, naming the limit, or is empty; `field` is where it came from, `ids` the last of `count`."""
+    long, naming the limit, or is empty; `field` is where it came from, `ids` the last of `count`,
+    or none of too many."""
     longest = served.limits.longest_prompt
     if keep == 0:
         raise bad_request(
@@ -74,9 +79,9 @@ def truncated(
         )
     if keep is not None:
         ids = ids[-(longest if keep == -1 else keep) :]
-    if not ids:
-        raise bad_request("the prompt is empty: it has no token", field)
     length = count if count is not None and keep is None else len(ids)
+    if not length:
+        raise bad_request("the prompt is empty: it has no token", field)
     if length > longest:
         raise _too_long(served.limits, f"the prompt has {length} tokens", field)
     return ids
