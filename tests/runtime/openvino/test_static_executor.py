@@ -21,9 +21,9 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.openvino_static import OpenVinoStaticExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.sampling import SamplingParams
+from llmc.testing.executors import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
-from tests.runtime.test_executor_contract import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
 
 DEVICES = ("CPU", "NPU")
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
