@@ -35,6 +35,8 @@ DEMO = "smollm2-demo"
 PRODUCED, SHORT = 64, 24
 TIE = 2e-3
 """Margin of the reference's two best logits within which either token is right: sums differ in their last digits."""
+THREADS = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+"""This process's share of the CPUs: threads that wait for one that shares its CPU with other tests only burn theirs."""
 GREEDY = llmc.SamplingParams(max_tokens=PRODUCED, temperature=0, ignore_eos=True)
 
 PROMPTS: list[Any] = [
@@ -89,28 +91,29 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One artifact store for this file, where the environment says."""
+    """One artifact store for this file, where the environment says, and the threads that the file may use."""
     folder = tmp_path_factory.mktemp("real")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMC_THREADS", str(THREADS))
         patch.setenv("LLMC_CACHE_DIR", str(folder / "cache"))
         yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plan() -> Plan:
     return llmc.plan(DEMO, max_model_len=256, max_num_seqs=8)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def exact_bundle(cache: Path, plan: Plan) -> Path:
     llmc.compile(DEMO, cache / "f32", plan=plan, quantize="none", verify="none", device="onnxruntime")
     return cache / "f32"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def int8_bundle(cache: Path, plan: Plan) -> Path:
     llmc.compile(DEMO, cache / "int8", plan=plan, verify="none", device="onnxruntime")
     return cache / "int8"
@@ -143,10 +146,10 @@ class Checked:
         self._known.setdefault(tuple(prompt), []).append(tokens)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def transformers() -> Iterator[Checked]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(THREADS)
     yield Checked()
     torch.set_num_threads(threads)
 
