@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llmc.errors import InputError
 from llmc.runtime.async_engine import AsyncEngine, Stream
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.chat import ChatTemplate, check_messages, plain_data
+from llmc.runtime.chat_aside import LIMITS as TEMPLATE_LIMITS
+from llmc.runtime.chat_aside import ConfinedTemplate
 from llmc.runtime.observer import EngineStats, Observer
 from llmc.runtime.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.outputs import CompletionOutput, OutputBuilder, RequestOutput, text_of
@@ -22,6 +27,8 @@ class BundleAsyncLLM:
     """Generates for many callers at once, in continuous batches, with the executables of one bundle.
 
     Keywords as in BundleLLM. `max_queued_requests` bounds what waits for a slot: more raise OverloadedError.
+    Conversations are rendered in child processes with limits, as in a server: whatever a bundle's template does with
+    one, the event loop and the other callers go on.
     """
 
     def __init__(
@@ -53,7 +60,7 @@ class BundleAsyncLLM:
         if not isinstance(params, SamplingParams):
             raise InputError(f"sampling_params must be SamplingParams, not {params!r:.80}")
         name = str(next(self._ids)) if request_id is None else request_id
-        request = Request(name, self.prompts.encode(prompt), params, self.bundle.eos_token_ids, priority)
+        request = Request(name, await self._encoded(prompt), params, self.bundle.eos_token_ids, priority)
         shown = prompt if isinstance(prompt, str) else None
         stream = await self.engine.open(request)
         self._streams[name] = stream
@@ -75,9 +82,25 @@ class BundleAsyncLLM:
         request_id: str | None = None, **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         """Answer one conversation; `template` holds keywords of ChatTemplate.render."""
-        ids = self.prompts.encode_chat(self.prompts.render(messages, **template))
+        ids = await self._conversation(messages, **template)
         async for output in self.generate({"prompt_token_ids": ids}, sampling_params, request_id):
             yield output
+
+    async def _encoded(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Mapping) and "messages" in prompt and "prompt_token_ids" not in prompt:
+            return await self._conversation(prompt["messages"])
+        return self.prompts.encode(prompt)
+
+    async def _conversation(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
+        text = await self._template.rendered(check_messages(messages), **plain_data(how))
+        return self.prompts.encode_chat(text)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        source, tokens = self.bundle.chat_template, self.bundle.special_tokens
+        if hasattr(os, "fork"):
+            return ConfinedTemplate(source, tokens, TEMPLATE_LIMITS)
+        return ChatTemplate(source, tokens)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator ends with finish_reason "abort". Unknown ids are fine."""
@@ -97,6 +120,8 @@ class BundleAsyncLLM:
     def shutdown(self) -> None:
         """Stop the engine and release executables and cache; requests that still run raise EngineDeadError."""
         self.engine.close()
+        if "_template" in self.__dict__:
+            self._template.close()
         self.bundle.files.close()
 
     async def __aenter__(self) -> BundleAsyncLLM:

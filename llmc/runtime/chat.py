@@ -63,7 +63,7 @@ class ChatTemplate:
         clash = sorted(_RESERVED.intersection(variables))
         if clash:
             raise InputError(f"chat template variable {clash[0]!r} is set by the request itself")
-        context = self._special_tokens | {str(name): _plain(value) for name, value in variables.items()}
+        context = self._special_tokens | {str(name): plain_data(value) for name, value in variables.items()}
         context.setdefault("documents", None)
         return self._run(
             context
@@ -121,7 +121,7 @@ def _tools(tools: Any) -> list[Any]:
     listed = isinstance(tools, Sequence) and not isinstance(tools, str)
     if not listed or not all(isinstance(tool, Mapping) for tool in tools):
         raise InputError(f"tools must be a list of objects, not {tools!r:.80}")
-    return [_plain(tool) for tool in tools]
+    return [plain_data(tool) for tool in tools]
 
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         raise InputError(f"messages[{index}] ({role}) has no content")
-    checked: dict[str, Any] = _plain(message)
+    checked: dict[str, Any] = plain_data(message)
     checked["content"] = content if content is None else _text(content, f"messages[{index}].content")
     return checked
 
@@ -153,8 +153,11 @@ def _text(content: Any, where: str) -> str:
     return "\n".join(parts)
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A copy made of JSON types only, so that a template meets no object with methods beyond theirs."""
+def plain_data(value: Any, depth: int = 0) -> Any:
+    """A copy made of JSON types only, so that a template meets no object with methods beyond theirs.
+
+    Raises InputError for what is none of them, or nested too deeply.
+    """
     if depth > MAX_DATA_DEPTH:
         raise InputError(f"chat data is nested more than {MAX_DATA_DEPTH} deep")
     if value is None or isinstance(value, bool):
@@ -163,9 +166,9 @@ def _plain(value: Any, depth: int = 0) -> Any:
         if isinstance(value, kind):
             return plain(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+        return {str(key): plain_data(item, depth + 1) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(item, depth + 1) for item in value]
+        return [plain_data(item, depth + 1) for item in value]
     raise InputError(f"chat data holds {type(value).__name__}, which is not JSON")
 
 

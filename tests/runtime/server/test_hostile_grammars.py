@@ -95,7 +95,7 @@ def test_a_hostile_grammar_is_a_400_and_all_else_goes_on(server: Live):
 
 
 def test_strict_tools_go_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from tests import toy
+    from llmc.testing import toy
     from tests.runtime.server.live import toy_bundle
 
     monkeypatch.setattr(toy, "TEMPLATE", toy.TEMPLATE + "{% if tools %}<tool_call>{% endif %}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,11 @@ import psutil
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime import chat
+from llmc.runtime import async_llm, chat
+from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.confined.limits import Limits
-from tests import toy
+from llmc.runtime.sampling import SamplingParams
+from llmc.testing import toy
 from tests.runtime.server.live import Answer, Call, Live, toy_bundle, until
 from tests.runtime.server.test_hostile_grammars import HEALTHY_S, Health
 
@@ -130,3 +135,30 @@ def pool(live: Live) -> Any:
     served = live.server.state.served
     assert served is not None and served.chat_template is not None
     return served.chat_template._pool  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("way", ["chat", "generate"])
+def test_callers_of_one_event_loop_do_not_wait_for_a_template(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(async_llm, "TEMPLATE_LIMITS", replace(LIMITS, workers=2))
+
+    async def said(llm: BundleAsyncLLM, content: str) -> str:
+        messages, params = [{"role": "user", "content": content}], SamplingParams(max_tokens=2, ignore_eos=True)
+        outputs = llm.chat(messages, params) if way == "chat" else llm.generate({"messages": messages}, params)
+        async with aclosing(outputs):
+            return [output async for output in outputs][-1].outputs[0].text
+
+    async def callers() -> None:
+        async with BundleAsyncLLM(hostile) as llm:
+            await said(llm, "Hi")
+            for name in ("spin", "grown"):
+                harmful = asyncio.ensure_future(said(llm, name))
+                assert await said(llm, "Hi")
+                assert name == "grown" or not harmful.done()
+                with pytest.raises(InputError, match="takes more"):
+                    await harmful
+            assert await said(llm, "Hi")
+        assert not psutil.Process().children()
+
+    asyncio.run(callers())
