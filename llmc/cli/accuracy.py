@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.store import Store
 
 
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
@@ -30,3 +34,23 @@ def accuracy_line(verification: Mapping[str, Any]) -> str:
         f"accuracy over {found['tokens']} tokens of text: mean KL {found['mean_kl']:.2g} nats (limit "
         f"{limits['mean_kl']:.2g} for {limits['quality']}), p99 {found['p99_kl']:.2g}, equal tokens {found['top1']:.1%}"
     )
+
+
+def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> str:
+    """One line about where the outcome that a bundle records comes from; `store` is the environment's by default."""
+    from llmc.artifacts.origins import origin_words, verification_origin
+
+    origin = verification_origin(files, store)
+    again = f"; `llmc verify {bundle}` does it again here" if origin.name == "unsigned" else ""
+    return f"verification: {origin_words(origin, files.manifest.verification)}{again}"
+
+
+def elsewhere_line(verification: Mapping[str, Any]) -> str | None:
+    """One line about what a compile took from elsewhere in place of running it; None where that is nothing."""
+    from llmc.artifacts.origins import ELSEWHERE
+    from llmc.artifacts.signing.keys import short_id
+
+    if (taken := verification.get(ELSEWHERE)) is None:
+        return None
+    signed = f"; others signed by {', '.join(map(short_id, taken['signers']))}" if taken["signers"] else ""
+    return f"from elsewhere: {taken['unsigned']} of {taken['outcomes']} outcomes unsigned{signed}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from llmc.cli.accuracy import accuracy_line, verified_line
+from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
 
 if TYPE_CHECKING:
     from llmc.compiler.pipeline import CompileResult
@@ -58,5 +58,7 @@ def print_result(result: CompileResult, as_json: bool) -> None:
     else:
         typer.echo(f"verified {verified_line(v, result.native + result.portable)}")
         typer.echo(accuracy_line(v))
+        if (taken := elsewhere_line(v)) is not None:
+            typer.echo(taken)
     if result.remaining:
         typer.echo(f"portable: left for the device's own host: {result.remaining}")

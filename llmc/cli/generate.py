@@ -11,6 +11,7 @@ import typer
 
 from llmc.cli import ahead
 from llmc.cli import output as messages
+from llmc.cli.accuracy import origin_line
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError, VerificationError
@@ -82,6 +83,8 @@ def generate(
 ) -> None:
     """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
 
+    -v says where the bundle's verification comes from: made here, signed by a trusted key, or neither.
+
     \b
     Example:
       llmc generate bundle --prompt "The capital of France is" --max-tokens 16 --show-buckets
@@ -104,6 +107,8 @@ def generate(
     keeps = show_buckets or as_json or speculation is not None
     begun = ahead.take(bundle)
     with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, speculative_config=speculation) as llm:
+        if messages.verbose:
+            print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)
         if stream and not as_json:
             records, reasons = _stream(llm, given, params)
         else:

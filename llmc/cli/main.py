@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (0 done, 1 failed, 2 usage, 3 device, 4 verification, 5 artifact)."""
     arguments, verbosity = _verbosity(list(sys.argv[1:] if argv is None else argv))
     _logging(verbosity)
-    output.quiet, output.going_on = verbosity < 0, ""
+    output.quiet, output.verbose, output.going_on = verbosity < 0, verbosity > 0, ""
     if any("\0" in argument for argument in arguments):
         _fail("an argument holds a zero byte, which no name has", verbosity)
         return USAGE

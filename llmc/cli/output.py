@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 quiet = False
 """Set by main from -q: no progress."""
+verbose = False
+"""Set by main from -v: more than was asked for."""
 going_on = ""
 """How to go on after an interrupt: what a command that can be resumed has main say."""
 
@@ -22,6 +24,7 @@ _STAGES = {
     "pack": "pack weights",
     "tokenizer": "tokenizer",
     "reference": "reference model",
+    "local-reference": "reference model",
     "verify": "verify",
     "program": "trace",
 }

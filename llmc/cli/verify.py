@@ -39,7 +39,8 @@ def verify(
     Of a TPU's executables, which are compiled for this CPU first, those of sampled buckets are run; --all runs all.
 
     Accuracy is how far its predictions diverge from the reference's over a text that comes with llmc. A bundle of a
-    configuration alone is bound to the weights of --reference first.
+    configuration alone is bound to the weights of --reference first. Where the outcome that a bundle records came from
+    elsewhere, a line says so, and whether a trusted key signed it; that it was verified here is remembered.
 
     Exits 4 when the numbers disagree, 5 when a file is missing or damaged.
 
@@ -50,6 +51,7 @@ def verify(
     """
     from llmc.artifacts.manifest import read_manifest
     from llmc.artifacts.opening import open_store
+    from llmc.artifacts.origins import Origin, origin_words
     from llmc.artifacts.references import resolve
     from llmc.cli.accuracy import accuracy_line, verified_line
     from llmc.cli.output import CompileProgress
@@ -59,8 +61,8 @@ def verify(
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    store = open_store(cache_dir, settings)
-    folder = resolve(bundle, settings, store)
+    folder = resolve(bundle, settings, open_store(cache_dir, settings))
+    store = open_store(cache_dir, settings, read_manifest(folder).device)
     with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress:
         if is_unbound(read_manifest(folder)):
             folder = bound(folder, _weights(bundle, reference), store, progress)
@@ -68,9 +70,12 @@ def verify(
     if as_json:
         typer.echo(json.dumps(found))
         return
-    line = verified_line(found, len(read_manifest(folder).executables))
-    typer.echo(f"{bundle}: files intact; {line}")
+    manifest = read_manifest(folder)
+    typer.echo(f"{bundle}: files intact; {verified_line(found, len(manifest.executables))}")
     typer.echo(accuracy_line(found))
+    recorded = Origin(found["recorded"]["origin"], tuple(found["recorded"]["signers"]))
+    if recorded.name in ("signed", "unsigned"):
+        typer.echo(f"the outcome it records: {origin_words(recorded, manifest.verification)}; verified again here")
 
 
 def _weights(bundle: str, reference: str | None) -> str:

@@ -25,6 +25,7 @@ from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.manifest_schema import STARTER_NAME
+from llmc.artifacts.origins import remember_recorded
 from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import code_digest
@@ -135,6 +136,7 @@ def compile_bundle(
         quick = _make(stages, starter[0], None, starter[1], model, report, unverified, "")
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
+    remember_recorded(store, final)
     write_bundle(destination, final, sources)
     remember_bundle(store, final)
     remember_model(store, stages.checkpoint_digest(), model)

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmc.artifacts.origins import remember, verification_origin
 from llmc.artifacts.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.provenance import find_model
 from llmc.compiler.resolve import target_of
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.verification.parts import choose
-from llmc.compiler.verification.stage import probes_stage, run_parts
+from llmc.compiler.verification.stage import origins_of, run_parts, vouched_probes
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle
+from llmc.settings import Settings
 
 
 def verify_again(
@@ -26,7 +28,11 @@ def verify_again(
     report: Report,
     progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
-    """Check files and numbers of the bundle at `path`; nothing is taken from earlier verifications.
+    """Check files and numbers of the bundle at `path`; nothing is taken from earlier verifications, but the reference's
+    predictions that were made here, or that a trusted key signed.
+
+    `recorded` of what is returned says where the outcome in its manifest comes from. That it was verified here is noted
+    in the store.
 
     Raises ArtifactError for damaged files, CheckpointError when the reference is missing or another model, and
     VerificationError when numbers disagree.
@@ -44,6 +50,12 @@ def verify_again(
     target = target_of(manifest)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
     chosen = choose(bundle.plan.buckets, every, target, manifest.executables, stages.parameters)
-    outcomes = run_parts(bundle, stages, probes_stage(stages, target), chosen.parts, progress)
-    result = summarise(outcomes, limits).to_json()
-    return {"reference": target.reference, "limits": vars(limits), **result, **chosen.to_json()}
+    settings = Settings.from_environment()
+    probes, origin = vouched_probes(stages, target, origins_of(stages, settings), anew=True)
+    result = summarise(run_parts(bundle, stages, probes, chosen.parts, progress), limits)
+    recorded = verification_origin(bundle.files, store, settings)
+    remember(store, manifest, origin)
+    return {
+        "reference": target.reference, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
+        "recorded": {"origin": recorded.name, "signers": list(recorded.signers)},
+    }  # fmt: skip

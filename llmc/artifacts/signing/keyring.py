@@ -80,6 +80,10 @@ class Keyring:
                 self._tampered(origin, f"key {short_id(one.claimed)}, which it names, did not make it")
         return Verdict(None, tuple(one.claimed for one in envelope.signatures))
 
+    def trusts(self, key_id: str) -> bool:
+        """Whether the key of an id is trusted, now. Raises UntrustedError as `TrustedKeys.all`."""
+        return any(item.key.id == key_id for item in self._trusted.all())
+
     def _refuse(self, verdict: Verdict, native: bool, origin: str) -> NoReturn:
         what = "native code" if native else "the content"
         remedy = _UNSET if self.require_signatures else _ALLOW

@@ -22,10 +22,12 @@ from llmc.cli.cache.common import (
 )
 from llmc.cli.cache.listing import entry_json
 from llmc.errors import ArtifactError, InputError
+from llmc.paths import is_dir
 
 if TYPE_CHECKING:
     from llmc.artifacts.entries import Entry
     from llmc.artifacts.manifest import Manifest
+    from llmc.artifacts.store import Store
 
 BAD_SHOWN = 5
 
@@ -83,11 +85,13 @@ def show(
     if is_bundle(what):
         from llmc.artifacts.manifest import read_manifest
 
-        manifest = read_manifest(bundle_folder(what, open_cache(cache_dir)))
+        store = open_cache(cache_dir)
+        folder = bundle_folder(what, store)
+        manifest = read_manifest(folder)
         if as_json:
             print_json(manifest.to_dict())
         else:
-            _print_manifest(what, manifest)
+            _print_manifest(what, manifest, _origin(what, folder, None if cache_dir is None else store))
         return
     entry = open_cache(cache_dir).find(what)
     if as_json:
@@ -183,7 +187,18 @@ def _print_entry(entry: Entry) -> None:
         _print_members(entry.meta)
 
 
-def _print_manifest(path: str, manifest: Manifest) -> None:
+def _origin(what: str, folder: Path, store: Store | None) -> str | None:
+    """Where the outcome that a bundle records comes from; of a manifest's file alone there is nothing to say."""
+    from llmc.artifacts.bundle import BundleFiles
+    from llmc.cli.accuracy import origin_line
+
+    if not is_dir(folder):
+        return None
+    with BundleFiles.open(folder) as files:
+        return origin_line(what, files, store)
+
+
+def _print_manifest(path: str, manifest: Manifest, origin: str | None) -> None:
     states = [item.state for item in manifest.executables]
     buckets = sum(item.buckets for item in manifest.executables)
     typer.echo(f"{path}: bundle for {manifest.device} ({manifest.target}, run by {manifest.executor})")
@@ -191,6 +206,8 @@ def _print_manifest(path: str, manifest: Manifest) -> None:
         f"{len(states)} executables ({states.count('native')} native, {states.count('portable')} portable) "
         f"for {buckets} buckets; {len(manifest.blobs)} blobs, {size_text(manifest.size)}; llmc {manifest.llmc}"
     )
+    if origin is not None:
+        typer.echo(origin)
     for title in ("model", "options", "toolchain", "verification", "provenance", "summary"):
         members = getattr(manifest, title)
         if title == "provenance":

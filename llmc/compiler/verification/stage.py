@@ -4,6 +4,8 @@ Its parts are buckets, at least one for each executable, greedy texts and the ac
 outcome is kept under the digests of its executable, the shared files and the reference, and of what makes the past
 that it continues, for these libraries on this instruction set. So a plan whose decode buckets grew by one verifies
 that bucket, and the whole, only.
+
+Outcomes and the reference's predictions may come from elsewhere; what is recorded says so (llmc/artifacts/origins.py).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
 from llmc.artifacts.log import logger
+from llmc.artifacts.origins import HERE, Origin, Origins, elsewhere, joint, own_key
 from llmc.artifacts.publish import UnwritableError
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
@@ -60,8 +63,26 @@ def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
     return made
 
 
-def probes_stage(stages: Stages, target: Target) -> Entry:
-    """Probes and text with what the reference predicts; needs the reference only when they are not in the store."""
+def origins_of(stages: Stages, settings: Settings) -> Origins:
+    """What tells where results in the store come from."""
+    from llmc.artifacts.signing.keyring import Keyring
+
+    return Origins(stages.store, Keyring.from_settings(settings))
+
+
+def vouched_probes(stages: Stages, target: Target, origins: Origins, *, anew: bool) -> tuple[Entry, Origin]:
+    """As `probes_stage`, and where they come from; made `anew` where they came from elsewhere, unsigned."""
+    entry, origin = origins.of_entry(probes_stage(stages, target))
+    if anew and origin.name == "unsigned":
+        return probes_stage(stages, target, own=True), HERE
+    return entry, origin
+
+
+def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
+    """Probes and text with what the reference predicts; needs the reference only when they are not in the store.
+
+    They may come from elsewhere, unless they are to be the store's `own`.
+    """
     longest = stages.plan.limits.longest_prompt + 1
     components: dict[str, Value] = {
         "reference": target.reference,
@@ -73,7 +94,7 @@ def probes_stage(stages: Stages, target: Target) -> Entry:
     if target.reference == "transformers":
         components |= toolchain("torch", "transformers", python=True)
 
-    def build(workspace: Workspace) -> Mapping[str, Blob]:
+    def make(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.verification.probes import make_probes, save_probes
         from llmc.compiler.verification.windows import make_windows, save_windows
 
@@ -86,7 +107,10 @@ def probes_stage(stages: Stages, target: Target) -> Entry:
             "text": workspace.put_bytes(save_windows(windows)),
         }
 
-    return stages.run("reference", components, build)
+    mine = own_key(Key("reference", components))
+    if own:
+        return stages.run(mine.kind, components, make)
+    return stages.run("reference", components, lambda _: stages.store.get_or_build(mine, make)[0].outputs)
 
 
 def verify_stage(
@@ -95,17 +119,26 @@ def verify_stage(
 ) -> dict[str, Any]:  # fmt: skip
     """Verify what of the bundle was not verified before; returns what the manifest records.
 
+    With LLMC_REQUIRE_SIGNATURES nothing unsigned from elsewhere counts as verified, even where it is in the store.
     Raises VerificationError, and records nothing for what failed.
     """
     from llmc.compiler.verification.verify import summarise
 
-    probes = probes_stage(stages, target)
+    settings = Settings.from_environment()
+    origins = origins_of(stages, settings)
+    probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
     limits = target.limits(options)
     every = options.verify == "all"
     chosen = choose(stages.plan.buckets, every, target, manifest.executables, stages.parameters)
     serving = Serving(target, manifest.executables)
     keys = [(part, _key(stages, serving, manifest, probes, part)) for part in chosen.parts]
-    outcomes = {key.digest: entry.meta for _, key in keys if (entry := stages.store.obtain(key)) is not None}
+    outcomes: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Origin] = {}
+    for _, key in keys:
+        if (known := stages.store.obtain(key)) is not None:
+            entry, origin = origins.of_entry(known)
+            if not (settings.require_signatures and origin.name == "unsigned"):
+                outcomes[key.digest], found[key.digest] = entry.meta, origin
     missing = [(part, key) for part, key in keys if key.digest not in outcomes]
     stages.report(StageReport("verify", False, None))
     start = time.perf_counter()
@@ -116,7 +149,8 @@ def verify_stage(
     result = summarise([outcomes[key.digest] for _, key in keys], limits)
     try:
         for _, key in missing:
-            stages.store.publish(key, {}, outcomes[key.digest])
+            for one in (own_key(key), key):
+                stages.store.publish(one, {}, outcomes[key.digest])
     except (CapacityError, UnwritableError) as error:
         logger().warning("what was verified is not remembered: %s", error)
     stages.report(StageReport("verify", not missing, time.perf_counter() - start))
@@ -126,6 +160,7 @@ def verify_stage(
         "limits": asdict(limits),
         **result.to_json(),
         **chosen.to_json(),
+        **elsewhere(joint([predicted, found.get(key.digest, HERE)]) for _, key in keys),
     }
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from llmc.artifacts.origins import verification_origin
 from llmc.errors import LlmcError
 from llmc.runtime.observer import Observer, Observers
 from llmc.runtime.server.app import build_app
@@ -178,7 +179,10 @@ class Server:
     def _begin(self, loaded: Loaded) -> None:
         served = loaded.served
         plan, device = served.bundle.plan, served.bundle.manifest.device
-        self.state.metrics.bind(served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device)
+        origin = verification_origin(served.bundle.files).name
+        self.state.metrics.bind(
+            served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device, origin
+        )  # fmt: skip
         self.state.snapshot.bind(plan)
         self.state.served = served
         seconds = time.monotonic() - self._began

@@ -82,6 +82,7 @@ class Metrics(Observer, Collector):
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self._device = ""
+        self._origin: str | None = None
         self._stats: Callable[[], EngineStats | None] = lambda: None
         self._cache_counters: Callable[[], Mapping[str, int]] = dict
         self._lock = threading.Lock()
@@ -99,14 +100,15 @@ class Metrics(Observer, Collector):
     def bind(
         self, model_name: str, stats: Callable[[], EngineStats | None],
         cache_counters: Callable[[], Mapping[str, int]] | None = None, plan: Plan | None = None, device: str = "",
+        origin: str | None = None,
     ) -> None:  # fmt: skip
-        """Say what is served, before its first request.
+        """Say what is served, before its first request; `origin` is that of its verification (artifacts/origins.py).
 
         `stats` and `cache_counters` (hits, misses and corrupt of the artifact store) are called at every scrape, in
         the scraper's thread; `plan` names the buckets and the longest sequence.
         """
         with self._lock:
-            self._model_name, self._stats, self._device = model_name, stats, device
+            self._model_name, self._stats, self._device, self._origin = model_name, stats, device, origin
             self._cache_counters = cache_counters or dict
             if plan is not None:
                 self._uses.bind(plan)
@@ -210,6 +212,9 @@ class Metrics(Observer, Collector):
             yield self._gauge(name, what, (), [((), value)])
         build = [((__version__, self._device), 1)]
         yield self._gauge("build_info", "Version and device.", ("version", "device"), build)
+        known = [] if self._origin is None else [((self._origin,), 1)]
+        what = "Where the bundle's verification comes from: made here, signed by a trusted key, unsigned, or none."
+        yield self._gauge("verification_info", what, ("origin",), known)
         for name, what in COUNTERS.items():
             yield self._counter(name, what, (), [((), counts[name])])
         compilations = stats.compilations if stats else 0

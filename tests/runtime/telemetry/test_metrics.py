@@ -61,6 +61,14 @@ def test_a_fresh_server_has_every_name_at_zero() -> None:
     assert found[("process_resident_memory_bytes",)] > 0
 
 
+@pytest.mark.parametrize("origin", ["here", "signed", "unsigned", "none"])
+def test_where_the_verification_comes_from_is_a_label_once_that_is_known(origin: str) -> None:
+    metrics = Metrics()
+    assert not any(name[0] == "llmc:verification_info" for name in samples(metrics))
+    metrics.bind("m", lambda: None, origin=origin)
+    assert [labels[1:] for labels in samples(metrics) if labels[0] == "llmc:verification_info"] == [(origin,)]
+
+
 def test_drafts_are_counted_by_vllms_names() -> None:
     metrics = Metrics()
     metrics.stepped(step(drafts=2, drafted=7, accepted=3))
