@@ -14,7 +14,7 @@ import pytest
 
 from llmc.artifacts.blobs import Blob
 from llmc.artifacts.entries import Entry
-from llmc.artifacts.key import Key
+from llmc.artifacts.key import LOCAL, Key
 from llmc.artifacts.store import Build, Store
 from llmc.buckets.plan import Plan
 from llmc.compiler import pipeline
@@ -39,14 +39,19 @@ class EchoStore(Store):
         return (super().get_or_build(key, build)) if key.is_local else (self._echo(key), True)
 
     def lookup(self, key: Key, *, verify: bool = False) -> Entry | None:
-        return super().lookup(key, verify=verify) if key.is_local else self._echo(key)
+        if not key.is_local:
+            return self._echo(key)
+        found = super().lookup(key, verify=verify)
+        return None if found is None else self._replaced(found)
 
     def _echo(self, key: Key) -> Entry:
         self.asked.append(key)
-        found = min(self.known[key.kind], key=lambda entry: len(key.explain(entry.key)))
-        replaced = {
-            name: blob for (kind, name), blob in self.other.items() if kind == key.kind and name in found.outputs
-        }
+        return self._replaced(min(self.known[key.kind], key=lambda entry: len(key.explain(entry.key))))
+
+    def _replaced(self, found: Entry) -> Entry:
+        """An entry, shared or the store's own copy of it, with other outputs."""
+        made = found.key.kind.removeprefix(LOCAL)
+        replaced = {name: blob for (kind, name), blob in self.other.items() if kind == made and name in found.outputs}
         return found._replace(outputs={**found.outputs, **replaced})
 
 
