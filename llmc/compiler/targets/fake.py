@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
@@ -41,6 +42,13 @@ if TYPE_CHECKING:
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
+
+
+@dataclass(frozen=True)
+class FakePrepared(Prepared):
+    """And the model's max_position_embeddings."""
+
+    positions: int
 
 
 class FakeTarget(Target):
@@ -105,31 +113,32 @@ class FakeTarget(Target):
         """What all buckets share: here the weights alone; a real target traces and lowers first (see cpu.py)."""
         weights = self._weights(stages)
         file, placements = weights.outputs["weights"], weights.outputs["placements"]
-        return Prepared(
+        positions = int(stages.checkpoint.config["max_position_embeddings"])
+        return FakePrepared(
             files={"weights": file.digest},
             # All that `compile` reads beside the shape and the options: a component that is missing here would let
             # a changed model find an executable of the old one.
-            components={"weights": file.digest, "placements": placements.digest},
+            components={"weights": file.digest, "placements": placements.digest, "positions": str(positions)},
             inputs={"placements": stages.path(placements)},
+            positions=positions,
         )
 
     def _weights(self, stages: Stages) -> Entry:
-        """Both tensors in one file, and what executables say of them; built once per checkpoint, by any compiles."""
+        """Both tensors in one file, and where each lies in it; built once per checkpoint, by any number of compiles."""
         components = {
             **stages.reading(),
             "code": code_digest(self._weights, type(stages.checkpoint)),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            tensors = {}
+            placements = {}
             with workspace.writer() as out:
                 for name in (EMBEDDING, HEAD):
                     tensor = stages.checkpoint.tensor(name)
                     _require_shape(stages.checkpoint.config, name, tensor.shape)
-                    tensors[name] = {"offset": out.tell(), "shape": tensor.shape}
+                    placements[name] = {"offset": out.tell(), "shape": tensor.shape}
                     out.write(tensor.tobytes())
             assert out.blob is not None  # it is set once the block has ended well
-            placements = {"positions": int(stages.checkpoint.config["max_position_embeddings"]), "tensors": tensors}
             return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
 
         return stages.run("weights", components, build)
@@ -137,9 +146,10 @@ class FakeTarget(Target):
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
-        model = {"decay": DECAY, "weights": prepared.files["weights"]}
-        placements = json.loads(prepared.inputs["placements"].read_bytes())
-        program = {"format": FORMAT, **sizes, **model, **placements, **options.extensions}
+        assert isinstance(prepared, FakePrepared)
+        model = {"decay": DECAY, "positions": prepared.positions, "weights": prepared.files["weights"]}
+        tensors = json.loads(prepared.inputs["placements"].read_bytes())
+        program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
         return Compiled(canonical_json(program), self.state)
 
 
