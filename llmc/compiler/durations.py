@@ -19,15 +19,13 @@ if TYPE_CHECKING:
     from llmc.compiler.model_size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
+    from llmc.compiler.verification.work import Work
 
 PARAMETERS, LAYERS = 134_515_008, 30
 """Of SmolLM2-135M, which the costs are of."""
 
 RECENT = 32
 """Builds of the store that a typical time is taken from."""
-
-SAMPLES = 4
-"""Buckets of each phase that verification runs twice (verification/stage.py)."""
 
 METADATA = "parameters"
 """What an entry of a stage says of its model."""
@@ -55,12 +53,13 @@ WEIGHTS = Cost(parameters=2.5)
 
 @dataclass(frozen=True)
 class Verifying:
-    """What verification takes: greedy texts and the accuracy over a text, each run of a bucket, and in it each 1,000
-    of its tokens."""
+    """What verification takes: whatever it runs, each executable it opens, each step, and each 1,000 tokens of prompts
+    (verification/work.py counts them)."""
 
-    texts: Cost
-    run: Cost
-    tokens: Cost = Cost()
+    begin: Cost
+    opened: Cost
+    step: Cost
+    tokens: Cost
 
 
 class Durations:
@@ -77,24 +76,14 @@ class Durations:
         costs = self._target.stage_costs(self._options, buckets)
         return {kind: self._stage(kind, cost) for kind, cost in costs.items() if kind not in without}
 
-    def verification(self, buckets: Sequence[Bucket], reference: bool = True) -> float:
-        """Seconds of verification; without `reference`, its predictions are there."""
-        if self._options.verify == "none":
-            return 0.0
+    def verification(self, work: Work, reference: bool = True) -> float:
+        """Seconds of so much verification; without `reference`, its predictions are there."""
         each = self._target.verifying
-        tokens = sum(bucket.tokens for bucket in buckets) / len(buckets)
-        run = self._of(each.run) + tokens / 1000 * self._of(each.tokens)
-        seconds = self._of(each.texts) + self.runs(buckets) * run
+        seconds = (
+            self._of(each.begin) + work.executables * self._of(each.opened) + work.steps * self._of(each.step)
+            + work.tokens / 1000 * self._of(each.tokens)
+        )  # fmt: skip
         return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
-
-    def runs(self, buckets: Sequence[Bucket]) -> int:
-        """Runs of buckets in verification: of sampled ones two each, of one for each other executable one, if any."""
-        if self._options.verify == "all":
-            return 2 * len(buckets)
-        phases = [sum(b.phase == phase for b in buckets) for phase in ("prompt", "decode")]
-        sampled = sum(min(SAMPLES, count) for count in phases)
-        shapes = len(self._target.shapes(buckets, self._options)) if self._target.verifies_each else 0
-        return 2 * sampled + max(0, shapes - sampled)
 
     def _stage(self, kind: str, cost: Cost) -> float:
         if self._store is not None:

@@ -62,7 +62,7 @@ def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[st
     if prepared is None:
         seconds += sum(footprint.durations.stages(buckets, lookup.found).values())
     if to_build:
-        seconds += footprint.durations.verification(buckets, _reference_missing(lookup, target))
+        seconds += footprint.verification_seconds(buckets, _reference_missing(lookup, target))
     estimates = footprint.estimates(stages.plan.buckets)
     return {
         "device": options.device,

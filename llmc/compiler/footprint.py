@@ -21,6 +21,7 @@ from llmc.compiler.checkpoint import DEMO, open_checkpoint, read_config
 from llmc.compiler.durations import Durations, of_target, typical
 from llmc.compiler.model_size import ModelSize, Weights, weights_of
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.verification.work import count
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -157,6 +158,13 @@ class Footprint:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
         return self._compile_time(buckets).value
 
+    def verification_seconds(self, buckets: Sequence[Bucket], reference: bool = True) -> float:
+        """Seconds of verification; without `reference`, its predictions are there."""
+        if self._options.verify == "none":
+            return 0.0
+        work = count(buckets, self._limits, self._target, self._options, sum(w.count for w in self._weights))
+        return self.durations.verification(work, reference)
+
     def graph_bytes(self, buckets: Sequence[Bucket]) -> int:
         """Bytes that all executables of the buckets take when open, weights and KV cache not counted."""
         return int(self._graph_memory(buckets).value)
@@ -234,7 +242,7 @@ class Footprint:
         if measured is None and self._target.device_seconds:
             each += self._target.device_seconds
             source += f" and × {self._target.device_seconds:.1f} s ({self._target.device_source})"
-        fixed, verify = sum(self.durations.stages(buckets).values()), self.durations.verification(buckets)
+        fixed, verify = sum(self.durations.stages(buckets).values()), self.verification_seconds(buckets)
         parts = f"{_duration(fixed)} of shared stages, {source}"
         if verify:
             parts += f", {_duration(verify)} of verification against the reference model"

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmc.artifacts.key import Key
 from llmc.artifacts.store import Store
 from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
 from llmc.buckets.planner import make_plan
 from llmc.compiler.durations import LAYERS, PARAMETERS, Cost, Durations
 from llmc.compiler.footprint import Footprint
-from llmc.compiler.model_size import ModelSize
+from llmc.compiler.model_size import ModelSize, Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.verification.work import Work, count
+from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.step import Step
 from llmc.settings import Settings
-from tests.toy import Toy
+from tests.toy import Toy, toy_plan
 
 SMALL = ModelSize(LAYERS, 576, 1536, 9, 3, 64, 49152, tied=True)
 PLAN = make_plan(Limits(256, 2), "linear")
+WORK = Work(executables=1, steps=10, tokens=1000)
 BIG = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
@@ -28,11 +35,18 @@ BIG = {
 }  # fmt: skip
 
 
-def durations(
-    device: str = "hpu", parameters: int = PARAMETERS, store: Store | None = None, **options: str
-) -> Durations:
+def durations(device: str = "hpu", parameters: int = PARAMETERS, store: Store | None = None) -> Durations:
     target = open_target(device)
-    return Durations(target, target.configure(CompileOptions.of(device, **options)), SMALL, parameters, store)  # type: ignore[arg-type]
+    return Durations(target, target.configure(CompileOptions.of(device)), SMALL, parameters, store)
+
+
+def verifying(parameters: int = PARAMETERS, **options: Any) -> float:
+    """Seconds that verifying PLAN takes for a model of so many parameters."""
+    options = {"device": "hpu", **options}
+    target = open_target(options["device"])
+    return Footprint(
+        SMALL, target, CompileOptions.of(options.pop("device"), **options), PLAN.limits, weights=[Weights(parameters)]
+    ).verification_seconds(PLAN.buckets)
 
 
 def test_costs_grow_with_what_they_are_of() -> None:
@@ -42,21 +56,49 @@ def test_costs_grow_with_what_they_are_of() -> None:
 
 
 def test_verification_is_part_of_every_estimate_and_grows_with_the_model() -> None:
-    small, large = (durations(parameters=n * PARAMETERS).verification(PLAN.buckets) for n in (1, 10))
+    small, large = verifying(), verifying(parameters=10 * PARAMETERS)
     assert 20 < small < 100
-    assert 5 * small < large < 10 * small
-    assert durations(verify="none").verification(PLAN.buckets) == 0
-    assert durations(verify="all").verification(PLAN.buckets) >= small
-    assert small - durations().verification(PLAN.buckets, reference=False) == pytest.approx(14)
+    assert 3 * small < large < 10 * small
+    assert verifying(verify="none") == 0
+    assert verifying(verify="all") >= small
 
 
-def test_every_executable_is_run_and_the_sampled_ones_twice() -> None:
-    phases = [len(PLAN.prompt), len(PLAN.decode)]
-    sampled = sum(min(4, count) for count in phases)
-    assert durations().runs(PLAN.buckets) == 2 * sampled + sum(phases) - sampled
-    assert durations("tpu:v5e-1x1").runs(PLAN.buckets) == 2 * sampled, "each would be compiled for this host first"
-    assert durations("cpu").runs(PLAN.buckets) == 2 * sampled, "one executable runs them all"
-    assert durations(verify="all").runs(PLAN.buckets) == 2 * sum(phases)
+def test_it_costs_what_is_counted() -> None:
+    each = open_target("hpu").verifying
+    costs = (each.begin, 1), (each.opened, 7), (each.step, 30), (each.tokens, 2.5)
+    seconds = sum(cost.of(LAYERS, PARAMETERS) * times for cost, times in costs)
+    assert durations().verification(Work(7, 30, 2500), reference=False) == pytest.approx(seconds)
+    assert durations().verification(Work(7, 30, 2500)) == pytest.approx(seconds + 14)
+
+
+KINDS: dict[str, tuple[dict[str, Any], Plan]] = {
+    "static": ({}, toy_plan()),
+    "exact": ({"specialise": False}, toy_plan()),
+    "all": ({"verify": "all"}, toy_plan()),
+    "one sequence": ({}, toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))),
+    "portable": ({}, toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))),
+    "longer": ({}, toy_plan([(1, 32, 0), (1, 64, 0), (2, 64, 0)], [(1, 32), (2, 64)], Limits(64, 2, 128, 8))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_counted_is_what_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Steps of ragged texts that end one by one are not counted to the last."""
+    options, plan = KINDS[kind]
+    steps: list[Step] = []
+    for name in ("run", "run_each"):
+        run = getattr(FakeExecutor, name)
+        monkeypatch.setattr(FakeExecutor, name, lambda self, step, run=run: (steps.append(step), run(self, step))[1])
+    if kind == "portable":
+        monkeypatch.setattr(FakeTarget, "state", "portable")
+    toy = Toy.make(tmp_path)
+    made = toy.compile(plan, **options)
+    target = FakeTarget()
+    configured = target.configure(CompileOptions.of("fake", **options))
+    work = count(plan.buckets, plan.limits, target, configured, 2 * 8 * 257)
+    assert work.executables == made.verification["executables"]
+    assert work.steps == pytest.approx(len(steps), rel=0.15)
+    assert work.tokens == pytest.approx(sum(s.token_ids.size for s in steps if s.phase == "prompt"), rel=0.25)
 
 
 def test_a_store_teaches_what_models_of_the_same_size_take(tmp_path: Path) -> None:
@@ -65,9 +107,9 @@ def test_a_store_teaches_what_models_of_the_same_size_take(tmp_path: Path) -> No
         [(PARAMETERS, 50.0), (PARAMETERS, 70.0), (PARAMETERS, 60.0), (7, 1.0)]
     ):
         store.publish(Key("reference", {"n": place}), {}, {"parameters": parameters, "seconds": seconds})
-    without = durations(store=store).verification(PLAN.buckets, reference=False)
-    assert durations(store=store).verification(PLAN.buckets) - without == 60.0
-    assert durations(store=store, parameters=8).verification(PLAN.buckets) < 60.0
+    without = durations(store=store).verification(WORK, reference=False)
+    assert durations(store=store).verification(WORK) - without == pytest.approx(60.0)
+    assert durations(store=store, parameters=8).verification(WORK) < 60.0
 
 
 def test_stages_say_how_large_their_model_is(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Target(ABC):
 
     device_source: ClassVar[str] = ""
     verifying: ClassVar[Verifying] = Verifying(
-        texts=Cost(parameters=4.0), run=Cost(fixed=0.1, parameters=0.2), tokens=Cost(parameters=1.0)
+        begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(parameters=0.01), tokens=Cost(parameters=1.1)
     )
     """What verification takes on two cores, where the store has none to learn from."""
 

@@ -58,7 +58,7 @@ class FakeTarget(Target):
     executor: ClassVar[str] = "fake"
     reference: ClassVar[str] = "toy"
     hidden: ClassVar[bool] = True
-    verifying: ClassVar[Verifying] = Verifying(texts=Cost(), run=Cost())
+    verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 
     def __init__(self, kind: Kind | None = None) -> None:
         self._kind = kind or Kind()

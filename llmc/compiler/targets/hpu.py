@@ -50,7 +50,9 @@ class HpuTarget(StaticTarget):
     config_only: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
-    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=15.0), run=Cost(parameters=1.0))
+    verifying: ClassVar[Verifying] = Verifying(
+        begin=Cost(fixed=0.5), opened=Cost(layers=0.2), step=Cost(layers=0.1), tokens=Cost(parameters=3.0)
+    )
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"
     graph_bytes_source: ClassVar[str] = (

@@ -41,8 +41,7 @@ class TpuTarget(XlaTarget):
     executable_seconds: ClassVar[float] = 4.0
     verifies_each: ClassVar[bool] = False  # what runs here is not what was compiled, and each is compiled for it first
     verifying: ClassVar[Verifying] = Verifying(
-        texts=Cost(fixed=20.0, parameters=10.0),
-        run=Cost(fixed=4.0, parameters=0.5),  # each is compiled for this host
+        begin=Cost(fixed=2.0), opened=Cost(fixed=4.0), step=Cost(parameters=0.03), tokens=Cost(parameters=3.0)
     )
 
     def __init__(self, detail: str = "") -> None:

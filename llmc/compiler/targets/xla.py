@@ -90,7 +90,9 @@ class XlaTarget(StaticTarget):
     rolls_by_default: ClassVar[bool] = False
     executable_seconds: ClassVar[float] = 3.0
     executable_bytes: ClassVar[int] = 1_000_000
-    verifying: ClassVar[Verifying] = Verifying(texts=Cost(parameters=4.0), run=Cost(parameters=0.5))
+    verifying: ClassVar[Verifying] = Verifying(
+        begin=Cost(fixed=2.0), opened=Cost(layers=0.1), step=Cost(parameters=0.03), tokens=Cost(parameters=3.0)
+    )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses combinations that cannot be."""

@@ -1,0 +1,91 @@
+"""How much verification does, counted from a plan: what it opens, the steps it runs, and the tokens of their prompts.
+
+Of buckets and pasts that is what parts.py chooses; of greedy texts and the text it follows how these are cut into
+steps, but for the last few of ragged ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Work:
+    """Executables that are opened, steps that are run, and the tokens of the prompts among these, padding included
+    where executables have one shape."""
+
+    executables: int
+    steps: int
+    tokens: int
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.executables + other.executables, self.steps + other.steps, self.tokens + other.tokens)
+
+
+def count(
+    buckets: Sequence[Bucket], limits: Limits, target: Target, options: CompileOptions, parameters: int
+) -> Work:  # fmt: skip
+    """Of a plan's `buckets`, for a target with its configured options and a model of so many `parameters`."""
+    shapes = target.shapes(buckets, options)
+    serving, padded = Serving(target, shapes), bool(target.static_dims(options))
+    chosen = choose(buckets, options.verify == "all", target, shapes, parameters)
+    opened, steps, tokens, pasts = set(), 0, 0, set()
+    for part in chosen.parts:
+        if isinstance(part, str):
+            continue
+        bucket, runs = bucket_of(part), 1 if isinstance(part, Once) else 2
+        opened.update(serving.of(bucket))
+        steps += runs
+        if bucket.phase == "prompt":
+            tokens += runs * bucket.tokens
+        if bucket.context:
+            pasts.add(_past(bucket.context, limits))
+    if not padded:
+        tokens //= 2  # rows are spread evenly from the longest to the shortest
+    return Work(len(opened), steps + len(pasts), tokens + sum(pasts)) + _texts(buckets, limits, target, padded)
+
+
+def _past(context: int, limits: Limits) -> int:
+    """Tokens of the past that a bucket's rows are cut from (verify.py)."""
+    from llmc.compiler.verification.probes import LONGEST
+
+    return min(1 << (context - 1).bit_length(), limits.longest_prompt, LONGEST)
+
+
+def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool) -> Work:
+    """Greedy texts, and the accuracy over the text, as many sequences at once as the plan allows."""
+    from llmc.compiler.verification.accuracy import PORTABLE
+    from llmc.compiler.verification.probes import CONTINUATION, PROMPTS
+    from llmc.compiler.verification.texts import TEXTS
+    from llmc.compiler.verification.windows import FIRST, TOKENS
+
+    share, together = TOKENS // len(TEXTS), limits.max_num_seqs
+    size = min(limits.longest_prompt + 1, share)
+    first, last = min(FIRST, size // 2), PORTABLE if target.state == "portable" else share
+    read: list[int] = []
+    for end in [min(start + size, share) - start for start in range(0, share, size)][::-1]:
+        if end > first and sum(min(length - first, last) for length in read) < last:
+            read.append(end)
+    lengths = sorted(read * len(TEXTS), reverse=True)
+    prompts = [max(first, length - last + 1) if padded else length // 2 for length in lengths]
+    made = sum(range(CONTINUATION, 0, -2)[: len(PROMPTS)])
+    steps = sum(length - prompt for length, prompt in zip(lengths[::together], prompts[::together], strict=True))
+    prompts += [size // 3] * len(PROMPTS)
+    tokens = sum(_prompt(buckets, prompt, padded) for prompt in prompts)
+    return Work(0, steps + max(CONTINUATION, made // together) + len(prompts), tokens)
+
+
+def _prompt(buckets: Sequence[Bucket], length: int, padded: bool) -> int:
+    """Tokens that are computed for a prompt of so many."""
+    fitting = [b.tokens for b in buckets if b.phase == "prompt" and b.query >= length]
+    return min(fitting, default=length) if padded else length
