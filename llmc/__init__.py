@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmc.quiet import silence
+from llmc.waiting import wait_asleep
 
 if TYPE_CHECKING:
     from llmc import buckets as buckets
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from llmc.runtime.sampling import StructuredOutputsParams as StructuredOutputsParams
 
 silence()
+wait_asleep()
 __version__ = "0.1.0"
 _HOMES = {
     "AsyncEngineArgs": "llmc.async_api",

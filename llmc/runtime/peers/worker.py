@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from llmc.errors import LlmcError
+from llmc.waiting import of_others
 
 ENGINES = Path(__file__).parent / "engines"
 LOG_TAIL = 300
@@ -150,7 +151,7 @@ def start(contender: Contender, threads: int, log: Any, **more: Any) -> subproce
         json.dumps(options),
     ]  # fmt: skip
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0, env=of_others()
     )
 
 
