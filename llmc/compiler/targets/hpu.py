@@ -51,7 +51,7 @@ class HpuTarget(StaticTarget):
     executable_seconds: ClassVar[float] = 0.2
     executable_bytes: ClassVar[int] = 40_000
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=0.5), opened=Cost(layers=0.2), step=Cost(layers=0.1), tokens=Cost(parameters=3.0)
+        begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(layers=0.06), tokens=Cost(parameters=2.2)
     )
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"

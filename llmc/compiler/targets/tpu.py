@@ -41,7 +41,7 @@ class TpuTarget(XlaTarget):
     executable_seconds: ClassVar[float] = 4.0
     verifies_each: ClassVar[bool] = False  # what runs here is not what was compiled, and each is compiled for it first
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=2.0), opened=Cost(fixed=4.0), step=Cost(parameters=0.03), tokens=Cost(parameters=3.0)
+        begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
 
     def __init__(self, detail: str = "") -> None:

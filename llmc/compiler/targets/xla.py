@@ -91,7 +91,7 @@ class XlaTarget(StaticTarget):
     executable_seconds: ClassVar[float] = 3.0
     executable_bytes: ClassVar[int] = 1_000_000
     verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=2.0), opened=Cost(layers=0.1), step=Cost(parameters=0.03), tokens=Cost(parameters=3.0)
+        begin=Cost(fixed=1.0), opened=Cost(layers=0.2), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
 
     def configure(self, options: CompileOptions) -> CompileOptions:
