@@ -17,6 +17,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
@@ -27,8 +28,9 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
+from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose
-from llmc.errors import CapacityError
+from llmc.errors import ArtifactError, CapacityError
 from llmc.runtime.executors import executor_module
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -134,8 +136,8 @@ def verify_stage(
     keys = [(part, _key(stages, serving, manifest, probes, part)) for part in chosen.parts]
     outcomes: dict[str, Mapping[str, Any]] = {}
     found: dict[str, Origin] = {}
-    for _, key in keys:
-        if (known := stages.store.obtain(key)) is not None:
+    for part, key in keys:
+        if (known := stages.store.obtain(key)) is not None and readable(part, known.meta):
             entry, origin = origins.of_entry(known)
             if not (settings.require_signatures and origin.name == "unsigned"):
                 outcomes[key.digest], found[key.digest] = entry.meta, origin
@@ -257,7 +259,15 @@ def _load(stages: Stages, entry: Entry, parts: Sequence[Part]) -> tuple[list[Pro
     from llmc.compiler.verification.windows import load_windows
 
     needed = {_predictions(part) for part in parts}
-    with ExitStack() as stack:
-        arrays = {name: stack.enter_context(np.load(stages.path(entry.outputs[name]))) for name in sorted(needed)}
-        probes = load_probes(arrays["probes"]) if "probes" in needed else []
-        return probes, load_windows(arrays["text"]) if "text" in needed else []
+    try:
+        with ExitStack() as stack:
+            arrays = {name: stack.enter_context(np.load(stages.path(entry.outputs[name]))) for name in sorted(needed)}
+            probes = load_probes(arrays["probes"]) if "probes" in needed else []
+            if "probes" in needed and not probes:
+                raise ValueError("no probe is in them")
+            return probes, load_windows(arrays["text"]) if "text" in needed else []
+    except (AttributeError, EOFError, IndexError, KeyError, TypeError, ValueError, BadZipFile) as error:
+        raise ArtifactError(
+            f"the reference's predictions {entry.key.digest} are not of the form that verification reads ({error!r}); "
+            "with LLMC_REQUIRE_SIGNATURES=1 a compile makes unsigned ones again"
+        ) from error
