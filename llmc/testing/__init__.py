@@ -1,7 +1,5 @@
 """Tests that a device of your own can run: subclass `TargetContract` in a test file of your package.
 
-    from llmc.testing import TargetContract
-
     class TestPocket(TargetContract):
         device = "pocket"
 
