@@ -56,6 +56,6 @@ def verify_again(
     recorded = verification_origin(bundle.files, store, settings)
     remember(store, manifest, origin)
     return {
-        "reference": target.reference, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
+        "reference": target.reference.name, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
         "recorded": {"origin": recorded.name, "signers": list(recorded.signers)},
     }  # fmt: skip

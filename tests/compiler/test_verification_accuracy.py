@@ -19,6 +19,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.compiler.stages import Stages
+from llmc.compiler.targets.base import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification import stage
 from llmc.compiler.verification.limits import Limits, limits
@@ -247,7 +248,7 @@ def test_the_second_compile_needs_neither_the_reference_nor_the_device(
     def refuse(*_: object) -> Any:
         raise AssertionError("this was there already")
 
-    monkeypatch.setattr(stage, "open_reference", refuse)
+    monkeypatch.setattr(ReferenceModel, "open", refuse)
     assert toy.compile(toy_plan(decode=[*DECODE, (3, 24)])).verification["accuracy"] == first["accuracy"]
     monkeypatch.setattr(FakeExecutor, "run", refuse)
     assert toy.compile().verification == first

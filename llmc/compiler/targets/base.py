@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -25,10 +26,39 @@ if TYPE_CHECKING:
     from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits as Bounds
+    from llmc.compiler.verification.probes import Reference
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
 DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """What executables are compared with: its name in keys and manifests, where it is ("module:class", made of a
+    checkpoint), and the packages that its predictions depend on."""
+
+    name: str
+    place: str
+    packages: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Where its code is."""
+        return self.place.partition(":")[0]
+
+    def open(self, checkpoint: Checkpoint) -> Reference:
+        """The model with the checkpoint's weights."""
+        made: Reference = getattr(import_module(self.module), self.place.partition(":")[2])(checkpoint)
+        return made
+
+
+TRANSFORMERS = ReferenceModel(
+    "transformers",
+    "llmc.compiler.verification.transformers_reference:TransformersReference",
+    ("torch", "transformers"),
+)
+TOY = ReferenceModel("toy", "llmc.compiler.verification.toy_reference:ToyReference")
 
 
 @dataclass(frozen=True)
@@ -87,7 +117,7 @@ class Target(ABC):
 
     name: ClassVar[str]
     executor: ClassVar[str]
-    reference: ClassVar[str] = "transformers"
+    reference: ClassVar[ReferenceModel] = TRANSFORMERS
     quantisations: ClassVar[tuple[str, ...]] = ("none",)
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     default_quantize: ClassVar[str] = "none"

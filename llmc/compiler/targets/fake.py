@@ -28,7 +28,7 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.durations import Cost, Verifying
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.base import TOY, Compiled, Prepared, ReferenceModel, Shape, Target
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake import FAKE_VERSION, Kind
 from llmc.runtime.executors.fake_program import EMBEDDING, FORMAT, HEAD
@@ -56,7 +56,7 @@ class FakeTarget(Target):
 
     name: ClassVar[str] = "fake"
     executor: ClassVar[str] = "fake"
-    reference: ClassVar[str] = "toy"
+    reference: ClassVar[ReferenceModel] = TOY
     hidden: ClassVar[bool] = True
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 

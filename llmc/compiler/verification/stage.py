@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
@@ -43,26 +42,12 @@ if TYPE_CHECKING:
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.verification.probes import Probe, Reference
+    from llmc.compiler.verification.probes import Probe
     from llmc.compiler.verification.windows import Window
     from llmc.runtime.bundle import Bundle
 
 _WORDS = ("analysis", "choice", "remaining")
 """Options of a manifest that are words for people; executors may open executables with any other."""
-
-REFERENCES = {
-    "toy": "llmc.compiler.verification.toy_reference:ToyReference",
-    "transformers": "llmc.compiler.verification.transformers_reference:TransformersReference",
-}
-"""Name that a target gives to "module:class"."""
-
-
-def open_reference(name: str, checkpoint: Checkpoint) -> Reference:
-    """The reference implementation a target names."""
-    module, _, attribute = REFERENCES[name].partition(":")
-    made: Reference = getattr(import_module(module), attribute)(checkpoint)
-    return made
 
 
 def origins_of(stages: Stages, settings: Settings) -> Origins:
@@ -87,20 +72,19 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
     """
     longest = stages.plan.limits.longest_prompt + 1
     components: dict[str, Value] = {
-        "reference": target.reference,
+        "reference": target.reference.name,
         **stages.reading(),
         "longest": longest,
         **toolchain("numpy", "tokenizers"),
-        "code": code_digest(probes_stage, type(stages.checkpoint), REFERENCES[target.reference].partition(":")[0]),
+        "code": code_digest(probes_stage, type(stages.checkpoint), target.reference.module),
+        **(toolchain(*target.reference.packages, python=True) if target.reference.packages else {}),
     }
-    if target.reference == "transformers":
-        components |= toolchain("torch", "transformers", python=True)
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
         from llmc.compiler.verification.probes import make_probes, save_probes
         from llmc.compiler.verification.windows import make_windows, save_windows
 
-        reference = open_reference(target.reference, stages.checkpoint)
+        reference = target.reference.open(stages.checkpoint)
         vocab_size = int(stages.checkpoint.config["vocab_size"])
         probes = make_probes(stages.checkpoint, reference, longest, vocab_size)
         windows = make_windows(stages.checkpoint, reference, longest, vocab_size)
@@ -158,7 +142,7 @@ def verify_stage(
     stages.report(StageReport("verify", not missing, time.perf_counter() - start))
     return {
         "mode": options.verify,
-        "reference": target.reference,
+        "reference": target.reference.name,
         "limits": asdict(limits),
         **result.to_json(),
         **chosen.to_json(),
