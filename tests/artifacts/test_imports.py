@@ -29,8 +29,8 @@ HEAVY = {
     "typer",
 }
 
-BASE = ("errors", "paths", "platforms", "quiet")
-"""Modules under everything, with the standard library alone; llmc itself imports the last."""
+BASE = ("errors", "paths", "platforms", "quiet", "waiting")
+"""Modules under everything, with the standard library alone; llmc itself imports the last two."""
 
 
 def test_no_module_imports_anything_heavy() -> None:

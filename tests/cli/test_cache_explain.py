@@ -13,8 +13,7 @@ from llmc.artifacts.bundles import add_bundle
 from llmc.artifacts.key import Key
 from llmc.artifacts.store import Store
 from llmc.compiler import code
-from llmc.compiler.targets import fake
-from llmc.runtime.executors import fake as executor
+from llmc.runtime.executors import fake
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import key
 from tests.cli.helpers import Llmc
@@ -32,8 +31,7 @@ def store(tmp_path: Path) -> Store:
 def other(llmc: Llmc, toy: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bundle of the same toy, made with another version of the fake device."""
     with monkeypatch.context() as patch:
-        for module in (fake, executor):
-            patch.setattr(module, "FAKE_VERSION", "1.1")
+        patch.setattr(fake, "FAKE_VERSION", "1.1")
         limits = ("--max-model-len", 32, "--max-num-seqs", 4)
         assert llmc("compile", toy, "--device", "fake", *limits, "-o", "other", "-q").code == 0
     return here / "other"

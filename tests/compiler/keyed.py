@@ -21,6 +21,7 @@ from llmc.compiler import pipeline
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.compiler.targets.base import Shape, Target
+from llmc.compiler.verification import stage as verification
 
 Keys = list[Key]
 DEVICES = ("fake", "cpu", "hpu")
@@ -79,6 +80,7 @@ class Keyed:
         echo = EchoStore(self.store.root, self.known, other or {})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "write_bundle", lambda *_: None)
+            patch.setattr(verification, "readable", lambda *_: True)  # the nearest outcome is another part's
             compile_bundle(*self._asked(echo, model or self.model, plan or self.plan, options), lambda _: None)
         return [key for key in echo.asked if key.kind != "bundle"]
 

@@ -77,7 +77,7 @@ def python(case: Case) -> Keys:
 
 
 def fake_version(case: Case) -> Keys:
-    case.patch.setattr(fake, "FAKE_VERSION", "9.9")
+    case.patch.setattr("llmc.runtime.executors.fake.FAKE_VERSION", "9.9")
     return case.keyed.ask()
 
 

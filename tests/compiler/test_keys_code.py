@@ -52,7 +52,7 @@ CODE = {
     "compiler/verification/accuracy.py": made_by("verify"),
     "compiler/verification/verify.py": made_by("verify"),
     "compiler/verification/toy_reference.py": {"fake": {"reference"}},
-    "runtime/executors/fake.py": {"fake": {"weights", "executable", "verify"}},
+    "runtime/executors/fake.py": {"fake": {"verify"}},
     "runtime/executors/ort_session.py": {"cpu": {"pack", "executable", "verify"}},
     "runtime/executors/torch_program.py": {"hpu": {"verify"}},
     "runtime/sampling/params.py": made_by("verify"),

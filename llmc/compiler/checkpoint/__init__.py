@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmc.compiler.checkpoint.base import Checkpoint, QuantisedBlocks
-from llmc.compiler.checkpoint.gguf_header import is_gguf
-from llmc.compiler.checkpoint.huggingface import CONFIG
+from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, QuantisedBlocks
 from llmc.compiler.checkpoint.resolve import DEMO, locate
 from llmc.errors import CheckpointError
 from llmc.paths import is_dir, is_file
@@ -22,6 +20,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Reads headers only. A folder with one .gguf and no config.json counts as that file.
     Raises CheckpointError.
     """
+    from llmc.compiler.checkpoint.gguf_header import is_gguf
+
     found, name = locate(path)
     found = _inside(found)
     if is_dir(found):
@@ -47,11 +47,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
     Takes milliseconds (a GGUF with a large vocabulary: 20). Raises CheckpointError.
     """
+    from llmc.compiler.checkpoint.gguf_header import is_gguf, read_header
+
     found, _ = locate(path, config_only=True)
     found = _inside(found)
     if found.suffix == ".gguf" or is_gguf(found):
         from llmc.compiler.checkpoint.gguf_config import build_config
-        from llmc.compiler.checkpoint.gguf_header import read_header
 
         return build_config(read_header(found))
     from llmc.compiler.checkpoint.huggingface import read_config_file

@@ -14,12 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DIGEST_VERSION = 2
 """Bump when `Checkpoint.digest` changes what it covers: every key derived from it changes with it."""
@@ -27,9 +28,12 @@ DIGEST_VERSION = 2
 _PLACES = ("_name_or_path",)
 """Members of a config that say where it was saved, and shape nothing."""
 
+CONFIG = "config.json"
+"""The configuration's file in a checkpoint's folder."""
+
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-FloatArray = npt.NDArray[np.float32]
+FloatArray: TypeAlias = "npt.NDArray[np.float32]"
 HashFile = Callable[[Path], str]
 
 
@@ -61,6 +65,8 @@ class QuantisedBlocks:
 
     def dequantise(self) -> FloatArray:
         """The float32 matrix [N, K]."""
+        import numpy as np
+
         codes = self.q.astype(np.float32)
         if self.zero_point:
             codes -= np.float32(self.zero_point)
@@ -197,6 +203,8 @@ def sha256_of(path: Path) -> str:
 
 def require_finite(array: FloatArray, name: str, path: Path) -> FloatArray:
     """`array` itself, or a CheckpointError that names the first NaN or infinity; copies nothing."""
+    import numpy as np
+
     if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
         where = [int(i) for i in np.argwhere(~np.isfinite(array))[0]]
         raise CheckpointError(

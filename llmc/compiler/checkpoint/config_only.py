@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
-from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, without_place
-from llmc.compiler.checkpoint.huggingface import CONFIG, INDEX, HuggingFaceCheckpoint, read_config_file
+from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, FloatArray, without_place
+from llmc.compiler.checkpoint.huggingface import INDEX, HuggingFaceCheckpoint, read_config_file
 from llmc.errors import CheckpointError
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
-from llmc.compiler.checkpoint.base import Checkpoint, FloatArray, unknown_tensor, without_place
+from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, FloatArray, unknown_tensor, without_place
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
 
-CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _SMALL_FILES = (

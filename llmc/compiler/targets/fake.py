@@ -30,7 +30,6 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import TOY, Compiled, Prepared, ReferenceModel, Shape, Target
 from llmc.errors import CheckpointError, InputError
-from llmc.runtime.executors.fake import FAKE_VERSION, Kind
 from llmc.runtime.executors.fake_program import EMBEDDING, FORMAT, HEAD
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.runtime.executors.fake import Kind
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
@@ -61,11 +61,15 @@ class FakeTarget(Target):
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 
     def __init__(self, kind: Kind | None = None) -> None:
+        from llmc.runtime.executors.fake import Kind
+
         self._kind = kind or Kind()
 
     @classmethod
     def of(cls, detail: str) -> Self:
         """The device that takes ragged steps ("ragged"), over a shared pool of tokens ("paged=64"), or neither."""
+        from llmc.runtime.executors.fake import Kind
+
         return cls(Kind.of(detail))
 
     def configure(self, options: CompileOptions) -> CompileOptions:
@@ -107,6 +111,8 @@ class FakeTarget(Target):
 
     def toolchain(self) -> dict[str, str]:
         """The version that the executor checks before it replays."""
+        from llmc.runtime.executors.fake import FAKE_VERSION
+
         return {"fake": FAKE_VERSION}
 
     def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Array = NDArray[np.float32]
-Ints = NDArray[np.int64]
+    import numpy as np
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[np.float32]"
+Ints: TypeAlias = "NDArray[np.int64]"
 
 FORMAT = 1
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -36,6 +36,8 @@ class Program:
     @classmethod
     def load(cls, fields: dict[str, Any], weights: Path) -> Program:
         """From an executable's JSON and the weights file. Raises KeyError, TypeError or ValueError if malformed."""
+        import numpy as np
+
         if fields["format"] != FORMAT:
             raise ValueError(f"format {fields['format']}, not {FORMAT}")
         tensors = {
@@ -53,6 +55,8 @@ class Program:
         token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]. Raises ArtifactError for sizes other
         than the compiled ones. Sums are float64, so that padding does not change a row's last digits.
         """
+        import numpy as np
+
         self._require_shape((*token_ids.shape, past.shape[1]))
         new_at, past_at = np.arange(token_ids.shape[1]), np.arange(past.shape[1])
         scale = 1 + (past_lengths[:, None] + new_at) / self.positions
@@ -75,6 +79,8 @@ def _faded(vectors: Array, live: NDArray[np.bool_], age: Ints, decay: float) -> 
 
     What is not live is selected away, not multiplied by zero: unused cache may hold NaN.
     """
+    import numpy as np
+
     weights = np.power(decay, np.maximum(age, 0))
     kept: NDArray[np.float64] = np.where(live[..., None], vectors, 0).astype(np.float64)
     total: NDArray[np.float64] = np.einsum("bn,bnh->bh", weights, kept)
