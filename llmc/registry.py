@@ -13,19 +13,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 GROUPS = ("llmc.targets", "llmc.executors", "llmc.strategies")
 
 
 @cache
-def packages() -> frozenset[str]:
-    """The top-level packages, or modules, of all that other distributions bring."""
+def _brought() -> EntryPoints:
+    """All that installed packages bring, whatever it is: listing them reads a file of each."""
     from importlib.metadata import entry_points
 
-    return frozenset(point.module.partition(".")[0] for group in GROUPS for point in entry_points(group=group))
+    return entry_points()
+
+
+@cache
+def packages() -> frozenset[str]:
+    """The top-level packages, or modules, of all that other distributions bring."""
+    return frozenset(point.module.partition(".")[0] for group in GROUPS for point in _brought().select(group=group))
 
 
 class Registry:
@@ -37,10 +46,8 @@ class Registry:
     @cached_property
     def _others(self) -> dict[str, tuple[str, str]]:
         """Name to ("module:attribute", distribution) of other packages'. Raises InputError where two share a name."""
-        from importlib.metadata import entry_points
-
         found: dict[str, tuple[str, str]] = {}
-        for point in entry_points(group=self._group):
+        for point in _brought().select(group=self._group):
             package = point.dist.name if point.dist is not None else point.value
             if point.name in found and found[point.name] != (point.value, package):
                 both = " and ".join(sorted({found[point.name][1], package}))
