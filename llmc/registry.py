@@ -24,17 +24,17 @@ GROUPS = ("llmc.targets", "llmc.executors", "llmc.strategies")
 
 
 @cache
-def _brought() -> EntryPoints:
-    """All that installed packages bring, whatever it is: listing them reads a file of each."""
+def _brought(group: str) -> EntryPoints:
+    """What installed packages bring in a group: listing it reads a file of each package."""
     from importlib.metadata import entry_points
 
-    return entry_points()
+    return entry_points(group=group)
 
 
 @cache
 def packages() -> frozenset[str]:
     """The top-level packages, or modules, of all that other distributions bring."""
-    return frozenset(point.module.partition(".")[0] for group in GROUPS for point in _brought().select(group=group))
+    return frozenset(point.module.partition(".")[0] for group in GROUPS for point in _brought(group))
 
 
 class Registry:
@@ -47,7 +47,7 @@ class Registry:
     def _others(self) -> dict[str, tuple[str, str]]:
         """Name to ("module:attribute", distribution) of other packages'. Raises InputError where two share a name."""
         found: dict[str, tuple[str, str]] = {}
-        for point in _brought().select(group=self._group):
+        for point in _brought(self._group):
             package = point.dist.name if point.dist is not None else point.value
             if point.name in found and found[point.name] != (point.value, package):
                 both = " and ".join(sorted({found[point.name][1], package}))
