@@ -33,11 +33,11 @@ def grouped(
 
 def takes_own_options(command: Command) -> Command:
     """`command`, whose parameter `own` has what was given of the options that targets declare, with a flag for each."""
-    options = {name: one.option for name, one in declared().items()}
-    flags = [_flag(one) for one in declared().values()]
+    known = declared()
+    flags = [_flag(one) for one in known.values()]
 
     def join(values: dict[str, Any]) -> dict[str, Value]:
-        read = {name: size(options[name].flag, v) if options[name].is_size else v for name, v in values.items()}
+        read = {n: size(known[n].option.flag, v) if known[n].option.is_size else v for n, v in values.items()}
         return {name: value for name, value in read.items() if value is not None}
 
     return grouped(command, "own", flags, join)

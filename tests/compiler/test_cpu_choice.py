@@ -212,6 +212,16 @@ def test_an_option_of_one_engine_decides_for_it(option: str, engine: str, favour
     assert why == f"only {engine} takes --{option.replace('_', '-')}"
 
 
+@pytest.mark.parametrize("default", [{"starter": False}, {"tensor_parallel": 1, "lowering": "jax", "starter": False}])
+def test_a_default_that_is_written_out_chooses_nothing(tmp_path: Path, default: dict[str, Any]) -> None:
+    """As --no-starter does, and the note of an interrupted compile did."""
+    checkpoint = open_checkpoint(str(tiny.write_model(tmp_path / "llama", "llama")))
+    plain = target_for(CompileOptions("cpu"), toy_plan(), checkpoint)
+    found = target_for(CompileOptions.of("cpu", **default), toy_plan(), checkpoint)
+    assert (type(found[0]), found[2]) == (type(plain[0]), plain[2])
+    assert found[0].configure(found[1]) == plain[0].configure(plain[1])
+
+
 def test_limits_with_an_engine_named_are_refused(tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "llama", "llama")
     options = CompileOptions.of("onnxruntime", quantize="int8", max_memory=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from llmc.compiler.options import CompileOptions, Option, flag_of
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.targets.base import Deployment, Target
 from llmc.compiler.targets.onnxruntime import OnnxRuntimeTarget
 
@@ -28,14 +28,15 @@ class CpuTarget(OnnxRuntimeTarget):
         from llmc.compiler.targets import open_target, refuse_foreign
 
         engines = {engine: open_target(engine) for engine in ENGINES}
-        takers = {o.name: engine for engine, target in engines.items() for o in target.options}
+        takers = {o.name: (engine, o) for engine, target in engines.items() for o in target.options}
         for name, value in options.own.items():
             if name not in takers and all(name != option.name for option in self.options):
                 refuse_foreign(name, value, self.name)
         memory, start = MAX_MEMORY.of(options), MAX_START.of(options)
         plain = options.changed(max_memory=None, max_start=None)
-        for name in (name for name in plain.own if name in takers):
-            return engines[takers[name]], plain, f"only {takers[name]} takes {flag_of(name)}"
+        for engine, option in takers.values():
+            if option.of(plain) != option.default:
+                return engines[engine], plain, f"only {engine} takes {option.flag}"
         wanted = Wanted(
             deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,
             float(deployment.facts.get("mean_prompt_tokens", 0)), float(deployment.facts.get("mean_new_tokens", 0)),
