@@ -20,12 +20,12 @@ from pathlib import Path
 
 from models import PARTS
 
+from llmc.bench.peers import compare
+from llmc.bench.peers.report_text import text
+from llmc.bench.peers.results import Comparison
+from llmc.bench.peers.scope import Scope
+from llmc.bench.peers.worker import Contender
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.peers import compare
-from llmc.runtime.peers.report_text import text
-from llmc.runtime.peers.results import Comparison
-from llmc.runtime.peers.scope import Scope
-from llmc.runtime.peers.worker import Contender
 
 KINDS = ("decode", "prefill", "first-token", "memory", "streams")
 

@@ -34,7 +34,7 @@ class Llmc:
         import logging
 
         from llmc.artifacts.key import Key
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
 
         self._store = Store(root)
         self._said: list[str] = []
@@ -48,7 +48,7 @@ class Llmc:
         return not any("not cached" in message for message in self._said)
 
     def get(self, name: int) -> bytes | None:
-        from llmc.artifacts.blobs import BlobMissingError
+        from llmc.artifacts.store.blobs import BlobMissingError
 
         entry = self._store.lookup(self._key(name), verify=True)
         try:
@@ -106,8 +106,8 @@ class DiskCache:
 
 def left_by_llmc(root: Path) -> int:
     """Temporaries that a sweep leaves a minute after their makers died."""
-    from llmc.artifacts.store import Store
-    from llmc.artifacts.sweep import DEAD_SECONDS, Remover, sweep
+    from llmc.artifacts.gc.orphans import DEAD_SECONDS, Remover, sweep
+    from llmc.artifacts.store.store import Store
 
     layout = Store(root).layout
     sweep(layout, Remover(), time.time() + DEAD_SECONDS + 1)
@@ -160,7 +160,7 @@ def load(name: str) -> str:
         import filelock
 
         import llmc
-        import llmc.artifacts.store
+        import llmc.artifacts.store.store
 
         logging.getLogger("llmc.artifacts").propagate = False
         del ctypes, shutil, tempfile, filelock

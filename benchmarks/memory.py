@@ -12,8 +12,8 @@ import multiprocessing
 import sys
 from pathlib import Path
 
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 
 
 def pss() -> float:

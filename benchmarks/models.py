@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llmc.bench.contenders import make_ready
+from llmc.bench.peers import compare
+from llmc.bench.peers.catalogue import parse
+from llmc.bench.peers.results import Comparison
+from llmc.bench.peers.scope import Scope
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
-from llmc.compiler.contenders import make_ready
 from llmc.errors import LlmcError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.peers import compare
-from llmc.runtime.peers.catalogue import parse
-from llmc.runtime.peers.results import Comparison
-from llmc.runtime.peers.scope import Scope
 
 HERE = Path(__file__).parent
 LLMC = str(Path(sys.executable).with_name("llmc"))

@@ -2,7 +2,7 @@
 
     python benchmarks/openvino_formats.py [--model smollm2-demo] [--only NAME,NAME] [--rounds 7] [-o result.json]
 
-Each variant is the product's own graph, weights and settings (llmc/compiler/openvino), run through the same requests as
+Each variant is the product's own graph, weights and settings (targets/openvino), run through the same requests as
 the executor's. All are open in one process and take turns in every round; ratios to the first variant are medians of
 per-round ratios; processor time, of all threads, stands beside wall time, since it moves less where others run.
 
@@ -27,16 +27,16 @@ import openvino as ov
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint, stored_types
-from llmc.compiler.lowering.ir import Graph
-from llmc.compiler.lowering.recipes import write_weights
-from llmc.compiler.openvino.constants import Constants, place, to_xml
-from llmc.compiler.openvino.formats import format_for
-from llmc.compiler.openvino.paged import PagedModel
-from llmc.compiler.openvino.precision import properties
+from llmc.compiler.program.ir import Graph
+from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.formats import format_for
+from llmc.compiler.targets.openvino.paged import PagedModel
+from llmc.compiler.targets.openvino.precision import properties
 from llmc.compiler.verification.divergence import log_softmax
-from llmc.runtime.openvino.blocks import BLOCK, BlockCache
-from llmc.runtime.openvino.device import MappedWeights, open_core, read_paged
-from llmc.runtime.openvino.paged_request import PagedRequest, StepRows
+from llmc.compiler.weights.recipes import write_weights
+from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
+from llmc.runtime.executors.openvino.device import MappedWeights, open_core, read_paged
+from llmc.runtime.executors.openvino.paged_request import PagedRequest, StepRows
 
 CAPACITY = 1024
 SLOTS = 8
@@ -151,10 +151,10 @@ def build(graph: Graph, checkpoint: Checkpoint, variant: Variant, folder: Path) 
 def run(checkpoint: Checkpoint, chosen: list[Variant], rounds: int, steps: int, threads: int) -> dict[str, dict]:
     """Every figure of every variant."""
     from llmc.compiler.frontend.trace import CacheShape, trace
-    from llmc.compiler.lowering.fuse import fuse
-    from llmc.compiler.lowering.import_fx import import_program
+    from llmc.compiler.program.fuse import fuse
+    from llmc.compiler.program.import_fx import import_program
     from llmc.compiler.verification.texts import TEXTS
-    from llmc.runtime.tokenizer import Tokenizer
+    from llmc.runtime.text.tokenizer import Tokenizer
 
     graph = fuse(import_program(trace(checkpoint.config, "fused"), CAPACITY))
     shape = CacheShape.of(checkpoint.config)

@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 import onnxruntime as ort
 
-from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.bundle.reader import blob_path
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.executors.onnxruntime.session import open_session
 
 CAPACITY = 512
 SETTLE_S = 0.3

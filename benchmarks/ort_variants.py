@@ -2,7 +2,7 @@
 
     python benchmarks/ort_variants.py [--model smollm2-demo] [--only NAME,NAME] [--rounds 5] [-o result.json]
 
-Each variant is the product's own graph and weights (llmc/compiler/lowering), packed for this host, run through the same
+Each variant is the product's own graph and weights (llmc/compiler/program), packed for this host, run through the same
 bindings as the executor's. All are open in one process and take turns in every round; ratios to the first variant are
 medians of per-round ratios. `--busy` measures one thread's processor time instead, for a machine that others use. The
 KL divergence is over every position of llmc's own text (compiler/verification/texts.py) against the float32 graph,
@@ -24,8 +24,8 @@ import numpy as np
 from roofline import step_bytes
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.lowering.formats import OnnxOptions
-from llmc.compiler.lowering.ir import Graph
+from llmc.compiler.program.ir import Graph
+from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.runtime.host import PROMPT_CHUNK
 
 CAPACITY = 1024
@@ -39,11 +39,11 @@ class Variant:
     busy = False
 
     def __init__(self, name: str, graph: Graph, checkpoint, options: OnnxOptions, folder: Path, **edits) -> None:
-        from llmc.compiler.lowering.onnx_model import place
-        from llmc.compiler.lowering.packing import pack_weights
-        from llmc.compiler.lowering.recipes import write_weights
-        from llmc.compiler.lowering.to_onnx import lower
-        from llmc.runtime.executors.ort_session import open_session
+        from llmc.compiler.targets.onnxruntime.onnx_model import place
+        from llmc.compiler.targets.onnxruntime.packing import pack_weights
+        from llmc.compiler.targets.onnxruntime.to_onnx import lower
+        from llmc.compiler.weights.recipes import write_weights
+        from llmc.runtime.executors.onnxruntime.session import open_session
 
         self.name = name
         folder.mkdir()
@@ -147,11 +147,11 @@ def variants(stored: Mapping[str, str], fold: bool) -> dict[str, OnnxOptions]:
 def main() -> None:
     from llmc.compiler.checkpoint.base import stored_types
     from llmc.compiler.frontend.trace import trace
-    from llmc.compiler.lowering.fuse import fuse
-    from llmc.compiler.lowering.import_fx import import_program
-    from llmc.compiler.lowering.packing import folds_offsets
+    from llmc.compiler.program.fuse import fuse
+    from llmc.compiler.program.import_fx import import_program
+    from llmc.compiler.targets.onnxruntime.packing import folds_offsets
     from llmc.compiler.verification.texts import TEXTS
-    from llmc.runtime.tokenizer import Tokenizer
+    from llmc.runtime.text.tokenizer import Tokenizer
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-demo")

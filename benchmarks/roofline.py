@@ -23,15 +23,15 @@ from statistics import median
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.bundle.reader import blob_path
+from llmc.bench.contenders import nominal_bits
+from llmc.bench.peer_models import weights_read
+from llmc.bench.peers.machine import read_bandwidth
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.contenders import nominal_bits
-from llmc.compiler.peer_models import weights_read
 from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.ort_session import open_session
-from llmc.runtime.peers.machine import read_bandwidth
+from llmc.runtime.executors.onnxruntime.session import open_session
 from llmc.runtime.step import exact
 
 LOOKED_UP = ("Gather", "GatherBlockQuantized", "GroupQueryAttention", "Embedding", "Attention", "AddNorm")

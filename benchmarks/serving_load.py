@@ -19,10 +19,10 @@ from urllib.request import urlopen
 
 from serving_server import ServerProcess, llama_server, llmc_server
 
-from llmc.runtime.loadtest.report import Report
-from llmc.runtime.loadtest.report_text import text
-from llmc.runtime.loadtest.run import LoadTest, run
-from llmc.runtime.loadtest.workload import Workload
+from llmc.bench.loadtest.report import Report
+from llmc.bench.loadtest.report_text import text
+from llmc.bench.loadtest.run import LoadTest, run
+from llmc.bench.loadtest.workload import Workload
 
 LEFT = tuple(
     f"llmc:{name}{{"

@@ -24,11 +24,11 @@ from time import perf_counter
 import psutil
 from serving_server import ServerProcess, llmc_server
 
-from llmc.runtime.loadtest.client import Caller
-from llmc.runtime.loadtest.http import Site
-from llmc.runtime.loadtest.outcome import Outcome
-from llmc.runtime.loadtest.preflight import find_model
-from llmc.runtime.loadtest.prompts import Prompts
+from llmc.bench.loadtest.client import Caller
+from llmc.bench.loadtest.http import Site
+from llmc.bench.loadtest.outcome import Outcome
+from llmc.bench.loadtest.preflight import find_model
+from llmc.bench.loadtest.prompts import Prompts
 
 MALFORMED = (
     b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": 1e400}', b'{"prompt": "a", "max_tokens": -1}',

@@ -33,12 +33,12 @@ PACKAGES = (
 """Whose import is a phase."""
 CALLS = {
     "llmc.runtime.bundle": [("Bundle", "open", "open the bundle")],
-    "llmc.runtime.tokenizer": [("Tokenizer", "__init__", "read the tokenizer")],
-    "llmc.runtime.chat": [("ChatTemplate", "__init__", "compile the chat template")],
-    "llmc.runtime.prompts": [("Prompts", "encode", "encode the prompt")],
-    "llmc.runtime.starting": [("StartingExecutor", "_open", "open the executor")],
-    "llmc.runtime.engine": [("Engine", "step", "first step")],
-    "llmc.runtime.sampling.batch": [("", "sample", "sample"), ("", "sample_top", "sample")],
+    "llmc.runtime.text.tokenizer": [("Tokenizer", "__init__", "read the tokenizer")],
+    "llmc.runtime.text.chat": [("ChatTemplate", "__init__", "compile the chat template")],
+    "llmc.runtime.text.prompts": [("Prompts", "encode", "encode the prompt")],
+    "llmc.runtime.startup.overlapped": [("StartingExecutor", "_open", "open the executor")],
+    "llmc.runtime.engine.engine": [("Engine", "step", "first step")],
+    "llmc.runtime.engine.sampling.batch": [("", "sample", "sample"), ("", "sample_top", "sample")],
 }
 """Module → (class or "", function, phase)."""
 

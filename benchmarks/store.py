@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 
 EXECUTABLES = 100
 EXECUTABLE_BYTES = 90_000
@@ -183,7 +183,7 @@ WRITER = """
 import os, sys, time
 from pathlib import Path
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 root, built = Path(sys.argv[1]), Path(sys.argv[2])
 def build(space):
     (built / str(os.getpid())).touch()

@@ -23,13 +23,13 @@ from pathlib import Path
 import goals
 import models
 
+from llmc.bench.peers import page
+from llmc.bench.peers.environment import interpreter
+from llmc.bench.peers.measure import questions
+from llmc.bench.peers.report_text import text
+from llmc.bench.peers.results import Comparison
+from llmc.bench.peers.scope import KINDS, Scope
 from llmc.errors import LlmcError
-from llmc.runtime.peers import page
-from llmc.runtime.peers.environment import interpreter
-from llmc.runtime.peers.measure import questions
-from llmc.runtime.peers.report_text import text
-from llmc.runtime.peers.results import Comparison
-from llmc.runtime.peers.scope import KINDS, Scope
 
 HERE = Path(__file__).parent
 SAMPLE = HERE.parent / "tests" / "data" / "azure_conv_sample.csv"

@@ -2,7 +2,7 @@
 
     python benchmarks/xla.py --work FOLDER [-o result.json]
 
-All in float32 with the same weights, two threads each, in turn (llmc/runtime/peers). Bundles are compiled first, with
+All in float32 with the same weights, two threads each, in turn (llmc/bench/peers). Bundles are compiled first, with
 the same plan, where FOLDER does not have them.
 """
 
@@ -17,13 +17,13 @@ from statistics import median
 
 from models import LLMC
 
+from llmc.bench.contenders import make_ready
+from llmc.bench.peers import compare
+from llmc.bench.peers.catalogue import parse
+from llmc.bench.peers.report_text import text
+from llmc.bench.peers.scope import Scope
 from llmc.compiler.checkpoint import DEMO, open_checkpoint
-from llmc.compiler.contenders import make_ready
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.peers import compare
-from llmc.runtime.peers.catalogue import parse
-from llmc.runtime.peers.report_text import text
-from llmc.runtime.peers.scope import Scope
 
 PLAN = [
     "--max-model-len", "640", "--max-prompt-len", "512", "--max-num-seqs", "4", "--prompt-batch", "1,1,1",

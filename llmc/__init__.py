@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from llmc.api import LLM as LLM
     from llmc.api import compile as compile  # noqa: A004
     from llmc.api import plan as plan
-    from llmc.async_api import AsyncEngineArgs as AsyncEngineArgs
-    from llmc.async_api import AsyncLLM as AsyncLLM
-    from llmc.async_api import AsyncLLMEngine as AsyncLLMEngine
+    from llmc.api.async_api import AsyncEngineArgs as AsyncEngineArgs
+    from llmc.api.async_api import AsyncLLM as AsyncLLM
+    from llmc.api.async_api import AsyncLLMEngine as AsyncLLMEngine
     from llmc.runtime.bundle import Bundle as Bundle
-    from llmc.runtime.outputs import CompletionOutput as CompletionOutput
-    from llmc.runtime.outputs import RequestOutput as RequestOutput
-    from llmc.runtime.sampling import GuidedDecodingParams as GuidedDecodingParams
-    from llmc.runtime.sampling import RequestOutputKind as RequestOutputKind
-    from llmc.runtime.sampling import SamplingParams as SamplingParams
-    from llmc.runtime.sampling import StructuredOutputsParams as StructuredOutputsParams
+    from llmc.runtime.engine.outputs import CompletionOutput as CompletionOutput
+    from llmc.runtime.engine.outputs import RequestOutput as RequestOutput
+    from llmc.runtime.engine.sampling import GuidedDecodingParams as GuidedDecodingParams
+    from llmc.runtime.engine.sampling import RequestOutputKind as RequestOutputKind
+    from llmc.runtime.engine.sampling import SamplingParams as SamplingParams
+    from llmc.runtime.engine.sampling import StructuredOutputsParams as StructuredOutputsParams
 
 silence()
 wait_asleep()
 __version__ = "0.1.0"
 _HOMES = {
-    "AsyncEngineArgs": "llmc.async_api",
-    "AsyncLLM": "llmc.async_api",
-    "AsyncLLMEngine": "llmc.async_api",
+    "AsyncEngineArgs": "llmc.api.async_api",
+    "AsyncLLM": "llmc.api.async_api",
+    "AsyncLLMEngine": "llmc.api.async_api",
     "Bundle": "llmc.runtime.bundle",
-    "CompletionOutput": "llmc.runtime.outputs",
-    "GuidedDecodingParams": "llmc.runtime.sampling",
+    "CompletionOutput": "llmc.runtime.engine.outputs",
+    "GuidedDecodingParams": "llmc.runtime.engine.sampling",
     "LLM": "llmc.api",
-    "RequestOutput": "llmc.runtime.outputs",
-    "RequestOutputKind": "llmc.runtime.sampling",
-    "SamplingParams": "llmc.runtime.sampling",
-    "StructuredOutputsParams": "llmc.runtime.sampling",
+    "RequestOutput": "llmc.runtime.engine.outputs",
+    "RequestOutputKind": "llmc.runtime.engine.sampling",
+    "SamplingParams": "llmc.runtime.engine.sampling",
+    "StructuredOutputsParams": "llmc.runtime.engine.sampling",
     "compile": "llmc.api",
     "plan": "llmc.api",
 }

@@ -29,16 +29,16 @@ from unittest.mock import patch
 
 import llmc
 from llmc.artifacts.archives.writer import bundle_contents, write_archive
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import add_bundle
-from llmc.artifacts.layout import SCHEMA as STORE_SCHEMA
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.manifest_schema import SCHEMA as MANIFEST_SCHEMA
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.manifest_schema import SCHEMA as MANIFEST_SCHEMA
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.oci import push_bundle
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.layout import SCHEMA as STORE_SCHEMA
+from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.runtime.executors.fake_program import Program
+from llmc.runtime.executors.fake.program import Program
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, token: int, times: float = float("inf")) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, checksum_line
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, checksum_line
 
 
 def write_manifest(bundle: Path, content: bytes) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 import llmc
 from llmc import api
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline import ExecutableReport
 from llmc.errors import ArtifactError, CheckpointError, InputError
 from llmc.testing.toy import EOS, write_toy

@@ -14,22 +14,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.bundle_writer import write_bundle
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.entries import decode_entry, encode_entry
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.manifest import Manifest, read_manifest
-from llmc.artifacts.native import code_of_bundle, code_of_entry
 from llmc.artifacts.oci.image import read_diff_ids, read_image
+from llmc.artifacts.store.entries import decode_entry, encode_entry
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
-from llmc.compiler.vocabulary import build_index
+from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, CheckpointError, LlmcError
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.weight_places import read_places
+from llmc.runtime.executors.xla.envelope import Envelope, StepHeader, write_envelope
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.vocabulary import MAGIC, Vocabulary
-from llmc.runtime.weight_places import read_places
-from llmc.runtime.xla.envelope import Envelope, StepHeader, write_envelope
+from llmc.runtime.text.vocabulary import MAGIC, Vocabulary
 from llmc.testing.toy import tokenizer_json
 from tests.artifacts.helpers import DIGESTS, manifest
 from tests.compiler.checkpoint.writers import write_gguf
@@ -132,7 +132,7 @@ def test_a_manifest_of_a_million_executables_is_refused_for_what_it_is(tmp_path:
 
 
 def test_a_manifest_that_could_not_be_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts import bundle_writer
+    from llmc.artifacts.bundle import writer as bundle_writer
 
     monkeypatch.setattr(bundle_writer, "MAX_BYTES", 1000)
     sources = dict.fromkeys(DIGESTS.values(), tmp_path)

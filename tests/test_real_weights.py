@@ -14,19 +14,19 @@ import pytest
 import torch
 
 import llmc
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.resolve import demo_path
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import dry_run
 from llmc.compiler.stages import Stages
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.compiler.verification.verify import kl_divergence
 from llmc.errors import CheckpointError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.requests import Request
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.requests import Request
 from llmc.runtime.step import exact
 
 pytestmark = pytest.mark.real_weights

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from llmc.api.vllm_arguments import split
 from llmc.errors import InputError
-from llmc.vllm_arguments import split
 
 
 def test_compile_and_engine_arguments_go_their_ways() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.peers import worker
-from llmc.runtime.peers.worker import Contender
+from llmc.bench.peers import worker
+from llmc.bench.peers.worker import Contender
 from llmc.waiting import POLICY, SLEEP, of_others
 from tests.artifacts.helpers import REPO
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.store.store import Store
 
 
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
@@ -38,7 +38,7 @@ def accuracy_line(verification: Mapping[str, Any]) -> str:
 
 def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> str:
     """One line about where the outcome that a bundle records comes from; `store` is the environment's by default."""
-    from llmc.artifacts.origins import origin_words, verification_origin
+    from llmc.artifacts.local.origins import origin_words, verification_origin
 
     origin = verification_origin(files, store)
     again = f"; `llmc verify {bundle}` does it again here" if origin.name == "unsigned" else ""
@@ -47,7 +47,7 @@ def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> 
 
 def elsewhere_line(verification: Mapping[str, Any]) -> str | None:
     """One line about what a compile took from elsewhere in place of running it; None where that is nothing."""
-    from llmc.artifacts.origins import ELSEWHERE
+    from llmc.artifacts.local.origins import ELSEWHERE
     from llmc.artifacts.signing.keys import short_id
 
     if (taken := verification.get(ELSEWHERE)) is None:

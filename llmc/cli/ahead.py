@@ -15,7 +15,7 @@ from llmc.errors import LlmcError
 from llmc.paths import is_file
 
 if TYPE_CHECKING:
-    from llmc.runtime.starting import StartingExecutor
+    from llmc.runtime.startup.overlapped import StartingExecutor
 
 _ELSEWHERE = ("--help", "--weights", "--speculat")
 """Options with which another executor is opened, or none."""
@@ -29,8 +29,8 @@ def begin(arguments: Sequence[str]) -> None:
     if len(folders) != 1 or any(a.startswith(_ELSEWHERE) for a in arguments):
         return
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.opening import EngineOptions
-    from llmc.runtime.starting import StartingExecutor, opens_in_thread
+    from llmc.runtime.startup.opening import EngineOptions
+    from llmc.runtime.startup.overlapped import StartingExecutor, opens_in_thread
 
     try:
         bundle = Bundle.open(folders[0])

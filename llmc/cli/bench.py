@@ -170,10 +170,10 @@ def buckets(
 
 
 def _buckets(bundle: str, seconds: float, threads: int | None, output: Path | None, as_json: bool) -> None:
+    from llmc.bench.bucket_times import measure
     from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.measure import measure
 
     opened = Bundle.open(bundle)
     hidden = as_json and not sys.stderr.isatty()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from llmc.runtime.peers.results import Comparison
-    from llmc.runtime.peers.scope import Scope
+    from llmc.bench.peers.results import Comparison
+    from llmc.bench.peers.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Flags:
 
 def scope_of(flags: Flags) -> Scope:
     """What is to be measured; raises InputError."""
-    from llmc.runtime.peers.scope import KINDS, Scope
+    from llmc.bench.peers.scope import KINDS, Scope
 
     scope = Scope(trace=flags.traffic)
     if flags.traffic is not None:
@@ -52,16 +52,16 @@ def scope_of(flags: Flags) -> Scope:
 
 def run(bundle: str, flags: Flags) -> None:
     """Measure, then print the tables or the JSON document, and write what was asked for."""
-    from llmc.artifacts.opening import open_store
+    from llmc.artifacts.local.opening import open_store
+    from llmc.bench.contenders import checkpoint_of, default_folder, make_ready
+    from llmc.bench.peers import compare
+    from llmc.bench.peers.catalogue import parse
+    from llmc.bench.peers.environment import interpreter, require
+    from llmc.bench.peers.report_text import text
     from llmc.buckets.plots import check
     from llmc.cli.interrupts import end_incomplete, sigterm_interrupts
     from llmc.cli.output import StepProgress
-    from llmc.compiler.contenders import checkpoint_of, default_folder, make_ready
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.peers import compare
-    from llmc.runtime.peers.catalogue import parse
-    from llmc.runtime.peers.environment import interpreter, require
-    from llmc.runtime.peers.report_text import text
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -91,7 +91,7 @@ def run(bundle: str, flags: Flags) -> None:
 
 
 def _write(found: Comparison, flags: Flags) -> None:
-    from llmc.runtime.peers import page
+    from llmc.bench.peers import page
 
     if flags.output is not None:
         found.save(flags.output)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from llmc.bench.peers.results import Comparison
+    from llmc.bench.peers.scope import Scope
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.cpu_measurements import Measured
-    from llmc.runtime.peers.results import Comparison
-    from llmc.runtime.peers.scope import Scope
+    from llmc.compiler.targets.cpu.measurements import Measured
 
 SEQUENCES, LENGTH = 16, 1024
 """What the measured bundles run: the largest batch, and room for the prompts."""
@@ -60,12 +60,12 @@ def cpu(
       llmc bench cpu
       llmc bench cpu ./model --quick --json
     """
+    from llmc.bench.peers.report_text import text
     from llmc.buckets.files import write_text
     from llmc.cli.interrupts import end_incomplete
     from llmc.compiler.checkpoint import open_checkpoint
-    from llmc.compiler.cpu_choice import installed
-    from llmc.compiler.cpu_measurements import OWN, Measured, added
-    from llmc.runtime.peers.report_text import text
+    from llmc.compiler.targets.cpu.auto_engine import installed
+    from llmc.compiler.targets.cpu.measurements import OWN, Measured, added
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -95,12 +95,12 @@ def _measure(
     """What was measured of a bundle of each engine and quantisation, and what was asked for."""
     from dataclasses import replace
 
+    from llmc.bench.contenders import make_ready
+    from llmc.bench.peers import compare
+    from llmc.bench.peers.scope import Scope
     from llmc.cli.interrupts import sigterm_interrupts
     from llmc.cli.output import StepProgress
-    from llmc.compiler.contenders import make_ready
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.peers import compare
-    from llmc.runtime.peers.scope import Scope
 
     scope = Scope(kinds=("decode", "prefill", "first-token", "memory"), prompts=(512,))
     scope = scope.quick() if quick else scope
@@ -124,9 +124,9 @@ def _measure(
 
 def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tuple[str, ...]) -> dict[str, Any]:
     """The measurements as `--device cpu` chooses by them."""
-    from llmc.compiler.cpu_choice import configured, versions
-    from llmc.compiler.model_size import weights_of
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.estimates.model_size import weights_of
+    from llmc.compiler.targets.cpu.auto_engine import configured, versions
+    from llmc.compiler.targets.options import CompileOptions
     from llmc.runtime.host import cpu_features
 
     return {
@@ -151,10 +151,10 @@ def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tu
 
 
 def _compiled(model: str, engine: str, kind: str, folder: Path) -> Path:
-    from llmc.artifacts.opening import open_store
-    from llmc.compiler.options import CompileOptions
+    from llmc.artifacts.local.opening import open_store
     from llmc.compiler.pipeline import compile_bundle
     from llmc.compiler.planning import plan_for
+    from llmc.compiler.targets.options import CompileOptions
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -178,8 +178,8 @@ def _one(found: Comparison, name: str, batches: tuple[int, ...]) -> dict[str, An
 
 def _text(measured: Measured) -> str:
     from llmc.buckets.text_table import table
-    from llmc.compiler.cpu_choice import Wanted, choose
-    from llmc.compiler.cpu_measurements import Case
+    from llmc.compiler.targets.cpu.auto_engine import Wanted, choose
+    from llmc.compiler.targets.cpu.measurements import Case
 
     rows: list[tuple[str, ...]] = [
         ("engine", "quantize", "decode 1", "4", "8", "16", "prompt 512", "first token", "memory")

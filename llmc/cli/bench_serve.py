@@ -134,13 +134,13 @@ def serve(
       llmc bench serve http://127.0.0.1:8000 --rate 4 --requests 500 --slo ttft=1s,itl=100ms --plot load.html
       llmc bench serve http://127.0.0.1:8000 --traffic azure.csv --scale 0.125 --max-model-len 2048 --rate trace -n 1000
     """
+    from llmc.bench.loadtest import plots
+    from llmc.bench.loadtest.report_text import text
+    from llmc.bench.loadtest.run import LoadTest, run
+    from llmc.bench.loadtest.slo import parse
+    from llmc.bench.loadtest.workload import Workload
     from llmc.buckets.plots import check
     from llmc.cli.interrupts import end_incomplete
-    from llmc.runtime.loadtest import plots
-    from llmc.runtime.loadtest.report_text import text
-    from llmc.runtime.loadtest.run import LoadTest, run
-    from llmc.runtime.loadtest.slo import parse
-    from llmc.runtime.loadtest.workload import Workload
     from llmc.settings import Settings
 
     refuse(

@@ -12,12 +12,12 @@ from llmc.cli.compiled import print_estimate, print_result
 from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
-from llmc.compiler.options import Value
+from llmc.compiler.targets.options import Value
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
 
 
@@ -122,15 +122,15 @@ def compile_command(
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
     """
-    from llmc.artifacts.opening import open_store
-    from llmc.artifacts.precompiled import place_for, replacing
+    from llmc.artifacts.local.opening import open_store
+    from llmc.artifacts.local.precompiled import place_for, replacing
     from llmc.cli import output as console
     from llmc.cli.journal import Journal
     from llmc.cli.output import close_bars
-    from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline import compile_bundle
     from llmc.compiler.pipeline import dry_run as estimate_compile
     from llmc.compiler.targets import open_target
+    from llmc.compiler.targets.options import CompileOptions
     from llmc.settings import Settings
 
     if executor != "local":
@@ -175,7 +175,7 @@ def compile_command(
 
 def _trim(store: Store, max_size: int) -> None:
     """Keep the store below LLMC_CACHE_MAX_SIZE; a compile that ended well does not fail because of it."""
-    from llmc.artifacts.collect import collect
+    from llmc.artifacts.gc.collect import collect
     from llmc.cli import output
     from llmc.cli.cache.space import did_something, summary
 

@@ -17,10 +17,10 @@ from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
+    from llmc.runtime.engine.observer import FinishReason, StepRecord
+    from llmc.runtime.engine.outputs import RequestOutput
+    from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.llm import BundleLLM
-    from llmc.runtime.observer import FinishReason, StepRecord
-    from llmc.runtime.outputs import RequestOutput
-    from llmc.runtime.sampling import SamplingParams
 
 
 def register(app: typer.Typer) -> None:
@@ -141,8 +141,8 @@ def _bound(bundle: str, weights: str | None) -> str | Path:
     """The bundle, with the weights that were named."""
     if weights is None:
         return bundle
-    from llmc.artifacts.opening import open_store
-    from llmc.artifacts.references import resolve
+    from llmc.artifacts.local.opening import open_store
+    from llmc.artifacts.local.references import resolve
     from llmc.compiler.bind import bound
     from llmc.settings import Settings
 
@@ -154,7 +154,7 @@ def _bound(bundle: str, weights: str | None) -> str | Path:
 def _prompts(
     texts: list[str] | None, file: Path | None, source: str | None, chat: bool, sampling: dict[str, Any]
 ) -> list[Asked]:
-    from llmc.runtime.sampling import SamplingParams
+    from llmc.runtime.engine.sampling import SamplingParams
 
     given = [bool(texts), file is not None, source is not None]
     if sum(given) != 1:

@@ -14,13 +14,13 @@ from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
-from llmc.compiler.options import Value
+from llmc.compiler.targets.options import Value
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
     from llmc.buckets.frontier import FrontierPoint
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.options import CompileOptions
 
 SHOW, EVALUATE = "show", "evaluate"
 EVALUATE_FLAGS = {"--traffic", "--arrival-rate", "--clip", "--bench"}
@@ -91,7 +91,7 @@ def plan(
       llmc plan show plan.json
       llmc plan evaluate plan.json other.json --traffic requests.csv
     """
-    from llmc.compiler.options import CompileOptions, flag_of
+    from llmc.compiler.targets.options import CompileOptions, flag_of
 
     arguments = words or []
     priced: dict[str, object] = {
@@ -218,7 +218,7 @@ def _estimates(
     """What compiling the plan takes, where the model's sizes are known; `named`: somebody asked for it."""
     if model is None:
         return ""
-    from llmc.compiler.footprint import Footprint
+    from llmc.compiler.estimates.footprint import Footprint
     from llmc.settings import Settings
 
     try:

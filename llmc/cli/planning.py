@@ -20,7 +20,7 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.options import CompileOptions
 
 _PANEL = "Planning"
 _RANGE = "MIN,STEP,MAX"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from llmc.artifacts.store import Store
-    from llmc.runtime.server.events import Event
-    from llmc.runtime.server.loading import OpenBundle
-    from llmc.runtime.server.state import Progress
+    from llmc.artifacts.store.store import Store
+    from llmc.server.events import Event
+    from llmc.server.loading import OpenBundle
+    from llmc.server.state import Progress
     from llmc.settings import Settings
 
 _COMPILE = "For a MODEL that is no bundle"
@@ -162,8 +162,8 @@ def serve_command(
       llmc serve bundle --host 0.0.0.0 --api-key "$KEY" --record-traffic traffic.jsonl --json
       llmc serve ./SmolLM2-135M-Instruct --quantize int8 --max-model-len 2048 --max-num-seqs 4
     """
-    from llmc.runtime.opening import EngineOptions
-    from llmc.runtime.server.state import ServerConfig
+    from llmc.runtime.startup.opening import EngineOptions
+    from llmc.server.state import ServerConfig
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -181,8 +181,8 @@ def serve_command(
     chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
     serve = _server()
-    from llmc.artifacts.opening import open_store
-    from llmc.runtime.server.warming import warm_up_of
+    from llmc.artifacts.local.opening import open_store
+    from llmc.server.warming import warm_up_of
 
     store = open_store(settings=settings, device=device)
     warmth = warm_up_of(warm_up or ("open" if settings.skip_warmup else "all"))
@@ -202,7 +202,7 @@ def serve_command(
 
 def _server() -> Callable[..., int]:
     try:
-        from llmc.runtime.server.serve import serve
+        from llmc.server.serve import serve
     except ModuleNotFoundError as e:
         if (e.name or "").partition(".")[0] == "llmc":
             raise
@@ -243,7 +243,7 @@ def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
     import time
 
     from llmc.compiler.pipeline import ExecutableReport, VerifyReport
-    from llmc.runtime.server.state import Progress
+    from llmc.server.state import Progress
 
     first: dict[str, tuple[int, float]] = {}
 
@@ -274,7 +274,7 @@ class _JsonEvents:
         return None
 
     def __call__(self, event: Event) -> None:
-        from llmc.runtime.server.state import Progress
+        from llmc.server.state import Progress
 
         if not isinstance(event, Progress):
             line = {"event": type(event).__name__.lower(), **asdict(event)}
@@ -297,7 +297,7 @@ class _Told:
         self._close_bars()
 
     def __call__(self, event: Event) -> None:
-        from llmc.runtime.server.events import Dead, Draining, Listening, Ready, Stopped
+        from llmc.server.events import Dead, Draining, Listening, Ready, Stopped
 
         if messages.quiet:
             return

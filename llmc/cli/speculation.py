@@ -9,7 +9,7 @@ import typer
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.speculation.config import SpeculativeConfig
+    from llmc.runtime.engine.speculation.config import SpeculativeConfig
 
 _PANEL = "Speculation by prompt lookup (off unless asked for)"
 
@@ -51,7 +51,7 @@ def asked(
         if given:
             raise InputError(f"{given[0]} says how drafts are looked up; --speculate K asks for them")
         return None
-    from llmc.runtime.speculation.config import SpeculativeConfig
+    from llmc.runtime.engine.speculation.config import SpeculativeConfig
 
     if config is not None:
         if tokens is not None or given:

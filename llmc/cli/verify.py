@@ -49,10 +49,10 @@ def verify(
       llmc verify bundle
       llmc verify bundle --reference ./SmolLM2-135M-Instruct --all --json
     """
-    from llmc.artifacts.manifest import read_manifest
-    from llmc.artifacts.opening import open_store
-    from llmc.artifacts.origins import Origin, origin_words
-    from llmc.artifacts.references import resolve
+    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.local.opening import open_store
+    from llmc.artifacts.local.origins import Origin, origin_words
+    from llmc.artifacts.local.references import resolve
     from llmc.cli.accuracy import accuracy_line, verified_line
     from llmc.cli.output import CompileProgress
     from llmc.compiler.bind import bound, is_unbound

@@ -9,7 +9,7 @@ from llmc.compiler.targets import declared
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.manifest import Manifest
+    from llmc.artifacts.bundle.manifest import Manifest
     from llmc.buckets.plan import Plan
 
 OPTIONS = ("quantize", "dtype", "specialise", "sample_top_k")

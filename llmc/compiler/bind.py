@@ -23,12 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.bundles import remember_bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import remember_bundle
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes, parse
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.manifest import Manifest
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import HEAD, stored_name
@@ -36,16 +36,16 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.provenance import model_facts, model_name, remember_model
 from llmc.compiler.stages import Report, Stages
-from llmc.compiler.text_files import text_files
-from llmc.compiler.weight_stage import weights_stage
-from llmc.compiler.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, bound_weights
+from llmc.compiler.text.files import text_files
+from llmc.compiler.weights.stage import weights_stage
+from llmc.compiler.weights.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, bound_weights
 from llmc.errors import ArtifactError, CheckpointError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.options import CompileOptions
 
 SHOWN = 3
 """Mismatches that an error names."""

@@ -44,9 +44,9 @@ STOPS = {
     "llmc.settings": "settings that a result depends on are components by value",
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.compiler.code": "what is written here is in every `code`",
-    "llmc.compiler.durations": "times are estimated by it, and nothing is made of them",
-    "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
-    "llmc.compiler.options": "options are components by value",
+    "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
+    "llmc.compiler.estimates.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
+    "llmc.compiler.targets.options": "options are components by value",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that no result follows from, each with the reason; "llmc" is meant without what is in it."""

@@ -19,34 +19,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import llmc
-from llmc.artifacts.bundle_writer import check_replaceable, write_bundle
-from llmc.artifacts.bundles import remember_bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
+from llmc.artifacts.bundle.stored import remember_bundle
+from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import STARTER_NAME
-from llmc.artifacts.origins import remember_recorded
+from llmc.artifacts.local.origins import remember_recorded
 from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import code_digest
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.provenance import model_facts, provenance, remember_model
 from llmc.compiler.resolve import target_for
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
-from llmc.compiler.text_files import text_files
-from llmc.compiler.unfit import UnfitError
+from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.targets.unfit import UnfitError
+from llmc.compiler.text.files import text_files
 from llmc.compiler.verification.stage import verify_stage
 from llmc.errors import CompileError, DeviceError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.store import Store
-    from llmc.artifacts.workspace import Workspace
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+    from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.plan import Plan
-    from llmc.compiler.workers import Workers
+    from llmc.compiler.targets.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> di
 
     Times come from the last builds of the same kind in the store where there are any; builds nothing.
     """
-    from llmc.compiler.estimate import estimate
+    from llmc.compiler.estimates.dry_run import estimate
 
     checkpoint = open_checkpoint(model)
     target, options, why = target_for(options, plan, checkpoint)

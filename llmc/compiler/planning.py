@@ -15,7 +15,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.checkpoint import read_config
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 
@@ -41,7 +41,7 @@ class PlanArguments:
     bench                    a bench file: what steps cost, in place of tokens
     max_graphs …             the budget, see `llmc.buckets.budget.Budget`; time in seconds, memory in bytes
     device                   whose compile time and graph memory the budget counts; default cpu
-    options                  what is compiled with on it (`llmc.compiler.options.CompileOptions`); default: its defaults
+    options                  what is compiled with on it (`CompileOptions`); default: its defaults
     settings                 default: the environment
     """
 
@@ -121,7 +121,7 @@ def plan_for(model: str | None, **keywords: Any) -> Plan:
     budget = Budget(arguments.max_graphs, arguments.max_waste, arguments.max_compile_time, arguments.max_graph_memory)
     costs = None
     if budget.needs_graph_costs and model is not None:
-        from llmc.compiler.footprint import Footprint
+        from llmc.compiler.estimates.footprint import Footprint
 
         device = arguments.device or "cpu"
         costs = Footprint.open(model, limits, device, inputs.settings, arguments.bench, options=arguments.options)

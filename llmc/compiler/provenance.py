@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import llmc
+from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
-from llmc.artifacts.publish import UnwritableError
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.options import CompileOptions
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"

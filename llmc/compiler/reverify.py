@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.origins import remember, verification_origin
-from llmc.artifacts.store import Store
+from llmc.artifacts.local.origins import remember, verification_origin
+from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.provenance import find_model
 from llmc.compiler.resolve import target_of

@@ -13,21 +13,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llmc.artifacts.atomic_write import UnwritableError, writing
 from llmc.artifacts.digest import digest_bytes, digest_file
 from llmc.artifacts.key import LOCAL, Key, Value, canonical_json
 from llmc.artifacts.log import logger
-from llmc.artifacts.publish import UnwritableError, writing
-from llmc.artifacts.stamps import settled, signature
+from llmc.artifacts.verified_files import settled, signature
 from llmc.compiler.checkpoint.base import without_place
-from llmc.compiler.model_size import weights_in
+from llmc.compiler.estimates.model_size import weights_in
 from llmc.errors import CapacityError, DeviceError
 from llmc.platforms import how_to_install
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.store import Store
-    from llmc.artifacts.workspace import Workspace
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+    from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import InputError
-from llmc.runtime.async_engine import AsyncEngine, Stream
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.chat import ChatTemplate, check_messages, plain_data
-from llmc.runtime.chat_aside import LIMITS as TEMPLATE_LIMITS
-from llmc.runtime.chat_aside import ConfinedTemplate
-from llmc.runtime.observer import EngineStats, Observer
-from llmc.runtime.opening import EngineOptions, open_executor, open_generator
-from llmc.runtime.outputs import CompletionOutput, OutputBuilder, RequestOutput, text_of
-from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.requests import Request
-from llmc.runtime.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.engine.async_engine import AsyncEngine, Stream
+from llmc.runtime.engine.observer import EngineStats, Observer
+from llmc.runtime.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput, text_of
+from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.text.chat import ChatTemplate, check_messages, plain_data
+from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
+from llmc.runtime.text.confined_chat import ConfinedTemplate
+from llmc.runtime.text.prompts import Prompt, Prompts
 
 
 class BundleAsyncLLM:

@@ -6,17 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.buckets.plan import Plan
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.manifest import Manifest
-    from llmc.artifacts.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.tokenizer import Tokenizer
+    from llmc.runtime.text.tokenizer import Tokenizer
 
 
 MAX_NUMBER = 1 << 50
@@ -33,12 +33,12 @@ class Bundle:
     def open(cls, path: str | Path) -> Bundle:
         """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to mend it.
 
-        What is not a folder may be a reference (see artifacts/references.py), which goes into the store first.
+        What is not a folder may be a reference (see artifacts/local/references.py), which goes into the store first.
         With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it is read.
         """
         settings = Settings.from_environment()
         if not is_dir(path):
-            from llmc.artifacts.references import resolve
+            from llmc.artifacts.local.references import resolve
 
             path = resolve(path, settings)
         files = BundleFiles.open(path)
@@ -93,11 +93,11 @@ class Bundle:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer; raises ArtifactError when the bundle has none."""
-        from llmc.runtime.tokenizer import Tokenizer
+        from llmc.runtime.text.tokenizer import Tokenizer
 
         if not self.has_tokenizer:
             raise ArtifactError(f"{self.path}: no tokenizer in the bundle; pass token ids instead of text")
-        from llmc.runtime.vocabulary import VOCABULARY, Vocabulary
+        from llmc.runtime.text.vocabulary import VOCABULARY, Vocabulary
 
         if VOCABULARY not in self.manifest.files:
             return Tokenizer(self.files.read("tokenizer.json"), self.eos_token_ids)
@@ -168,7 +168,7 @@ class Bundle:
 
 def require_signature(files: BundleFiles, settings: Settings) -> None:
     """Raise UntrustedError unless a trusted key signed the bundle's manifest, and so every blob by its digest."""
-    from llmc.artifacts.native import code_of_bundle
+    from llmc.artifacts.bundle.native import code_of_bundle
     from llmc.artifacts.signing.keyring import Keyring
 
     manifest = files.manifest

@@ -13,19 +13,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.opening import EngineOptions
-from llmc.runtime.starting import StartingExecutor
+from llmc.runtime.startup.opening import EngineOptions
+from llmc.runtime.startup.overlapped import StartingExecutor
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine import Engine
+    from llmc.runtime.engine.engine import Engine
+    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.observer import Observer, StepRecord
+    from llmc.runtime.engine.outputs import RequestOutput
+    from llmc.runtime.engine.requests import Update
+    from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.generator import Generator
-    from llmc.runtime.observer import Observer, StepRecord
-    from llmc.runtime.outputs import RequestOutput
-    from llmc.runtime.prompts import Prompt, Prompts
-    from llmc.runtime.requests import Update
-    from llmc.runtime.sampling import SamplingParams
-    from llmc.runtime.tokenizer import Tokenizer
+    from llmc.runtime.text.prompts import Prompt, Prompts
+    from llmc.runtime.text.tokenizer import Tokenizer
 
 _BAR_AFTER_S = 2.0
 
@@ -54,7 +54,7 @@ class BundleLLM:
         opening = starting or StartingExecutor(self.bundle, how)
         try:
             from llmc.runtime.offline import Offline
-            from llmc.runtime.prompts import Prompts
+            from llmc.runtime.text.prompts import Prompts
 
             self.prompts: Prompts = Prompts(self.bundle)
             self.prompts.prepare(lambda: opening.is_opening)
@@ -97,7 +97,7 @@ class BundleLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used where no parameters are given."""
-        from llmc.runtime.sampling import SamplingParams
+        from llmc.runtime.engine.sampling import SamplingParams
 
         return SamplingParams()
 
@@ -120,7 +120,7 @@ class BundleLLM:
 
         Updates' texts joined equal the output's text. Leaving the iterator early ends what still runs.
         """
-        from llmc.runtime.prompts import several
+        from llmc.runtime.text.prompts import several
 
         return self._offline.stream(several(prompts), sampling_params, priority)
 
@@ -133,7 +133,7 @@ class BundleLLM:
 
         With `use_tqdm` a terminal shows a bar with ETA for what takes over two seconds.
         """
-        from llmc.runtime.prompts import several
+        from llmc.runtime.text.prompts import several
 
         given = several(prompts)
         outputs: dict[int, RequestOutput] = {}
@@ -151,11 +151,11 @@ class BundleLLM:
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer one conversation, or several; `chat_template` replaces the model's own."""
-        from llmc.runtime.prompts import conversations
+        from llmc.runtime.text.prompts import conversations
 
         template = self.prompts.template
         if chat_template is not None:
-            from llmc.runtime.chat import ChatTemplate
+            from llmc.runtime.text.chat import ChatTemplate
 
             template = ChatTemplate(chat_template, self.bundle.special_tokens)
         texts = [

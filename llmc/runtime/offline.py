@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
-from llmc.runtime.generator import Generator
-from llmc.runtime.observer import Observer, Observers, StepRecord
-from llmc.runtime.opening import EngineOptions, open_generator
-from llmc.runtime.outputs import OutputBuilder, RequestOutput, text_of
-from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.requests import Request, Update
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.sampling.checks import integer, listed
+from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.observer import Observer, Observers, StepRecord
+from llmc.runtime.engine.outputs import OutputBuilder, RequestOutput, text_of
+from llmc.runtime.engine.requests import Request, Update
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.checks import integer, listed
+from llmc.runtime.startup.opening import EngineOptions, open_generator
+from llmc.runtime.text.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle

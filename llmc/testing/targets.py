@@ -8,14 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
-from llmc.compiler.options import CompileOptions, Option, Value
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline import CompileResult, compile_bundle
 from llmc.compiler.targets import declared, devices, open_target
+from llmc.compiler.targets.options import CompileOptions, Option, Value
 from llmc.errors import InputError
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.executors import PLAN, TOP, ExecutorContract, Open, opener
 from llmc.testing.toy import write_toy
 

@@ -7,12 +7,12 @@ import shutil
 import time
 from pathlib import Path
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.bundles import add_bundle, checkout
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle, checkout
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.key import Key
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import manifest, sources
 
 DAY = 24 * 3600.0

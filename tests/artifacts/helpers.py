@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest import Manifest
 
 REPO = Path(__file__).parents[2]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import bundle as module
-from llmc.artifacts.bundle import BundleFiles, blob_path
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.stamps import signature
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle import reader as module
+from llmc.artifacts.bundle.reader import BundleFiles, blob_path
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.verified_files import signature
 from llmc.errors import ArtifactError, CapacityError
 from tests.artifacts.helpers import CONTENT, DIGESTS, Faults, files_below, flip, manifest, sources, truncate
 
@@ -247,7 +247,7 @@ def test_what_was_verified_is_not_hashed_at_the_next_start(bundle: Path, monkeyp
 
 
 def test_verify_reads_everything_whatever_the_stamps_say(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.stamps import Stamps
+    from llmc.artifacts.verified_files import Stamps
 
     flip(blob_path(bundle, DIGESTS["weights"]))
     monkeypatch.setattr(Stamps, "verified", lambda *_: True)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import bundle_writer
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import recover, write_bundle
+from llmc.artifacts.bundle import writer as bundle_writer
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import recover, write_bundle
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import child, finish, manifest, mounted, sources
 
 WRITER = """
     import sys
     from pathlib import Path
-    from llmc.artifacts import bundle_writer
+    from llmc.artifacts.bundle import writer as bundle_writer
     from tests.artifacts.helpers import manifest, sources
     folder, name, rounds, exchange = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if exchange == "without":
@@ -79,7 +79,7 @@ def test_kill_9_at_any_moment_leaves_a_bundle(tmp_path: Path, exchange: str) -> 
 STEPS = """
     import os, signal, sys
     from pathlib import Path
-    from llmc.artifacts import bundle_writer
+    from llmc.artifacts.bundle import writer as bundle_writer
     from tests.artifacts.helpers import manifest, sources
     folder, call, countdown, exchange = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if exchange == "without":
@@ -154,8 +154,8 @@ def test_the_sweep_spares_live_writers_and_other_bundles(tmp_path: Path) -> None
 MOUNT_POINT = """
     import sys
     from pathlib import Path
-    from llmc.artifacts.bundle_writer import write_bundle
-    from llmc.artifacts.publish import UnwritableError
+    from llmc.artifacts.bundle.writer import write_bundle
+    from llmc.artifacts.atomic_write import UnwritableError
     from tests.artifacts.helpers import manifest, sources
     folder = Path(sys.argv[1])
     try:

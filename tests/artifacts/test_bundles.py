@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.bundles import KIND, add_bundle, bundle_key, read_bundle, remember_bundle
-from llmc.artifacts.entries import Entry
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import KIND, add_bundle, bundle_key, read_bundle, remember_bundle
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Area
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Area
 from tests.artifacts.helpers import CONTENT, manifest, sources
 
 

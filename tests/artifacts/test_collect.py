@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import collect as module
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.collect import collect
+from llmc.artifacts.gc import collect as module
+from llmc.artifacts.gc.collect import collect
 from llmc.artifacts.key import Key
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.pins import Pin, pin, pins, unpin
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.pins import Pin, pin, pins, unpin
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.collecting import DAY, SIZE, age_blobs, content, fill, kept, key, own_size, use
 from tests.artifacts.helpers import files_below
@@ -164,7 +164,7 @@ def test_an_entry_that_is_collected_while_it_is_looked_at_is_a_clean_miss(
     layout: Layout, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader has read the entry; before it notes its use, everything goes."""
-    from llmc.artifacts.entries import Entries
+    from llmc.artifacts.store.entries import Entries
 
     fill(layout, 1)
     reader, original, calls = Store(layout.root), Entries.read, []

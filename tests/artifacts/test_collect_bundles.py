@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import add_bundle, bundle_key
-from llmc.artifacts.collect import collect
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.pins import pin
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle, bundle_key
+from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.pins import pin
+from llmc.artifacts.store.store import Store
 from tests.artifacts.collecting import DAY, add, age_blobs, bundle
 from tests.artifacts.helpers import files_below, manifest
 
@@ -72,7 +72,7 @@ def test_what_a_bundle_elsewhere_links_stays_on_the_disk_and_is_said(layout: Lay
 
 OPENER = """
     import sys
-    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.bundle.reader import BundleFiles
     files = BundleFiles.open(sys.argv[1])
     print("open", flush=True)
     sys.stdin.readline()

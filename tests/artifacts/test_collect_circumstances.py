@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import collect as module
-from llmc.artifacts.collect import Collection, collect
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.publish import UnwritableError
-from llmc.artifacts.store import Store
+from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.gc import collect as module
+from llmc.artifacts.gc.collect import Collection, collect
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.store import Store
 from tests.artifacts.collecting import DAY, SIZE, add, age_blobs, content, fill, kept, key, own_size, use
 from tests.artifacts.helpers import child, files_below, finish, mounted
 
@@ -27,7 +27,7 @@ def layout(tmp_path: Path) -> Layout:
 
 
 def test_remains_of_the_dead_go_and_those_of_the_living_stay(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.workspace import Area, workspace
+    from llmc.artifacts.store.workspace import Area, workspace
 
     area = Area(layout.root)
     with workspace(area, lambda error: area) as living, area.blobs.writer() as stream:
@@ -60,7 +60,7 @@ def test_quarantine_goes_after_a_week_or_for_want_of_room(layout: Layout, monkey
 
 
 def test_locks_of_keys_that_are_not_there_go_unless_held(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.locks import exclusive
+    from llmc.artifacts.store.locks import exclusive
 
     fill(layout, 1)
     for number in (1, 2, 3):
@@ -116,7 +116,7 @@ def test_now_is_what_the_file_system_says(layout: Layout, monkeypatch: pytest.Mo
 def test_where_locks_may_not_reach_what_is_new_stays(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(layout, 1, 2)
     use(layout, 2, time.time())
-    monkeypatch.setattr("llmc.artifacts.gate._file_system", lambda _: "nfs4")
+    monkeypatch.setattr("llmc.artifacts.store.publish_lock._file_system", lambda _: "nfs4")
     found = collect(layout, max_size=0)
     assert kept(layout) == [2]
     assert dict(found.kept) == {"used within the grace period": 1}
@@ -126,7 +126,7 @@ def test_where_locks_may_not_reach_what_is_new_stays(layout: Layout, monkeypatch
 
 
 def test_a_kernel_that_grants_every_lock_is_found_out(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.gate import gate, keeps_all_out
+    from llmc.artifacts.store.publish_lock import gate, keeps_all_out
 
     fill(layout, 1)
     with gate(layout, exclusive=True):
@@ -138,10 +138,10 @@ def test_a_kernel_that_grants_every_lock_is_found_out(layout: Layout, monkeypatc
 
 
 def test_nobody_waits_for_ever_at_the_gate(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.gate import gate
+    from llmc.artifacts.store.publish_lock import gate
 
     fill(layout, 1)
-    monkeypatch.setattr("llmc.artifacts.gate.GATE_SECONDS", 0.05)
+    monkeypatch.setattr("llmc.artifacts.store.publish_lock.GATE_SECONDS", 0.05)
     with gate(layout, exclusive=True):
         fill(layout, 2)
     with gate(layout):
@@ -186,9 +186,9 @@ def test_what_cannot_be_removed_is_reported(layout: Layout, monkeypatch: pytest.
 
 READ_ONLY = """
     import sys
-    from llmc.artifacts.collect import collect
-    from llmc.artifacts.layout import Layout
-    from llmc.artifacts.publish import UnwritableError
+    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.store.layout import Layout
+    from llmc.artifacts.atomic_write import UnwritableError
     layout = Layout(sys.argv[1])
     try:
         collect(layout, max_size=0)
@@ -237,7 +237,7 @@ def test_many_things_go_in_rounds(layout: Layout, monkeypatch: pytest.MonkeyPatc
 
 def test_a_blob_that_is_stored_again_keeps_its_stamp(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Storing it again neither touches nor copies it, so that the next start does not hash gigabytes."""
-    from llmc.artifacts import blobs
+    from llmc.artifacts.store import blobs
 
     fill(layout, 1)
     age_blobs(layout)

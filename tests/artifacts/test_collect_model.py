@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.census import Census, File, Item
-from llmc.artifacts.eviction import Limits, Plan, decide, size_of
+from llmc.artifacts.gc.gc_policy import Limits, Plan, decide, size_of
+from llmc.artifacts.gc.inventory import Census, File, Item
 
 NOW = 1_000_000.0
 GRACE = 100.0

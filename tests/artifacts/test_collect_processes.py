@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.collect import collect
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.store import Store
+from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish, key
 
 WORKER = """
     import logging, os, random, sys, time
     from llmc.artifacts.key import Key
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     root, role, seed, locks, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
     if locks == "without":
         import fcntl
@@ -56,8 +56,8 @@ WORKER = """
 
 COLLECTOR = """
     import sys, time
-    from llmc.artifacts.collect import collect
-    from llmc.artifacts.layout import Layout
+    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.store.layout import Layout
     root, locks, seconds, grace = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
     if locks == "without":
         import fcntl
@@ -91,8 +91,8 @@ def test_four_writers_and_two_readers_never_notice(tmp_path: Path, locks: str, g
 
 LOOP = """
     import sys
-    from llmc.artifacts.collect import collect
-    from llmc.artifacts.layout import Layout
+    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.store.layout import Layout
     print("ready", flush=True)
     sys.stdin.readline()
     collect(Layout(sys.argv[1]), max_size=30_000)
@@ -100,8 +100,8 @@ LOOP = """
 
 STEPS = """
     import os, signal, sys
-    from llmc.artifacts.collect import collect
-    from llmc.artifacts.layout import Layout
+    from llmc.artifacts.gc.collect import collect
+    from llmc.artifacts.store.layout import Layout
     call, countdown = sys.argv[2], int(sys.argv[3])
     original = getattr(os, call)
     def deadly(*arguments, **named):

@@ -12,20 +12,20 @@ import pytest
 
 from llmc.artifacts.archives.reader import import_archive
 from llmc.artifacts.archives.writer import bundle_contents, write_archive
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import bundle_key, checkout, read_bundle
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import bundle_key, checkout, read_bundle
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.entries import Entry, decode_entry, encode_entry, entry_body
 from llmc.artifacts.key import Key, canonical_json
-from llmc.artifacts.layout import SCHEMA
-from llmc.artifacts.manifest import Manifest, read_manifest
 from llmc.artifacts.oci import pull_bundle, push_bundle
 from llmc.artifacts.signing.keyring import Keyring
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry, entry_body
+from llmc.artifacts.store.layout import SCHEMA
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from tests.artifacts.helpers import files_below, flip
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

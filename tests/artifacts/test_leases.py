@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import leases
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.leases import Lease, blob_name, bundle_name, entry_name, in_use
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.store import leases
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.leases import Lease, blob_name, bundle_name, entry_name, in_use
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, key, manifest, sources
 
 ONE, OTHER = f"entries/k/{'1' * 64}", f"blobs/{'2' * 64}"
@@ -101,8 +101,8 @@ def test_a_bundle_elsewhere_needs_no_lease(tmp_path: Path) -> None:
 
 HOLDER = """
     import sys, time
-    from llmc.artifacts.layout import Layout
-    from llmc.artifacts.leases import Lease
+    from llmc.artifacts.store.layout import Layout
+    from llmc.artifacts.store.leases import Lease
     lease = Lease(Layout(sys.argv[1]))
     lease.hold(sys.argv[2])
     print("held", flush=True)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts import manifest_schema
-from llmc.artifacts.compare import manifest_components
+from llmc.artifacts.bundle import manifest_schema
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import differences
-from llmc.artifacts.manifest import Manifest, read_manifest
+from llmc.artifacts.store.key_diff import manifest_components
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import CONTENT, DIGESTS, manifest
 

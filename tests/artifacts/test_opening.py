@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.opening import _warn_of_writers, open_store
+from llmc.artifacts.local.opening import _warn_of_writers, open_store
 from llmc.settings import Settings
 
 

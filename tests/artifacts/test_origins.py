@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.bundles import bundle_key, publish_bundle
-from llmc.artifacts.entries import Entries, Entry, entry_body
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import bundle_key, publish_bundle
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.origins import (
+from llmc.artifacts.local.origins import (
     HERE,
     NONE,
     UNSIGNED,
@@ -33,7 +32,8 @@ from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.pull import pull
 from llmc.artifacts.remotes.push import push
 from llmc.artifacts.signing.signer import Signer
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.entries import Entries, Entry, entry_body
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import CONTENT, flip, key, manifest, sources
 from tests.artifacts.signing.helpers import edited, keyring, signer
 

@@ -14,13 +14,13 @@ import pytest
 
 import llmc
 from llmc import api
-from llmc.artifacts import precompiled
 from llmc.artifacts.archives.writer import bundle_contents, write_archive
-from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.key import ABSENT, Difference
-from llmc.artifacts.opening import open_store
-from llmc.artifacts.precompiled import PLACES, differences, load, place_for, replacing, tell_differences
-from llmc.artifacts.store import Store
+from llmc.artifacts.local import precompiled
+from llmc.artifacts.local.opening import open_store
+from llmc.artifacts.local.precompiled import PLACES, differences, load, place_for, replacing, tell_differences
+from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
 from llmc.errors import ArtifactError
 from llmc.settings import Settings
@@ -224,7 +224,8 @@ def test_a_folder_is_loaded_without_the_compiler(toy: Path) -> None:
         import sys
         from llmc import LLM
         LLM(sys.argv[1]).close()
-        names = ("llmc.compiler", "llmc.artifacts.precompiled", "llmc.artifacts.references", "llmc.artifacts.archives")
+        local = "llmc.artifacts.local"
+        names = ("llmc.compiler", f"{local}.precompiled", f"{local}.references", "llmc.artifacts.archives")
         print([name for name in sys.modules if name.startswith(names)])
     """
     assert finish(child(script, toy / NAME)) == "[]"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.entries import Entry, encode_entry
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry, encode_entry
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import flip, key
 
 OLD = key(**{"toolchain.onnxruntime": "1.30.0"})
@@ -164,7 +164,7 @@ def test_of_entries_equally_near_one_of_the_same_shape_is_named(store: Store) ->
 
 
 def test_a_big_store_is_not_read_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts import entries
+    from llmc.artifacts.store import entries
 
     folder = store.layout.entries / "executable"
     folder.mkdir(parents=True)

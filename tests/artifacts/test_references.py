@@ -12,11 +12,11 @@ import pytest
 from llmc.artifacts import oci
 from llmc.artifacts.archives import reader
 from llmc.artifacts.archives.writer import bundle_contents, entry_contents, write_archive
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import add_bundle, bundle_key, publish_bundle
-from llmc.artifacts.references import find_bundle, is_reference, resolve
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle, bundle_key, publish_bundle
+from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.local.references import find_bundle, is_reference, resolve
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from llmc.settings import Settings
 from tests.artifacts.archives.helpers import Words, bundle, sign
@@ -96,7 +96,7 @@ def test_an_archive_is_imported_once(archive: Path, store: Store, imports: list[
 
 def test_the_second_start_reads_no_blob(archive: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(store, archive)
-    for name in ("llmc.artifacts.blobs.digest_file", "llmc.artifacts.bundle.digest_file"):
+    for name in ("llmc.artifacts.store.blobs.digest_file", "llmc.artifacts.bundle.reader.digest_file"):
         monkeypatch.setattr(name, lambda *_: pytest.fail("a blob is hashed"))
     assert folder(Store(store.root), archive) == store.layout.bundles / HEX
 
@@ -117,7 +117,7 @@ def test_another_archive_of_that_name_is_imported_anew(archive: Path, store: Sto
 def test_an_archive_that_may_still_change_unseen_is_not_remembered(
     archive: Path, store: Store, imports: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.artifacts.references.settled", lambda _: False)
+    monkeypatch.setattr("llmc.artifacts.local.references.settled", lambda _: False)
     for _ in range(2):
         folder(store, archive)
     assert len(imports) == 2 and store.entries("local-archive") == []
@@ -192,7 +192,7 @@ def test_prefixes_that_name_no_bundle(tmp_path: Path, store: Store) -> None:
     with pytest.raises(ArtifactError, match="no bundle"):
         find_bundle(store, key().hex)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmc.artifacts.references.SHORTEST_PREFIX", 1)
+        patch.setattr("llmc.artifacts.local.references.SHORTEST_PREFIX", 1)
         with pytest.raises(ArtifactError, match="ambiguous"):
             find_bundle(store, "a")
 

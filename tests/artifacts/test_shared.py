@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.entries import Entry
 from llmc.artifacts.key import Key
-from llmc.artifacts.opening import open_store
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.local.opening import open_store
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from llmc.settings import Settings
 from tests.artifacts.helpers import child, files_below, finish, flip, key, mounted, truncate
 
@@ -104,7 +104,7 @@ def test_a_digest_is_computed_once_and_remembered_here(
     while not _settled(path):
         time.sleep(0.005)
     hashed: list[Path] = []
-    from llmc.artifacts import blobs
+    from llmc.artifacts.store import blobs
 
     original = blobs.digest_file
     monkeypatch.setattr(blobs, "digest_file", lambda path: hashed.append(path) or original(path))  # type: ignore[func-returns-value]
@@ -117,7 +117,7 @@ def test_a_digest_is_computed_once_and_remembered_here(
 
 
 def _settled(path: Path) -> bool:
-    from llmc.artifacts.stamps import settled, signature
+    from llmc.artifacts.verified_files import settled, signature
 
     return settled(signature(path.stat()))
 
@@ -176,7 +176,7 @@ def test_a_mount_that_is_read_only_serves(tmp_path: Path, mount: Path, entry: En
     script = """
         import sys
         from llmc.artifacts.key import Key
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
         store = Store(sys.argv[1], shared=[sys.argv[2]])
         (entry,) = Store(sys.argv[2]).entries()
         try:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts import ownership, stamps
+from llmc.artifacts import ownership, verified_files
 from llmc.artifacts.digest import digest_file
-from llmc.artifacts.stamps import FILE_NAME, FOLDER, Stamps
+from llmc.artifacts.verified_files import FILE_NAME, FOLDER, Stamps
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_every_change_through_the_file_system_is_noticed(tmp_path: Path, file: P
 
 
 def test_a_file_that_changed_while_it_was_hashed_is_not_stamped(tmp_path: Path, file: Path) -> None:
-    seen = stamps.signature(file.stat())
+    seen = verified_files.signature(file.stat())
     digest = digest_file(file)
     file.write_bytes(b"x" * 1000)
     time.sleep(0.03)
@@ -91,14 +91,14 @@ def test_a_file_that_changed_just_now_is_not_stamped(tmp_path: Path, file: Path)
     rewrite_same_bytes(file)
     table = Stamps(tmp_path)
     table.record(file, digest_file(file))
-    assert not table.verified(file, digest_file(file)) or stamps.settled(stamps.signature(file.stat()))
+    assert not table.verified(file, digest_file(file)) or verified_files.settled(verified_files.signature(file.stat()))
 
 
 def test_a_coarse_clock_needs_a_longer_rest() -> None:
     now = time.time_ns() // 1_000_000_000 * 1_000_000_000
-    assert not stamps.settled(stamps.Signature(1, 1, 1, now, now))
+    assert not verified_files.settled(verified_files.Signature(1, 1, 1, now, now))
     long_ago = now - 10_000_000_000
-    assert stamps.settled(stamps.Signature(1, 1, 1, long_ago, long_ago))
+    assert verified_files.settled(verified_files.Signature(1, 1, 1, long_ago, long_ago))
 
 
 def test_processes_keep_each_others_stamps(tmp_path: Path, file: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_cache_that_others_may_write_holds_no_stamps(
 
 
 def test_tables_are_bounded(tmp_path: Path, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamps, "MOST_TABLES", 8)
+    monkeypatch.setattr(verified_files, "MOST_TABLES", 8)
     for number in range(20):
         table = Stamps(tmp_path / str(number), inside=False)
         table.record(file, digest_file(file))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.blobs import Blob, BlobMissingError
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import files_below, flip, key, overwrite, truncate
 
@@ -219,7 +219,7 @@ def test_the_size_is_checked_even_without_the_digest(store: Store) -> None:
 
 
 def test_a_verified_blob_is_not_hashed_again_until_it_is_touched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts import blobs
+    from llmc.artifacts.store import blobs
 
     blob = store.put_bytes(b"graph")
     time.sleep(0.03)
@@ -233,7 +233,7 @@ def test_a_verified_blob_is_not_hashed_again_until_it_is_touched(store: Store, m
 
 
 def test_a_big_blob_is_not_hashed_again_by_the_next_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts import blobs
+    from llmc.artifacts.store import blobs
 
     monkeypatch.setattr(blobs, "SAVE_STAMPS_FROM", 5)
     blob = store.put_bytes(b"graph")
@@ -364,7 +364,7 @@ def test_a_miss_says_which_component_differs(store: Store, caplog: pytest.LogCap
 def test_looking_for_the_nearest_reads_a_bounded_number_of_entries(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.artifacts import entries
+    from llmc.artifacts.store import entries
 
     for batch in range(8):
         store.publish(key(batch=100 + batch), {})
@@ -389,7 +389,7 @@ def test_find_takes_the_first_digits_of_a_key(store: Store) -> None:
 
 
 def test_find_refuses_what_is_ambiguous(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts import store as module
+    from llmc.artifacts.store import store as module
 
     monkeypatch.setattr(module, "SHORTEST_PREFIX", 0)
     store.publish(key(batch=1), {})
@@ -402,7 +402,7 @@ def test_find_refuses_what_is_ambiguous(store: Store, monkeypatch: pytest.Monkey
 
 
 def test_verify_finds_all_damage_even_where_stamps_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.stamps import Stamps
+    from llmc.artifacts.verified_files import Stamps
 
     entry, _ = store.get_or_build(key(), build_graph)
     store.publish(key(batch=8), {"other": store.put_bytes(b"other")})

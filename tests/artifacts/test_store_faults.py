@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob, Blobs
-from llmc.artifacts.publish import UnwritableError
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.store.blobs import Blob, Blobs
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError, CapacityError
 from tests.artifacts.helpers import Faults, child, files_below, finish, key, mounted
 
@@ -239,7 +239,7 @@ def test_a_damaged_store_that_cannot_be_written_is_healed_beside_it(store: Store
 
 SCRIPT = """
     import sys, resource, logging
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.artifacts.key import Key
     from llmc.errors import CapacityError
     from pathlib import Path
@@ -279,9 +279,9 @@ def test_a_full_file_system(mounts: None, tmp_path: Path) -> None:
 
 READ_ONLY = """
     import sys
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.artifacts.key import Key
-    from llmc.artifacts.publish import UnwritableError
+    from llmc.artifacts.atomic_write import UnwritableError
     store = Store(sys.argv[1])
     def build(space):
         return {"a": space.put_bytes(b"built")}

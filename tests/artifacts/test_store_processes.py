@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import child, files_below, finish, key
 
 BUILDER = """
@@ -96,7 +96,7 @@ def test_threads_of_one_process_build_once_too(tmp_path: Path) -> None:
 
 VICTIM = """
     import itertools, sys
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.artifacts.key import Key
     store = Store(sys.argv[1])
     print("ready", flush=True)
@@ -133,7 +133,7 @@ def test_kill_9_at_any_moment_leaves_a_sound_store(tmp_path: Path) -> None:
 
 STEPS = """
     import os, signal, sys
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.artifacts.key import Key
     call, countdown = sys.argv[2], int(sys.argv[3])
     original = getattr(os, call)
@@ -190,7 +190,7 @@ def test_readers_never_see_a_part(tmp_path: Path) -> None:
 
 REWRITER = """
     import sys
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from tests.artifacts.helpers import key
     store = Store(sys.argv[1])
     for count in range(60):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import blob_path
-from llmc.artifacts.manifest import read_manifest
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import blob_path
 from llmc.cli import ahead
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.opening import EngineOptions
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.startup.opening import EngineOptions
 from tests.artifacts.helpers import flip
 from tests.cli.helpers import Llmc
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.peers import catalogue, machine
-from llmc.runtime.peers.results import Comparison
+from llmc.bench.peers import catalogue, machine
+from llmc.bench.peers.results import Comparison
 from tests.cli.helpers import Llmc
 
 FAKE = str(Path(__file__).parents[1] / "runtime" / "peers" / "fake_engine")

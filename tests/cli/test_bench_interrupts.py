@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
+from llmc.bench import bucket_times, contenders
+from llmc.bench.contenders import Ready
+from llmc.bench.peers import catalogue, machine
+from llmc.bench.peers.results import Comparison
+from llmc.bench.peers.worker import Contender
 from llmc.buckets.bench_file import Bench
 from llmc.cli import bench_cpu
-from llmc.compiler import contenders
-from llmc.compiler.contenders import Ready
-from llmc.compiler.cpu_measurements import OWN
-from llmc.runtime import measure
-from llmc.runtime.peers import catalogue, machine
-from llmc.runtime.peers.results import Comparison
-from llmc.runtime.peers.worker import Contender
+from llmc.compiler.targets.cpu.measurements import OWN
 from llmc.testing.toy import write_toy
 from tests.cli.helpers import Llmc, Ran
 from tests.runtime.loadtest.scripted import Answer, serving, stream
@@ -35,7 +34,7 @@ def interrupted(ran: Ran, missing: str) -> None:
 
 @SIGNALS
 def test_buckets(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch, signum: int) -> None:
-    times, asked = measure._times, []
+    times, asked = bucket_times._times, []
 
     def signal_at_the_third(*args: Any) -> Any:
         asked.append(args)
@@ -43,7 +42,7 @@ def test_buckets(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.Monke
             signal.raise_signal(signum)
         return times(*args)
 
-    monkeypatch.setattr(measure, "_times", signal_at_the_third)
+    monkeypatch.setattr(bucket_times, "_times", signal_at_the_third)
     ran = llmc("bench", bundle, "--seconds", 0, "-o", "bench.json", "-q")
     bench = Bench.load(here / "bench.json")
     assert len(bench.measurements) == 2 and len(bench.unmeasured) == 4
@@ -55,7 +54,7 @@ def test_buckets(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.Monke
 
 
 def test_buckets_before_the_first(llmc: Llmc, bundle: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_times", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(bucket_times, "_times", lambda *_: signal.raise_signal(signal.SIGTERM))
     ran = llmc("bench", bundle, "--seconds", 0, "-o", "bench.json", "-q")
     assert (ran.code, ran.out, ran.err) == (130, "", "llmc: interrupted\n")
     assert not (here / "bench.json").exists()

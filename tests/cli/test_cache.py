@@ -8,9 +8,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from llmc.artifacts.bundle import blob_path
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.reader import blob_path
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.store.store import Store
 from llmc.cli.cache import app
 from llmc.cli.cache.common import size_text
 from llmc.errors import ArtifactError, InputError

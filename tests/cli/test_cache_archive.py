@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.store.store import Store
 from llmc.cli.cache import app
 from tests.artifacts.helpers import flip, key
 from tests.cli.helpers import Llmc

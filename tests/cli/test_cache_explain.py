@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import add_bundle
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.compiler import code
-from llmc.runtime.executors import fake
+from llmc.runtime.executors.fake import executor as fake
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import key
 from tests.cli.helpers import Llmc
@@ -58,7 +58,7 @@ def test_code_that_differs_is_named_by_module(
     monkeypatch.setattr(code, "ROOT", sources)
     asked = ("compile", toy, "--device", "fake", "--max-model-len", 32, "--max-num-seqs", 1, "-o", "made", "-q")
     try:
-        for name in ("runtime/executors/fake_program.py", "cli/compile.py"):
+        for name in ("runtime/executors/fake/program.py", "cli/compile.py"):
             code.forget()
             assert llmc(*asked).code == 0
             before = {entry.key.digest for entry in store.entries()}

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle_writer import write_bundle
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.compiler.xla.show import hlo_proto, stablehlo_text
-from llmc.runtime.xla.envelope import Envelope, StepHeader, Tensor, write_envelope
+from llmc.artifacts.store.store import Store
+from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
+from llmc.runtime.executors.xla.envelope import Envelope, StepHeader, Tensor, write_envelope
 from tests.artifacts.helpers import manifest
 from tests.cli.helpers import Llmc
 
@@ -118,8 +118,8 @@ def test_showing_a_program_starts_no_device(file: bytes, tmp_path: Path) -> None
     script = """
 import sys
 from pathlib import Path
-from llmc.compiler.xla.show import hlo_proto, stablehlo_text
-from llmc.runtime.xla.envelope import Envelope
+from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
+from llmc.runtime.executors.xla.envelope import Envelope
 envelope = Envelope.parse(Path(sys.argv[1]).read_bytes(), "file")
 assert stablehlo_text(envelope) and hlo_proto(envelope)
 from jax._src import xla_bridge

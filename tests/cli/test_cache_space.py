@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import files_below, key
 from tests.cli.helpers import Llmc
 
@@ -197,7 +197,7 @@ def test_a_compile_does_not_fail_because_of_trimming(llmc: Llmc, toy: Path, monk
         raise CapacityError("no room for the clock")
 
     monkeypatch.setenv("LLMC_CACHE_MAX_SIZE", "1k")
-    monkeypatch.setattr("llmc.artifacts.collect.collect", fail)
+    monkeypatch.setattr("llmc.artifacts.gc.collect.collect", fail)
     made = llmc("compile", toy, "--device", "fake", "--max-model-len", 16, "--max-num-seqs", 1, "-o", "bundle")
     assert made.code == 0
     assert "LLMC_CACHE_MAX_SIZE: the store was not trimmed: no room for the clock" in made.err

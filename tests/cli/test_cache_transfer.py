@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import KIND
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import KIND
+from llmc.artifacts.store.store import Store
 from llmc.cli import output
 from llmc.cli.output import TransferProgress
 from tests.artifacts.helpers import files_below, flip, key

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundles import KIND, checkout, read_bundle
-from llmc.artifacts.entries import entry_body
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.stored import KIND, checkout, read_bundle
 from llmc.artifacts.key import LOCAL, Key, canonical_json
-from llmc.artifacts.manifest import Manifest, read_manifest
 from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.signing.keys import read_public
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.entries import entry_body
+from llmc.artifacts.store.store import Store
 from tests.artifacts.signing.helpers import secrets_of
 from tests.cli.helpers import Llmc
 from tests.manifests import write_manifest
@@ -160,7 +160,7 @@ def test_what_cannot_be_signed(llmc: Llmc, keys: Path) -> None:
 def test_a_store_that_cannot_be_written_does_not_undo_the_bundles_signature(
     llmc: Llmc, keys: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.artifacts import bundles
+    from llmc.artifacts.bundle import stored as bundles
     from llmc.errors import CapacityError
 
     def full(*_: object) -> None:

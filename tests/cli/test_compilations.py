@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
+from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.runtime.llm import BundleLLM
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc

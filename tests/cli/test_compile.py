@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.runtime.executors.fake import Program
+from llmc.compiler.targets.options import CompileOptions
+from llmc.runtime.executors.fake.executor import Program
 from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import child, files_below
 from tests.cli.helpers import Llmc, Ran

@@ -9,7 +9,7 @@ import pytest
 
 from llmc.compiler import survey
 from llmc.compiler.targets import devices
-from llmc.runtime.xla import client
+from llmc.runtime.executors.xla import client
 from tests.cli.helpers import Llmc
 
 FIELDS = {"device", "compiles", "runs", "state", "note", "topologies"}

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle import blob_path
-from llmc.artifacts.manifest import read_manifest
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import blob_path
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import EOS, tokenizer_json, write_toy
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc, Ran

@@ -14,7 +14,7 @@ import llmc as package
 from llmc.cli import main as main_module
 from llmc.cli.main import COMMANDS, run
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.runtime.executors.fake import Program
+from llmc.runtime.executors.fake.executor import Program
 from tests.artifacts.helpers import REPO, child, finish
 from tests.cli.helpers import Llmc
 

@@ -14,14 +14,14 @@ import pytest
 
 from llmc.artifacts.archives.format import END
 from llmc.artifacts.archives.format import entry_name as archived_name
-from llmc.artifacts.bundles import bundle_key
-from llmc.artifacts.entries import encode_entry
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.origins import own_key
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.stored import bundle_key
+from llmc.artifacts.local.origins import own_key
 from llmc.artifacts.remotes.base import entry_name
 from llmc.artifacts.signing.keys import read_public
-from llmc.artifacts.store import Store
-from llmc.runtime.executors.fake import Program
+from llmc.artifacts.store.entries import encode_entry
+from llmc.artifacts.store.store import Store
+from llmc.runtime.executors.fake.executor import Program
 from tests.artifacts.archives.helpers import member
 from tests.artifacts.helpers import child, finish, flip, overwrite
 from tests.cli.helpers import Llmc

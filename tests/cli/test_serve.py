@@ -9,10 +9,10 @@ import pytest
 
 from llmc.cli import output
 from llmc.cli.serve import _Told
-from llmc.runtime.opening import EngineOptions
-from llmc.runtime.server.events import Dead, Draining, Listening, Ready, Stopped
-from llmc.runtime.server.state import Progress, ServerConfig
-from llmc.runtime.speculation import SpeculativeConfig
+from llmc.runtime.engine.speculation import SpeculativeConfig
+from llmc.runtime.startup.opening import EngineOptions
+from llmc.server.events import Dead, Draining, Listening, Ready, Stopped
+from llmc.server.state import Progress, ServerConfig
 from tests.artifacts.helpers import child
 from tests.cli.helpers import Llmc
 
@@ -30,7 +30,7 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     served = Asked()
-    monkeypatch.setattr("llmc.runtime.server.serve.serve", served)
+    monkeypatch.setattr("llmc.server.serve.serve", served)
     return served
 
 

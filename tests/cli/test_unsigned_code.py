@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.archives.writer import bundle_contents, entry_contents, write_archive
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import publish_bundle
-from llmc.artifacts.entries import Entry
-from llmc.artifacts.manifest import Manifest
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import publish_bundle
 from llmc.artifacts.oci import push_bundle
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.push import push
-from llmc.artifacts.store import Store
-from llmc.compiler.options import CompileOptions
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.targets.options import CompileOptions
 from tests.artifacts.helpers import files_below, key
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
@@ -190,7 +190,8 @@ def test_it_would_run_where_unsigned_code_is_allowed(
 def test_a_loader_refuses_code_in_a_bundle_that_counts_as_data(
     llmc: Llmc, marker: Path, tmp_path: Path, sound: BundleFiles, library: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.artifacts import bundle, native
+    from llmc.artifacts.bundle import native
+    from llmc.artifacts.bundle import reader as bundle
 
     theirs = Store(tmp_path / "theirs")
     command = by_archive(theirs, beside_a_portable_executable(theirs, sound, library), tmp_path / "far")
@@ -205,7 +206,7 @@ def test_a_loader_refuses_code_in_a_bundle_that_counts_as_data(
 def test_results_of_stages_that_make_code_are_not_taken_by_pull_read_through_or_import(
     llmc: Llmc, marker: Path, tmp_path: Path, kind: str
 ) -> None:
-    from llmc.artifacts.remotes.upstream import RemoteUpstream
+    from llmc.artifacts.remotes.read_through import RemoteUpstream
     from llmc.artifacts.signing.keyring import Keyring
 
     theirs, far = Store(tmp_path / "theirs"), tmp_path / "far"
@@ -225,7 +226,7 @@ def test_results_of_stages_that_make_code_are_not_taken_by_pull_read_through_or_
 def test_what_is_said_to_be_weights_and_is_a_library_is_not_taken(
     llmc: Llmc, marker: Path, tmp_path: Path, library: bytes, way: str
 ) -> None:
-    from llmc.artifacts.remotes.upstream import RemoteUpstream
+    from llmc.artifacts.remotes.read_through import RemoteUpstream
     from llmc.artifacts.signing.keyring import Keyring
 
     theirs, far = Store(tmp_path / "theirs"), tmp_path / "far"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import blob_path
-from llmc.artifacts.manifest import read_manifest
-from llmc.compiler.kernels.limits import runs_on
-from llmc.runtime.executors.fake import Program
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import blob_path
+from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
+from llmc.runtime.executors.fake.executor import Program
 from llmc.runtime.host import cpu_features
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import flip, truncate

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
+from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.buckets.plan import Plan
 from tests.cli.helpers import Llmc, Ran
 
@@ -114,7 +114,7 @@ def test_serve_opens_the_bundle_with_the_weights(
         opened.append(open_bundle(told.append))
         return 0
 
-    monkeypatch.setattr("llmc.runtime.server.serve.serve", serve)
+    monkeypatch.setattr("llmc.server.serve.serve", serve)
     assert run("serve", bundle, "--weights", folder / "llama").code == 0
     assert {"weights", "weights.json", "tensors.json"} <= set(read_manifest(opened[0]).files)
     assert "no such file or folder" in run("serve", bundle, "--weights", "nowhere").failed(1)

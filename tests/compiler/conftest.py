@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.testing.toy import toy_plan, write_toy
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys

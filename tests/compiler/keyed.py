@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.entries import Entry
 from llmc.artifacts.key import LOCAL, Key
-from llmc.artifacts.store import Build, Store
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Build, Store
 from llmc.buckets.plan import Plan
 from llmc.compiler import pipeline
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.compiler.targets.base import Shape, Target
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification import stage as verification
 
 Keys = list[Key]

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 
 import llmc
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler import bind as binding
 from llmc.compiler.bind import bind, bound, is_unbound
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.compiler.stages import StageReport
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, CapacityError, CheckpointError, InputError
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.toy import toy_plan
 from tests.artifacts.helpers import files_below, flip
 from tests.compiler.checkpoint.writers import CONFIG, TOKENS, weights, write_folder, write_gguf
@@ -282,8 +282,8 @@ def test_a_bind_that_is_cut_off_leaves_nothing(
     def cut(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("llmc.compiler.lowering.recipes.to_bf16", cut)
-    monkeypatch.setattr("llmc.compiler.lowering.recipes._gather", cut)
+    monkeypatch.setattr("llmc.compiler.weights.recipes.to_bf16", cut)
+    monkeypatch.setattr("llmc.compiler.weights.recipes._gather", cut)
     with pytest.raises(type(error)):
         bound(case.unbound, str(case.model), store)
     assert list(store.layout.bundles.glob("*")) == []
@@ -296,7 +296,7 @@ def test_a_full_disk_leaves_no_bundle(case: Case, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("llmc.artifacts.bundle_writer._place", full)
+    monkeypatch.setattr("llmc.artifacts.bundle.writer._place", full)
     with pytest.raises(CapacityError):
         bind(case.unbound, open_checkpoint(case.model), tmp_path / "place" / "made", case.store)
     assert files_below(tmp_path) == []
@@ -318,7 +318,7 @@ def test_llm_takes_weights_for_a_bundle_and_for_a_configuration(
 
 def test_binding_imports_neither_torch_nor_transformers(case: Case, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from llmc.artifacts.store import Store; "
+        "import sys; from pathlib import Path; from llmc.artifacts.store.store import Store; "
         "from llmc.compiler.bind import bound; "
         f"bound(Path({str(case.unbound)!r}), {str(case.model)!r}, Store({str(tmp_path)!r})); "
         "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"

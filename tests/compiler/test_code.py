@@ -15,7 +15,7 @@ import pytest
 
 import llmc
 from llmc.artifacts.key import Difference, Key, changed_code, tell
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.compiler import code
 from llmc.compiler.verification import stage as verification
 from llmc.compiler.verification.verify import Verification
@@ -127,8 +127,8 @@ def test_files_beside_a_module_that_looks_for_them_count(beside: str, written: C
 def test_every_file_that_comes_with_the_package_and_shapes_results_counts() -> None:
     """Files that are no Python: those of the kernels, and the measurements that choose an engine, are seen."""
     for module, name in (
-        ("llmc.compiler.kernels.build", "linear.c"),
-        ("llmc.compiler.cpu_measurements", "cpu_measurements.json"),
+        ("llmc.compiler.targets.onnxruntime.kernels.build", "linear.c"),
+        ("llmc.compiler.targets.cpu.measurements", "measurements.json"),
     ):
         path = code._path(module)
         assert name in {file.name for file in code._files_beside(path, path.read_text())}

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint, read_config
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle, dry_run
 from llmc.compiler.targets import open_target
-from llmc.compiler.weightless import CONFIG as CONFIG_FILE
-from llmc.compiler.weightless import TABLES, TENSORS
+from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.weights.weightless import CONFIG as CONFIG_FILE
+from llmc.compiler.weights.weightless import TABLES, TENSORS
 from llmc.errors import CheckpointError, InputError
 from llmc.testing.toy import EOS, TEMPLATE, tokenizer_json, toy_plan, write_toy
 from tests.compiler.checkpoint.writers import CONFIG, HIDDEN, LAYERS, TOKENS

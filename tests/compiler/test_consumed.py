@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from llmc.compiler.architectures import SUPPORTED
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend import consumed
-from llmc.compiler.frontend.architectures import SUPPORTED
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.errors import CheckpointError

@@ -13,26 +13,27 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.digest import parse
-from llmc.artifacts.manifest import Manifest, read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.cli.main import main
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.limits import limits
 from llmc.compiler.verification.verify import kl_divergence, summarise
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors import onnxruntime_cpu, ort_executables
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.onnxruntime import executables
+from llmc.runtime.executors.onnxruntime import executor as onnxruntime_cpu
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, pad
 from tests.artifacts.helpers import child, finish
 from tests.compiler import tiny
@@ -373,7 +374,7 @@ def test_an_executable_that_does_not_open_is_an_artifact_error_that_names_it(
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(ort_executables, "open_session", refuse)
+    monkeypatch.setattr(executables, "open_session", refuse)
     with pytest.raises(ArtifactError, match=r"ONNX Runtime cannot open any: no such kernel"):
         BundleLLM(path, threads=1)
 
@@ -591,12 +592,12 @@ def test_an_ordinary_bundle_is_compiled_and_opened_after_a_specialised_one_in_on
     script = """
         import sys
         from pathlib import Path
-        from llmc.artifacts.store import Store
-        from llmc.compiler.options import CompileOptions
+        from llmc.artifacts.store.store import Store
+        from llmc.compiler.targets.options import CompileOptions
         from llmc.compiler.pipeline import compile_bundle
         from llmc.runtime.bundle import Bundle
         from llmc.runtime.llm import BundleLLM
-        from llmc.runtime.sampling import SamplingParams
+        from llmc.runtime.engine.sampling import SamplingParams
         specialised, model, store, other = sys.argv[1:]
         greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
         texts = []

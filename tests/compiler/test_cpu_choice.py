@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.store import Store
-from llmc.compiler import cpu_choice
+from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.cpu_choice import Choice, Wanted, configured
-from llmc.compiler.cpu_measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.compiler.resolve import target_for
+from llmc.compiler.targets.cpu import auto_engine
+from llmc.compiler.targets.cpu.auto_engine import Choice, Wanted, configured
+from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features
@@ -57,7 +57,7 @@ def choose(wanted: Wanted, *records: Measured, **changed: Any) -> Choice:
         "isa": ISA, "threads": 2, "model_type": "llama", "parameters": 100, "versions": VERSIONS, "options": OPTIONS,
         **changed,
     })  # fmt: skip
-    return cpu_choice.choose(wanted, records or [measured()], case)
+    return auto_engine.choose(wanted, records or [measured()], case)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_measurements_kept_with_the_code_are_sound() -> None:
 
 
 def test_options_are_those_that_a_compile_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda isa: True)
     plain = CompileOptions("cpu")
     assert configured("onnxruntime", plain) == {"kernels": "llmc", "dtype": "f32", "specialise": False}
     assert configured("onnxruntime", CompileOptions("cpu", specialise=True))["kernels"] is None
@@ -177,9 +177,9 @@ def favours(monkeypatch: pytest.MonkeyPatch) -> Any:
         }
         found = measured(
             isa=frozenset(cpu_features()), engines=engines, threads=Settings.from_environment().threads,
-            parameters=PARAMETERS, versions=cpu_choice.versions(BOTH),
+            parameters=PARAMETERS, versions=auto_engine.versions(BOTH),
         )  # fmt: skip
-        monkeypatch.setattr(cpu_choice, "measurements", lambda _: [found])
+        monkeypatch.setattr(auto_engine, "measurements", lambda _: [found])
 
     return favour
 

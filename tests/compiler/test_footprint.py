@@ -10,10 +10,10 @@ from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
-from llmc.compiler.footprint import Footprint
-from llmc.compiler.model_size import ModelSize, Weights
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.estimates.footprint import Footprint
+from llmc.compiler.estimates.model_size import ModelSize, Weights
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, CheckpointError, InputError
 from llmc.settings import Settings
 from tests.toy import Toy
@@ -141,7 +141,7 @@ DEMO = [Weights(106_168_320, "Q4_1"), Weights(28_311_552, "Q8_0", outer=True)]
 )  # fmt: skip
 def test_weights_take_what_was_measured(monkeypatch, device, quantize, measured):
     """Sizes of the weights of bundles of the demo model, compiled where the CPU has AVX-512 VNNI and no bfloat16."""
-    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.runs_on", lambda isa: True)
+    monkeypatch.setattr("llmc.compiler.targets.onnxruntime.target.runs_on", lambda isa: True)
     options = CompileOptions(device, quantize, dtype="f32")
     found = Footprint(None, open_target(device), options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)

@@ -13,20 +13,20 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from llmc.artifacts.store import Store
-from llmc.compiler.frontend.architectures import SUPPORTED
+from llmc.artifacts.store.store import Store
+from llmc.compiler.architectures import SUPPORTED
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.frontend.trace import CacheShape, Step, WeightlessStep, trace, trace_weightless
-from llmc.compiler.lowering.fuse import fuse
-from llmc.compiler.lowering.import_fx import import_program
-from llmc.compiler.lowering.to_export import serialise, specialise
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.program.fuse import fuse
+from llmc.compiler.program.import_fx import import_program
+from llmc.compiler.program.to_export import serialise, specialise
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import CheckpointError, CompileError
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import Fields, PortableProgram, output_names, weight_names
-from llmc.runtime.sampling import SamplingParams
 from tests.compiler import tiny
 
 CASES = [*tiny.ARCHITECTURES, *tiny.VARIANTS]

@@ -16,19 +16,19 @@ import pytest
 import torch
 
 import llmc
-from llmc.artifacts.store import Store
-from llmc.compiler.lowering.recipes import Recipe, to_bf16, write_weights
-from llmc.compiler.options import CompileOptions
+from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline import CompileResult, compile_bundle, dry_run
 from llmc.compiler.stages import StageReport
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.weights.recipes import Recipe, to_bf16, write_weights
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime import portable_program
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.torch_program import TorchExecutor
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.torch.executor import TorchExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import PortableProgram, read_archive, write_archive
-from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import pad
 from tests.compiler import tiny
 

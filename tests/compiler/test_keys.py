@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
-from llmc.compiler.targets import fake, hpu, onnxruntime
+from llmc.compiler.targets import fake, hpu
 from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.verification import stage as verification
 from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
@@ -77,7 +78,7 @@ def python(case: Case) -> Keys:
 
 
 def fake_version(case: Case) -> Keys:
-    case.patch.setattr("llmc.runtime.executors.fake.FAKE_VERSION", "9.9")
+    case.patch.setattr("llmc.runtime.executors.fake.executor.FAKE_VERSION", "9.9")
     return case.keyed.ask()
 
 

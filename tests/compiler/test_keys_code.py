@@ -11,10 +11,10 @@ import pytest
 import llmc
 from llmc.artifacts.key import Key
 from llmc.compiler import code
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import executable_key
 from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Prepared, Shape, Target
+from llmc.compiler.targets.options import CompileOptions
 from tests.compiler.keyed import DEVICES, Compiled, changed
 
 SOURCES = Path(llmc.__file__).parent
@@ -27,23 +27,23 @@ def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[st
 
 CODE = {
     "compiler/targets/fake.py": {"fake": {"weights", "executable"}},
-    "compiler/targets/onnxruntime.py": {"cpu": {"lower", "pack", "executable"}},
+    "compiler/targets/onnxruntime/target.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu.py": {"hpu": {"executable"}},
-    "compiler/text_files.py": made_by("tokenizer"),
-    "compiler/weight_stage.py": {
+    "compiler/text/files.py": made_by("tokenizer"),
+    "compiler/weights/stage.py": {
         "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"lower", "weights", "executable"},
     },
-    "compiler/weightless.py": {"hpu": {"lower", "executable"}},
+    "compiler/weights/weightless.py": {"hpu": {"lower", "executable"}},
     "compiler/frontend/attention.py": made_by("lower", devices=("cpu", "hpu")),
     "compiler/frontend/skeleton.py": made_by("lower", "reference", devices=("cpu", "hpu")),
-    "compiler/lowering/import_fx.py": {"cpu": {"lower"}},
-    "compiler/lowering/to_onnx.py": {"cpu": {"lower"}},
-    "compiler/lowering/onnx_model.py": {"cpu": {"lower", "pack", "executable"}},
-    "compiler/lowering/formats.py": {"cpu": {"lower"}},
-    "compiler/lowering/nbits.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
-    "compiler/lowering/packing.py": {"cpu": {"pack"}},
-    "compiler/lowering/to_export.py": {"hpu": {"lower", "executable"}},
-    "compiler/lowering/recipes.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
+    "compiler/program/import_fx.py": {"cpu": {"lower"}},
+    "compiler/targets/onnxruntime/to_onnx.py": {"cpu": {"lower"}},
+    "compiler/targets/onnxruntime/onnx_model.py": {"cpu": {"lower", "pack", "executable"}},
+    "compiler/targets/onnxruntime/formats.py": {"cpu": {"lower"}},
+    "compiler/weights/nbits.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
+    "compiler/targets/onnxruntime/packing.py": {"cpu": {"pack"}},
+    "compiler/program/to_export.py": {"hpu": {"lower", "executable"}},
+    "compiler/weights/recipes.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
     "compiler/checkpoint/huggingface.py": made_by("weights", "tokenizer", "reference"),
     "compiler/verification/parts.py": made_by("reference", "verify"),
     "compiler/verification/probes.py": made_by("reference", "verify"),
@@ -52,16 +52,16 @@ CODE = {
     "compiler/verification/accuracy.py": made_by("verify"),
     "compiler/verification/verify.py": made_by("verify"),
     "compiler/verification/toy_reference.py": {"fake": {"reference"}},
-    "runtime/executors/fake.py": {"fake": {"verify"}},
-    "runtime/executors/ort_session.py": {"cpu": {"pack", "executable", "verify"}},
-    "runtime/executors/torch_program.py": {"hpu": {"verify"}},
-    "runtime/sampling/params.py": made_by("verify"),
+    "runtime/executors/fake/executor.py": {"fake": {"verify"}},
+    "runtime/executors/onnxruntime/session.py": {"cpu": {"pack", "executable", "verify"}},
+    "runtime/executors/torch/executor.py": {"hpu": {"verify"}},
+    "runtime/engine/sampling/params.py": made_by("verify"),
     "runtime/host.py": {
         "fake": {"reference", "verify"}, "cpu": {"lower", "pack", "executable", "reference", "verify"},
         "hpu": {"reference", "verify"},
     },
-    "runtime/engine.py": made_by("verify"),
-    "runtime/tokenizer.py": made_by("tokenizer", "reference", "verify"),
+    "runtime/engine/engine.py": made_by("verify"),
+    "runtime/text/tokenizer.py": made_by("tokenizer", "reference", "verify"),
     "buckets/lookup.py": made_by("verify"),
     "errors.py": {},
     "cli/compile.py": {},
@@ -107,36 +107,43 @@ def test_a_change_of_code_changes_the_keys_of_what_it_makes(device: str, compile
 
 INHERITED = ("compiler/targets/base.py",)
 TARGETS: Mapping[str, tuple[str, ...]] = {
-    "fake": ("compiler/targets/fake.py", "runtime/executors/fake_program.py"),
+    "fake": ("compiler/targets/fake.py", "runtime/executors/fake/program.py"),
     "cpu": (
-        "compiler/targets/onnxruntime.py", "compiler/lowering/onnx_model.py", "runtime/executors/ort_session.py",
+        "compiler/targets/onnxruntime/target.py", "compiler/targets/onnxruntime/onnx_model.py",
+        "runtime/executors/onnxruntime/session.py",
         "runtime/host.py",
     ),
-    "onnxruntime": ("compiler/targets/onnxruntime.py", "compiler/lowering/onnx_model.py"),
-    "openvino": ("compiler/targets/openvino.py", "compiler/openvino/base_target.py"),
+    "onnxruntime": ("compiler/targets/onnxruntime/target.py", "compiler/targets/onnxruntime/onnx_model.py"),
+    "openvino": ("compiler/targets/openvino/target.py", "compiler/targets/openvino/base_target.py"),
     "openvino:NPU": (
-        "compiler/openvino/static_target.py", "compiler/openvino/base_target.py", "compiler/openvino/constants.py",
-        "compiler/lowering/recipes.py",
+        "compiler/targets/openvino/static_target.py", "compiler/targets/openvino/base_target.py",
+        "compiler/targets/openvino/constants.py",
+        "compiler/weights/recipes.py",
     ),
     "hpu": (
-        "compiler/targets/hpu.py", "compiler/lowering/to_export.py", "runtime/portable_program.py",
-        "compiler/weightless.py",
+        "compiler/targets/hpu.py", "compiler/program/to_export.py", "runtime/portable_program.py",
+        "compiler/weights/weightless.py",
     ),
     "xla": (
-        "compiler/targets/xla.py", "compiler/xla/build.py", "compiler/xla/step.py", "compiler/xla/operators.py",
-        "compiler/xla/torch_xla.py", "compiler/xla/torch_xla_worker.py", "compiler/lowering/to_export.py",
-        "runtime/xla/envelope.py", "runtime/xla/client.py",
+        "compiler/targets/xla/target.py", "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
+        "compiler/targets/xla/operators.py",
+        "compiler/targets/xla/torch_xla.py", "compiler/targets/xla/torch_xla_worker.py",
+        "compiler/program/to_export.py",
+        "runtime/executors/xla/envelope.py", "runtime/executors/xla/client.py",
     ),
     "tpu:v5e-2x2": (
-        "compiler/targets/tpu.py", "compiler/targets/xla.py", "compiler/xla/build.py", "compiler/xla/topology.py",
-        "compiler/xla/rolling.py", "compiler/xla/sharding.py", "compiler/xla/torch_xla_worker.py",
-        "runtime/xla/client.py",
+        "compiler/targets/xla/tpu.py", "compiler/targets/xla/target.py", "compiler/targets/xla/build.py",
+        "compiler/targets/xla/topology.py",
+        "compiler/targets/xla/scan_layers.py", "compiler/targets/xla/sharding.py",
+        "compiler/targets/xla/torch_xla_worker.py",
+        "runtime/executors/xla/client.py",
     ),
 }  # fmt: skip
 """Modules that shape executables of each device, its own, what it inherits and what it calls."""
 UNRELATED = (
-    "cli/compile.py", "cli/main.py", "runtime/server/app.py", "runtime/server/dashboard.html", "buckets/plots/html.py",
-    "runtime/loadtest/run.py", "errors.py", "api.py", "compiler/estimate.py", "compiler/checkpoint/gguf.py",
+    "cli/compile.py", "cli/main.py", "server/app.py", "server/dashboard.html", "buckets/plots/html.py",
+    "bench/loadtest/run.py", "errors.py", "api/__init__.py", "compiler/estimates/dry_run.py",
+    "compiler/checkpoint/gguf.py",
 )  # fmt: skip
 
 
@@ -164,11 +171,11 @@ def test_an_executable_is_keyed_by_all_code_that_its_target_has_inherits_or_call
 
 
 def test_the_library_of_kernels_is_keyed_by_its_c_sources(elsewhere: Path) -> None:
-    from llmc.compiler.kernels.build import build
+    from llmc.compiler.targets.onnxruntime.kernels.build import build
 
     base = code.code_digest(build)
     for name in ("linear.c", "panels.h"):
-        source = edit(elsewhere, f"compiler/kernels/source/{name}")
+        source = edit(elsewhere, f"compiler/targets/onnxruntime/kernels/source/{name}")
         assert code.code_digest(build) != base, name
-        (elsewhere / "compiler/kernels/source" / name).write_bytes(source)
+        (elsewhere / "compiler/targets/onnxruntime/kernels/source" / name).write_bytes(source)
         code.forget()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
@@ -82,8 +82,8 @@ if late:
     real = time.time
     time.time = lambda: real() + 1e8
 os.chdir(folder)
-from llmc.artifacts.store import Store
-from llmc.compiler.options import CompileOptions
+from llmc.artifacts.store.store import Store
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from tests.compiler.conftest import SMALL
 found = {}

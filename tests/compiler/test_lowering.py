@@ -21,8 +21,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.compiler.frontend.trace import trace
-from llmc.compiler.lowering.formats import OnnxOptions
-from llmc.compiler.lowering.fuse import (
+from llmc.compiler.program.fuse import (
     fuse,
     fuse_attention,
     fuse_gate_up,
@@ -31,11 +30,13 @@ from llmc.compiler.lowering.fuse import (
     fuse_rms_norm,
     narrow_last_rows,
 )
-from llmc.compiler.lowering.import_fx import import_program
-from llmc.compiler.lowering.ir import Dim, Graph, Node, Value
-from llmc.compiler.lowering.onnx_model import bind, load_model, place
-from llmc.compiler.lowering.packing import pack_weights
-from llmc.compiler.lowering.recipes import (
+from llmc.compiler.program.import_fx import import_program
+from llmc.compiler.program.ir import Dim, Graph, Node, Value
+from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
+from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
+from llmc.compiler.targets.onnxruntime.packing import pack_weights
+from llmc.compiler.targets.onnxruntime.to_onnx import Lowered, lower
+from llmc.compiler.weights.recipes import (
     ALIGNMENT,
     Placement,
     Recipe,
@@ -43,9 +44,8 @@ from llmc.compiler.lowering.recipes import (
     to_bf16,
     write_weights,
 )
-from llmc.compiler.lowering.to_onnx import Lowered, lower
 from llmc.errors import CheckpointError, CompileError
-from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.executors.onnxruntime.session import open_session
 from tests.compiler import tiny
 
 Array = NDArray[np.float32]

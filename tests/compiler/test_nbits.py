@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
-from llmc.compiler.lowering import packing
-from llmc.compiler.lowering.formats import MatrixFormat, OnnxOptions
-from llmc.compiler.lowering.ir import Graph, Node, Value
-from llmc.compiler.lowering.nbits import kept4, kept8, q4, quantise_q4
-from llmc.compiler.lowering.onnx_model import load_model, place
-from llmc.compiler.lowering.packing import folds_offsets, pack_weights
-from llmc.compiler.lowering.recipes import write_weights
-from llmc.compiler.lowering.to_onnx import lower
-from llmc.compiler.targets import onnxruntime
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.onnxruntime import packing
+from llmc.compiler.targets.onnxruntime import target as onnxruntime
+from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
+from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
+from llmc.compiler.targets.onnxruntime.packing import folds_offsets, pack_weights
+from llmc.compiler.targets.onnxruntime.to_onnx import lower
+from llmc.compiler.weights.nbits import kept4, kept8, q4, quantise_q4
+from llmc.compiler.weights.recipes import write_weights
 from llmc.errors import CheckpointError, CompileError
-from llmc.runtime.executors import ort_session
-from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.executors.onnxruntime import session as ort_session
+from llmc.runtime.executors.onnxruntime.session import open_session
 
 Array = NDArray[np.float32]
 

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.manifest_schema import STARTER_NAME
-from llmc.artifacts.store import Store
-from llmc.compiler.options import CompileOptions
+from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
+from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline import CompileResult, compile_bundle
-from llmc.compiler.targets import openvino as openvino_target
-from llmc.compiler.targets.openvino import OpenVinoTarget
+from llmc.compiler.targets.openvino import target as openvino_target
+from llmc.compiler.targets.openvino.target import OpenVinoTarget
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.openvino.blocks import BLOCK
+from llmc.runtime.executors.openvino.device import properties_for
+from llmc.runtime.executors.openvino.paged_models import held_bytes
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.openvino.blocks import BLOCK
-from llmc.runtime.openvino.device import properties_for
-from llmc.runtime.openvino.paged_models import held_bytes
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
@@ -87,8 +87,8 @@ def test_what_the_toolchain_compiles_at_open_is_counted_apart_from_serving(compi
 
 def test_two_compiles_in_two_processes_make_the_same_bytes(compiled: Compile, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from llmc.artifacts.store import Store\n"
-        "from llmc.compiler.options import CompileOptions; from llmc.compiler.pipeline import compile_bundle\n"
+        "import sys; from pathlib import Path; from llmc.artifacts.store.store import Store\n"
+        "from llmc.compiler.targets.options import CompileOptions; from llmc.compiler.pipeline import compile_bundle\n"
         "from llmc.testing.toy import toy_plan\n"
         "from tests.compiler import tiny\n"
         "compile_bundle(sys.argv[1], Path(sys.argv[2]), toy_plan(), CompileOptions('openvino', 'int8', verify='none'),"
@@ -234,7 +234,7 @@ def test_a_bundle_of_another_openvino_or_cpu_is_refused_with_what_to_do(compiled
 
 @pytest.mark.parametrize("kind", ["GPU", "NPU", "GPU.1"])
 def test_a_device_that_is_not_here_is_named_with_what_is(compiled: Compile, kind: str) -> None:
-    from llmc.runtime.openvino.device import require_device
+    from llmc.runtime.executors.openvino.device import require_device
 
     with pytest.raises(DeviceError, match=rf"OpenVINO finds no {kind} on this host; it finds CPU"):
         require_device(kind)
@@ -250,7 +250,7 @@ def test_an_unknown_device_lists_the_known_ones() -> None:
 def test_a_process_that_serves_imports_neither_torch_nor_the_compiler(compiled: Compile) -> None:
     bundle = compiled(verify="none").bundle
     code = (
-        "import sys; from llmc.runtime.llm import BundleLLM; from llmc.runtime.sampling import SamplingParams\n"
+        "import sys; from llmc.runtime.llm import BundleLLM; from llmc.runtime.engine.sampling import SamplingParams\n"
         f"llm = BundleLLM({bundle!r}, threads=1)\n"
         "print(llm.generate([[3, 4, 5]], SamplingParams(max_tokens=3, temperature=0))[0].outputs[0].token_ids)\n"
         "assert not {'torch', 'transformers', 'onnx', 'llmc.compiler'} & set(sys.modules), 'too much'\n"
@@ -274,7 +274,7 @@ def test_kv_cache_space_that_holds_no_sequence_says_what_would_fit(
 def test_a_small_kv_cache_space_is_shared_and_refuses_a_prompt_beyond_it(
     compiled: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.runtime.openvino import space
+    from llmc.runtime.executors.openvino import space
 
     bundle = compiled(verify="none").bundle
     two_blocks = 2 * space.block_bytes("f32", 2, 2, 16)
@@ -287,7 +287,7 @@ def test_a_small_kv_cache_space_is_shared_and_refuses_a_prompt_beyond_it(
 
 
 def test_damaged_models_are_refused_by_name(compiled: Compile) -> None:
-    from llmc.runtime.openvino.device import MappedWeights, read_paged
+    from llmc.runtime.executors.openvino.device import MappedWeights, read_paged
 
     bundle = Bundle.open(compiled(verify="none").bundle)
     weights = MappedWeights(bundle.files.path("weights"))

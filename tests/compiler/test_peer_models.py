@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llmc.compiler import peer_models
+from llmc.bench import peer_models
+from llmc.bench.contenders import checkpoint_of, nominal_bits
+from llmc.bench.peer_models import PeerModels, weights_read
+from llmc.bench.peers.catalogue import parse
+from llmc.bench.peers.forms.openvino_ir import quantised
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.contenders import checkpoint_of, nominal_bits
-from llmc.compiler.peer_models import PeerModels, weights_read
 from llmc.errors import CheckpointError, CompileError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.peers.catalogue import parse
-from llmc.runtime.peers.forms.openvino_ir import quantised
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny
 from tests.toy import Toy

@@ -21,20 +21,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.compiler import pipeline
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import VerifyReport, dry_run, executable_key
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
 from llmc.compiler.verification.verify import summarise
@@ -48,9 +48,9 @@ from llmc.errors import (
     UnknownNameError,
     VerificationError,
 )
-from llmc.runtime.executors.fake import FakeExecutor, Program
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
 from tests.toy import Toy, greedy
@@ -175,7 +175,7 @@ def test_the_fake_pipeline_imports_no_heavy_package(toy: Toy) -> None:
     script = """
         import sys
         from pathlib import Path
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
         from tests.toy import Toy
         from llmc.runtime.llm import BundleLLM
         folder = Path(sys.argv[1])
@@ -684,7 +684,7 @@ def test_an_interrupt_stops_and_keeps_what_was_done(toy: Toy) -> None:
 CHILD = """
     import sys, time
     from pathlib import Path
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.compiler.targets.fake import FakeTarget
     from tests.toy import Toy
     folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
@@ -770,7 +770,7 @@ def test_a_destination_without_room_keeps_the_old_bundle(toy: Toy, monkeypatch: 
 LIMITED = """
     import resource, sys
     from pathlib import Path
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.errors import CapacityError
     from tests.toy import Toy
     folder, limit = Path(sys.argv[1]), int(sys.argv[2])
@@ -896,7 +896,7 @@ def test_keys_are_the_same_in_every_process(keyed: Keyed) -> None:
         from tests.compiler.test_pipeline import Keyed
         keyed = object.__new__(Keyed)
         from tests.toy import Toy
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
         from llmc.compiler.targets.base import Shape
         folder = Path(sys.argv[1])
         keyed.toy, keyed.shape = Toy(folder / "toy", Store(folder / sys.argv[2]), folder), Shape("decode", 2, 1, 16)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.digest import digest_file
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.compiler import provenance as module
 from llmc.compiler.provenance import PACKAGES, find_model, model_name, remember_model
 from llmc.testing.toy import write_toy

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets import devices, onnxruntime, open_target
+from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.onnxruntime import target as onnxruntime
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError
 from llmc.runtime.host import KERNEL_FEATURES
 

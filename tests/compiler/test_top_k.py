@@ -12,22 +12,22 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.compiler.asked import asked_members
-from llmc.compiler.lowering.onnx_model import add_top, bind, load_model
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle, dry_run
+from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.engine.sampling.top import TopLogits
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.executors.onnxruntime.session import open_session
 from llmc.runtime.executors.top import top_of
-from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.step import exact, pad
 from llmc.testing.toy import VOCAB, toy_plan
 from tests.toy import Toy

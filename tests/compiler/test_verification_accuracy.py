@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits as PlanLimits
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification import stage
 from llmc.compiler.verification.limits import Limits, limits
 from llmc.compiler.verification.probes import load_probes
@@ -28,8 +28,8 @@ from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import load_windows
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake import FakeExecutor, Program
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.executors.fake.executor import FakeExecutor, Program
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import DECODE, tokenizer_json, toy_plan
 from tests.toy import Toy, reference
 

@@ -12,7 +12,7 @@ import pytest
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.cache import beyond, beyond_in
 from llmc.errors import VerificationError
-from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.executors.fake.executor import FakeExecutor
 from tests.toy import Toy
 
 INF, NAN = float("inf"), float("nan")

@@ -13,7 +13,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.stage import probes_stage, run_parts
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
 from tests.toy import Toy
 

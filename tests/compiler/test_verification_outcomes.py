@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.artifacts.entries import Entry
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.manifest import read_manifest
+from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.cli.accuracy import verified_line
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Shape, Target
 from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification import parts as module
 from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations
 from llmc.errors import VerificationError
-from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.testing.toy import DECODE, PROMPT
 from tests.toy import Toy
 

@@ -13,7 +13,7 @@ import pytest
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.verification.passages import PASSAGES, long_text
 from llmc.compiler.verification.probes import BEYOND, FARTHEST, LONGEST, Probe, make_probes, turns_of
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import tokenizer_json, write_toy
 
 STRETCH = 300

@@ -79,7 +79,7 @@ def test_without_a_tokenizer_the_ids_are_pseudo_random(tmp_path: Path) -> None:
 def test_a_tokenizer_that_knows_nothing_of_the_text_is_not_asked(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.tokenizer.Tokenizer.encode", lambda self, text: [1])
+    monkeypatch.setattr("llmc.runtime.text.tokenizer.Tokenizer.encode", lambda self, text: [1])
     assert {w.part for w in cut(checkpoint, 4096)} == {"random"}
 
 

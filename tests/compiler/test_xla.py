@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.store import Store
-from llmc.compiler.options import CompileOptions
+from llmc.artifacts.store.store import Store
 from llmc.compiler.pipeline import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, DeviceError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import CompilationCounter
-from llmc.runtime.executors.xla import SLOT_PROGRAMS
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.compilations import CompilationCounter
+from llmc.runtime.executors.xla.envelope import Envelope, write_envelope
+from llmc.runtime.executors.xla.executor import SLOT_PROGRAMS
+from llmc.runtime.executors.xla.loaded import LoadedProgram
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.xla.envelope import Envelope, write_envelope
-from llmc.runtime.xla.loaded import LoadedProgram
 from tests.compiler import tiny
 
 CASE = "mistral"
@@ -85,7 +85,7 @@ class Refuse:
             raise ImportError(name)
 sys.meta_path.insert(0, Refuse())
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.engine.sampling import SamplingParams
 import json
 with BundleLLM({str(compiled.path)!r}) as llm:
     out = llm.generate({PROMPTS!r}, SamplingParams(max_tokens=9, temperature=0, ignore_eos=True))
@@ -125,7 +125,7 @@ def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tm
 def test_another_jax_opens_the_portable_program_and_counts_it(
     compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.xla.loaded.toolchain_version", lambda _: "0.11.0 0.11.0")
+    monkeypatch.setattr("llmc.runtime.executors.xla.loaded.toolchain_version", lambda _: "0.11.0 0.11.0")
     with BundleLLM(compiled.path) as llm:
         assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
         assert llm.compilations == len(SLOT_PROGRAMS) + 5
@@ -171,8 +171,8 @@ def test_an_executable_that_was_damaged_is_never_opened(compiled: Compiled, tmp_
 
 
 def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> None:
-    from llmc.runtime.xla.client import open_client
-    from llmc.runtime.xla.loaded import LoadedProgram
+    from llmc.runtime.executors.xla.client import open_client
+    from llmc.runtime.executors.xla.loaded import LoadedProgram
 
     bundle = Bundle.open(compiled.path)
     envelope = Envelope.parse(bundle.files.read(bundle.manifest.executables[0].blob), "x")
@@ -195,9 +195,9 @@ def test_another_cpu_is_refused_unless_it_compiles_anew(compiled: Compiled, monk
 
 
 def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Compiled) -> None:
-    from llmc.runtime.xla.client import open_client
-    from llmc.runtime.xla.envelope import Tensor
-    from llmc.runtime.xla.weights import DeviceWeights
+    from llmc.runtime.executors.xla.client import open_client
+    from llmc.runtime.executors.xla.envelope import Tensor
+    from llmc.runtime.executors.xla.weights import DeviceWeights
 
     weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
     with pytest.raises(ArtifactError, match=r"no model\.absent"):
@@ -207,9 +207,9 @@ def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Com
 
 
 def test_weights_are_views_of_the_file_that_all_processes_share(compiled: Compiled) -> None:
-    from llmc.runtime.xla.client import open_client
-    from llmc.runtime.xla.envelope import Tensor
-    from llmc.runtime.xla.weights import DeviceWeights
+    from llmc.runtime.executors.xla.client import open_client
+    from llmc.runtime.executors.xla.envelope import Tensor
+    from llmc.runtime.executors.xla.weights import DeviceWeights
 
     weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
     array = weights.array(Tensor("model.norm.weight", (64,), "float32", (None,)))
@@ -261,7 +261,7 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("llmc.runtime.xla.client.metadata.version", missing)
+    monkeypatch.setattr("llmc.runtime.executors.xla.client.metadata.version", missing)
 
     with pytest.raises(DeviceError, match=r"jax is not installed; install it with: pip install 'llmc\[xla\]'"):
         Bundle.open(compiled.path).executor()
@@ -270,7 +270,7 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
 def test_default_rolling_falls_back_where_layers_cannot_be_rolled(
     compiled: Compiled, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.compiler.targets.xla import XlaTarget
+    from llmc.compiler.targets.xla.target import XlaTarget
 
     monkeypatch.setattr(XlaTarget, "rolls_by_default", True)
     with caplog.at_level(logging.INFO, logger="llmc"):
@@ -301,11 +301,11 @@ def test_over_two_devices_of_the_host_tokens_are_those_of_one(compiled: Compiled
     code = f"""
 import json
 from pathlib import Path
-from llmc.artifacts.store import Store
-from llmc.compiler.options import CompileOptions
+from llmc.artifacts.store.store import Store
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.engine.sampling import SamplingParams
 from tests.compiler import tiny
 asked = CompileOptions.of("xla", verify="all", tensor_parallel=2, sample_top_k=4)
 made = compile_bundle({str(compiled.model)!r}, Path({str(tmp_path / "b")!r}), tiny.tiny_plan(), asked,
@@ -326,7 +326,7 @@ print(json.dumps([made.analysis, made.verification, tokens]))
 
 
 def test_a_process_whose_jax_has_too_few_devices_is_told_to_be_a_new_one(compiled: Compiled) -> None:
-    from llmc.runtime.xla.client import open_client
+    from llmc.runtime.executors.xla.client import open_client
 
     open_client("cpu")[0].client.live_arrays()
 

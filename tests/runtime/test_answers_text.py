@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from llmc.runtime.engine.outputs import text_of
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.outputs import text_of
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.tokenizer import StreamDetokenizer, Tokenizer
+from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from tests.runtime.server.live import Live
 from tests.runtime.tokenizers_at_work import END, KINDS, LINES, backend
 from tests.toy import Toy

@@ -14,15 +14,15 @@ import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import EngineDeadError, InputError, OverloadedError
-from llmc.runtime import generator
-from llmc.runtime.async_engine import AsyncEngine, Stream
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.observer import Observer, RequestSummary
-from llmc.runtime.opening import EngineOptions, open_executor, open_generator
-from llmc.runtime.requests import Request
-from llmc.runtime.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.engine import generator
+from llmc.runtime.engine.async_engine import AsyncEngine, Stream
+from llmc.runtime.engine.observer import Observer, RequestSummary
+from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from tests.toy import Toy
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import blob_path
-from llmc.artifacts.manifest import read_manifest
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import blob_path
 from llmc.errors import ArtifactError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import executor_class
-from llmc.runtime.executors import fake as fake_executor
-from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.executors.fake import executor as fake_executor
+from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.toy import EOS, TEMPLATE
 from tests.artifacts.helpers import flip, overwrite, truncate
 from tests.manifests import edit_manifest

@@ -10,8 +10,8 @@ from enum import Enum
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime import chat
-from llmc.runtime.chat import ROLES, ChatTemplate, check_messages
+from llmc.runtime.text import chat
+from llmc.runtime.text.chat import ROLES, ChatTemplate, check_messages
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -205,7 +205,7 @@ def test_output_is_bounded(monkeypatch):
 
 
 def test_jinja2_is_imported_only_when_used():
-    code = "import sys, llmc.runtime.chat; print('jinja2' in sys.modules)"
+    code = "import sys, llmc.runtime.text.chat; print('jinja2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import Engine
-from llmc.runtime.executors.fake import FakeExecutor
+from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.observer import StepRecord
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.observer import StepRecord
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.toy import VOCAB
 from tests.toy import Toy
 

@@ -11,10 +11,10 @@ import pytest
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import RAGGED_PREFILL_BUDGET, Engine
+from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET, Engine
+from llmc.runtime.engine.observer import StepRecord
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.observer import StepRecord
-from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, ragged
 from llmc.testing.toy import VOCAB
 from tests.toy import Toy

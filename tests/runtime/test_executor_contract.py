@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.native import code_among, code_of_entry
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.native import code_among, code_of_entry
+from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError, LlmcError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.step import exact, pad

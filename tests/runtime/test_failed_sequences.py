@@ -11,12 +11,12 @@ import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import Engine
-from llmc.runtime.generator import Generator
-from llmc.runtime.observer import Observer, RequestSummary
-from llmc.runtime.requests import Request, Update
-from llmc.runtime.sampling import Constraint, SamplingParams
-from llmc.runtime.speculation import SpeculativeConfig
+from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.observer import Observer, RequestSummary
+from llmc.runtime.engine.requests import Request, Update
+from llmc.runtime.engine.sampling import Constraint, SamplingParams
+from llmc.runtime.engine.speculation import SpeculativeConfig
 from llmc.testing.toy import VOCAB
 from tests.damage import spoil
 from tests.toy import Toy

@@ -10,8 +10,8 @@ import pytest
 
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
+from llmc.runtime.engine.sampling import SamplingParams, StructuredOutputsParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams, StructuredOutputsParams
 from llmc.testing.toy import EOS
 from tests.toy import Toy
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc.bench.bucket_times import LEAST_SAMPLES, MOST_SAMPLES, SLOW, enough, measure
 from llmc.buckets.bench_file import Bench
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.measure import LEAST_SAMPLES, MOST_SAMPLES, SLOW, enough, measure
 from tests.toy import Toy
 
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.bundle import IN_STORE, blob_path
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.manifest import read_manifest
+from llmc.artifacts.bundle.manifest import read_manifest
+from llmc.artifacts.bundle.reader import IN_STORE, blob_path
+from llmc.artifacts.store.layout import Layout
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.executors.onnxruntime_cpu import OnnxRuntimeExecutor
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.executors.onnxruntime.executor import OnnxRuntimeExecutor
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.opening import EngineOptions
-from llmc.runtime.prompts import Prompts
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.starting import StartingExecutor
+from llmc.runtime.startup.opening import EngineOptions
+from llmc.runtime.startup.overlapped import StartingExecutor
+from llmc.runtime.text.prompts import Prompts
 from tests.artifacts.helpers import flip
 from tests.manifests import edit_manifest
 from tests.toy import Toy
@@ -149,13 +149,13 @@ def test_a_bundle_without_tokenizer_or_template_is_prepared_too(bundle: Path) ->
 CHILD = """
     import json, sys
     from llmc import LLM, SamplingParams
-    from llmc.runtime import starting
+    from llmc.runtime.startup import overlapped
 
-    opening = starting.open_executor
+    opening = overlapped.open_executor
     def opened(*args):
         before.update(sys.modules)
         return opening(*args)
-    starting.open_executor = opened
+    overlapped.open_executor = opened
     before = {}
     params = SamplingParams(max_tokens=2, temperature=0)
     llm = LLM(sys.argv[1])
@@ -165,16 +165,19 @@ CHILD = """
     print(json.dumps([sorted(before), sorted(sys.modules)]))
 """
 NEVER = {
-    "asyncio", "concurrent.futures.process", "fsspec", "filelock", "llmc.artifacts.leases", "llmc.artifacts.store",
+    "asyncio", "concurrent.futures.process", "fsspec", "filelock", "llmc.artifacts.store.leases",
+    "llmc.artifacts.store.store",
     "llmc.buckets.planner", "llmc.buckets.strategies", "llmc.buckets.traffic", "llmc.cli", "llmc.compiler",
-    "llmc.runtime.async_engine", "llmc.runtime.sampling.guided", "llmc.runtime.server", "llmc.runtime.telemetry",
+    "llmc.runtime.engine.async_engine", "llmc.runtime.engine.sampling.guided", "llmc.server", "llmc.server.telemetry",
     "multiprocessing", "numpy.ma", "numpy.random", "numpy.testing", "onnx", "platformdirs", "pydantic", "requests",
     "rich", "secrets", "shutil", "tempfile", "torch", "transformers", "typer", "urllib.request",
 }  # fmt: skip
 """Not on the way to a first token whose sampling draws nothing."""
 LATER = {
-    "jinja2", "llmc.runtime.engine", "llmc.runtime.generator", "llmc.runtime.outputs", "llmc.runtime.sampling.batch",
-    "llmc.runtime.scheduling.scheduler", "llmc.runtime.text", "llmc.runtime.tokenizer", "tokenizers",
+    "jinja2", "llmc.runtime.engine.engine", "llmc.runtime.engine.generator", "llmc.runtime.engine.outputs",
+    "llmc.runtime.engine.sampling.batch",
+    "llmc.runtime.engine.scheduling.scheduler", "llmc.runtime.text.detokenizer", "llmc.runtime.text.tokenizer",
+    "tokenizers",
 }  # fmt: skip
 """Needed, but imported while the executor opens."""
 
@@ -189,7 +192,7 @@ def modules(bundle: Path, prompt: Any) -> tuple[set[str], set[str]]:
 
 def test_a_first_token_imports_what_it_needs_and_the_engine_while_the_executor_opens(bundle: Path) -> None:
     before, after = modules(bundle, "hi")
-    assert {"numpy", "llmc.runtime.executors.fake"} <= before, "what the thread needs is there when it starts"
+    assert {"numpy", "llmc.runtime.executors.fake.executor"} <= before, "what the thread needs is there when it starts"
     assert NEVER & after == set()
     assert LATER & before == set()
     assert LATER - {"jinja2"} <= after

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.buckets.bucket import Bucket
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.compilations import CompilationCounter
-from llmc.runtime.executors.fake import FakeExecutor, Program
+from llmc.runtime.executors.compilations import CompilationCounter
+from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.step import PAD_TOKEN, Step, exact, pad, ragged
 from tests.toy import Toy, reference
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 
-from llmc.runtime.token_width import NFC_SHRINKS, TokenWidth, token_width
+from llmc.runtime.text.token_width import NFC_SHRINKS, TokenWidth, token_width
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 

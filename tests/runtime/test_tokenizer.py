@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.stops import StopChecker, StopStrings
-from llmc.runtime.tokenizer import StreamDetokenizer, Tokenizer
+from llmc.runtime.text.stops import StopChecker, StopStrings
+from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from tests.timing import least_cpu_seconds
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()

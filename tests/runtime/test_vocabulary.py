@@ -16,16 +16,16 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 
-from llmc.artifacts.bundle import blob_path
-from llmc.compiler import text_files
-from llmc.compiler.vocabulary import build_index
+from llmc.artifacts.bundle.reader import blob_path
+from llmc.compiler.text import files as text_files
+from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.prompts import Prompts
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.tokenizer import StreamDetokenizer, Tokenizer
-from llmc.runtime.vocabulary import LONGEST_TEXT, VOCABULARY, Vocabulary
+from llmc.runtime.text.prompts import Prompts
+from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
+from llmc.runtime.text.vocabulary import LONGEST_TEXT, VOCABULARY, Vocabulary
 from tests.artifacts.helpers import flip
 from tests.toy import Toy
 

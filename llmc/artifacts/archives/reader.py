@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from llmc.artifacts import leases
 from llmc.artifacts.archives.format import (
     BLOB_FOLDER,
     ENTRY_FOLDER,
@@ -25,20 +24,21 @@ from llmc.artifacts.archives.format import (
     entry_name,
 )
 from llmc.artifacts.archives.stream import Members, Progress, open_members
-from llmc.artifacts.blobs import Blob, BlobMissingError
-from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
-from llmc.artifacts.bundles import KIND, publish_arrived, read_bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
+from llmc.artifacts.bundle.manifest_schema import MAX_BYTES as MAX_MANIFEST
+from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
+from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
+from llmc.artifacts.bundle.stored import KIND, publish_arrived, read_bundle
+from llmc.artifacts.bundle.trust import Admission, Trust, UntrustedError
 from llmc.artifacts.digest import PREFIX, digest_bytes
-from llmc.artifacts.entries import MAX_BYTES as MAX_ENTRY
-from llmc.artifacts.entries import Entries, Entry, decode_entry, entry_body
-from llmc.artifacts.gate import gate
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
-from llmc.artifacts.manifest_schema import MAX_BYTES as MAX_MANIFEST
-from llmc.artifacts.native import code_of_bundle, code_of_entry
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import Admission, Trust, UntrustedError
+from llmc.artifacts.store import leases
+from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.entries import MAX_BYTES as MAX_ENTRY
+from llmc.artifacts.store.entries import Entries, Entry, decode_entry, entry_body
+from llmc.artifacts.store.publish_lock import gate
+from llmc.artifacts.store.store import Store
 from llmc.errors import CapacityError
 
 

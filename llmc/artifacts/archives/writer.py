@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from llmc.artifacts import leases
 from llmc.artifacts.archives.compression import LEVEL, LEVELS, SUFFIXES, Compressor
 from llmc.artifacts.archives.format import (
     END,
@@ -24,15 +23,16 @@ from llmc.artifacts.archives.format import (
     padding,
 )
 from llmc.artifacts.archives.stream import Progress
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import BundleFiles, blob_path
-from llmc.artifacts.bundles import KIND, bundle_key, bundle_meta, bundle_outputs, read_bundle
+from llmc.artifacts.atomic_write import create_exclusive, discard, sync_folder, write_all, writing
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
+from llmc.artifacts.bundle.reader import BundleFiles, blob_path
+from llmc.artifacts.bundle.stored import KIND, bundle_key, bundle_meta, bundle_outputs, read_bundle
 from llmc.artifacts.digest import PREFIX
-from llmc.artifacts.entries import Entry, encode_entry
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
-from llmc.artifacts.publish import create_exclusive, discard, sync_folder, write_all, writing
-from llmc.artifacts.store import Store
+from llmc.artifacts.store import leases
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry, encode_entry
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, InputError
 
 REMEDY = "choose another place for the archive"

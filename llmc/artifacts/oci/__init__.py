@@ -23,11 +23,11 @@ from llmc.artifacts.oci.reference import Reference, is_reference, parse_referenc
 from llmc.artifacts.remotes.base import JOBS
 
 if TYPE_CHECKING:
-    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.bundle.trust import Trust
     from llmc.artifacts.remotes.base import Meter, TransferReport
     from llmc.artifacts.remotes.push import Signs
-    from llmc.artifacts.store import Store
-    from llmc.artifacts.trust import Trust
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
 
 __all__ = ["is_reference", "pull_bundle", "push_bundle"]
 

@@ -19,9 +19,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.digest import digest_bytes, is_digest
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.manifest import Manifest
 from llmc.artifacts.oci.layers import MAX_LAYERS
 from llmc.errors import ArtifactError
 

@@ -23,10 +23,17 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from llmc.artifacts.atomic_write import (
+    BLOB_MODE,
+    create_exclusive,
+    discard,
+    make_folder,
+    sync_folder,
+    write_all,
+    writing,
+)
 from llmc.artifacts.digest import PREFIX, parse
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.layout import scan
-from llmc.artifacts.locks import exclusive
 from llmc.artifacts.oci.base import MEND, Content, read_small, verified
 from llmc.artifacts.oci.image import (
     ARTIFACT_TYPE,
@@ -39,7 +46,8 @@ from llmc.artifacts.oci.image import (
 )  # fmt: skip
 from llmc.artifacts.oci.reference import LATEST, LAYOUT, Reference
 from llmc.artifacts.oci.tar import PIECE
-from llmc.artifacts.publish import BLOB_MODE, create_exclusive, discard, make_folder, sync_folder, write_all, writing
+from llmc.artifacts.store.layout import scan
+from llmc.artifacts.store.locks import exclusive
 from llmc.errors import ArtifactError
 
 VERSION = "1.0.0"

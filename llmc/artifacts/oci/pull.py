@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
-from llmc.artifacts.bundles import publish_arrived
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
-from llmc.artifacts.native import code_of_bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
+from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
+from llmc.artifacts.bundle.stored import publish_arrived
+from llmc.artifacts.bundle.trust import Admission, Trust
 from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
 from llmc.artifacts.oci.image import GZIP_TYPE, Descriptor, read_diff_ids, read_image
 from llmc.artifacts.oci.layers import Layer, read_facts, split
 from llmc.artifacts.oci.reference import Reference
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
-from llmc.artifacts.remotes.mover import Mover
-from llmc.artifacts.trust import Admission, Trust
+from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.store.blobs import Blob
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
 
 MAX_FACTS_BYTES = MAX_BYTES + MAX_SIGNATURE_BYTES + (64 << 10)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.bundles import read_bundle
+from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.digest import PREFIX, digest_bytes
 from llmc.artifacts.oci.base import Content, Images
 from llmc.artifacts.oci.image import CONFIG_TYPE, LAYER_TYPE, Descriptor, describe, write_config, write_image
@@ -15,14 +15,14 @@ from llmc.artifacts.oci.layers import Layer, split, write_facts
 from llmc.artifacts.oci.reference import Reference
 from llmc.artifacts.oci.tar import PIECE
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
-from llmc.artifacts.remotes.mover import Mover
+from llmc.artifacts.remotes.transfers import Mover
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
-    from llmc.artifacts.entries import Entry
     from llmc.artifacts.remotes.push import Signs
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
 
 
 class _Part(NamedTuple):

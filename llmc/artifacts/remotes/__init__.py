@@ -6,7 +6,7 @@ fsspec_remote.py   s3, gs, hf, memory … by fsspec
 retry.py      what is tried again, and how often
 partial.py    downloads that go on where they were cut off
 push.py, pull.py   moving what is missing
-upstream.py   read-through: what a compile asks before it builds
+read_through.py   read-through: what a compile asks before it builds
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from llmc.artifacts.key import Key
-from llmc.artifacts.layout import Layout
+from llmc.artifacts.store.layout import Layout
 from llmc.errors import ArtifactError, DeviceError
 
 Progress = Callable[[int], None]

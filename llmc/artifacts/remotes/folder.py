@@ -1,6 +1,6 @@
 """A folder as a remote: a network mount, another disk. It is a store: `--cache-dir` can name it.
 
-What is uploaded is as durable and as atomic as what a store publishes (see publish.py).
+What is uploaded is as durable and as atomic as what a store publishes (see atomic_write.py).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from llmc.artifacts.layout import Layout
-from llmc.artifacts.publish import BLOB_MODE, make_folder, write_atomic
+from llmc.artifacts.atomic_write import BLOB_MODE, make_folder, write_atomic
 from llmc.artifacts.remotes.base import ObjectError, Progress, RemoteError
+from llmc.artifacts.store.layout import Layout
 from llmc.errors import InputError
 from llmc.paths import expanded
 

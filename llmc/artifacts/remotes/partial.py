@@ -15,10 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmc.artifacts.blobs import REMEDY, Blob, BlobMissingError
-from llmc.artifacts.digest import BUFFER, PREFIX, parse
-from llmc.artifacts.flock import flock, keeps_out
-from llmc.artifacts.publish import (
+from llmc.artifacts.atomic_write import (
     UnwritableError,
     create_exclusive,
     discard,
@@ -27,8 +24,11 @@ from llmc.artifacts.publish import (
     write_all,
     writing,
 )
+from llmc.artifacts.digest import BUFFER, PREFIX, parse
+from llmc.artifacts.flock import flock, keeps_out
 from llmc.artifacts.remotes.base import ObjectError, Progress, Remote, blob_name
-from llmc.artifacts.workspace import Area
+from llmc.artifacts.store.blobs import REMEDY, Blob, BlobMissingError
+from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 
 NAME = "partial-"

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmc.artifacts.digest import PREFIX
-from llmc.artifacts.entries import Entry
 from llmc.artifacts.key import LOCAL, is_kind
-from llmc.artifacts.remotes.arrive import bring, expect, settle
 from llmc.artifacts.remotes.base import (
     JOBS,
     Meter,
@@ -20,14 +18,16 @@ from llmc.artifacts.remotes.base import (
     entries_prefix,
     entry_name,
 )
-from llmc.artifacts.remotes.mover import Mover
-from llmc.artifacts.remotes.offers import judge, keeps, name_of, read_entry
-from llmc.artifacts.store import SHORTEST_PREFIX, Store
-from llmc.artifacts.workspace import Area
+from llmc.artifacts.remotes.ingest import bring, expect, settle
+from llmc.artifacts.remotes.remote_entries import judge, keeps, name_of, read_entry
+from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import SHORTEST_PREFIX, Store
+from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.trust import Admission, Trust
+    from llmc.artifacts.bundle.trust import Admission, Trust
 
 _NAME = re.compile(rf"{re.escape(entries_prefix())}/([^/]+)/([0-9a-f]{{64}})\.json")
 

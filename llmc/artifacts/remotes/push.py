@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
-from llmc.artifacts.bundles import KIND, bundle_outputs, read_bundle
+from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
+from llmc.artifacts.bundle.stored import KIND, bundle_outputs, read_bundle
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.entries import Entry, encode_entry, entry_body
-from llmc.artifacts.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.remotes.base import (
     JOBS,
     Meter,
@@ -23,10 +22,11 @@ from llmc.artifacts.remotes.base import (
     blob_name,
     entry_name,
 )
-from llmc.artifacts.remotes.mover import Mover
-from llmc.artifacts.remotes.offers import keeps, name_of, read_blob, read_entry
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.remotes.remote_entries import keeps, name_of, read_blob, read_entry
+from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry, encode_entry, entry_body
+from llmc.artifacts.store.store import Store
 
 
 class Signs(Protocol):

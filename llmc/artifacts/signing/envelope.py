@@ -17,7 +17,7 @@ import base64
 import re
 from typing import NamedTuple
 
-from llmc.artifacts.bundle import MAX_SIGNATURE_BYTES
+from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.signing.strict import strict_json
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.signing.envelope import decode
 from llmc.artifacts.signing.keys import short_id
 from llmc.artifacts.signing.statement import require_about
 from llmc.artifacts.signing.trusted import TrustedKey, TrustedKeys
-from llmc.artifacts.trust import UntrustedError
 
 if TYPE_CHECKING:
     from llmc.settings import Settings

@@ -19,7 +19,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc.artifacts.publish import create_exclusive, discard, sync_folder, write_all, writing
+from llmc.artifacts.atomic_write import create_exclusive, discard, sync_folder, write_all, writing
 from llmc.errors import InputError
 
 SPKI_HEAD = bytes.fromhex("302a300506032b6570032100")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.signing.envelope import Envelope, Signature, decode, encode
 from llmc.artifacts.signing.keys import PublicKey, is_encrypted, read_private
 from llmc.artifacts.signing.statement import make_statement
-from llmc.artifacts.trust import UntrustedError
 from llmc.errors import InputError
 from llmc.paths import expanded
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmc.artifacts.bundles import KIND as BUNDLE
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME
+from llmc.artifacts.bundle.manifest_schema import KIND as MANIFEST
+from llmc.artifacts.bundle.stored import KIND as BUNDLE
 from llmc.artifacts.digest import digest_bytes, parse
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.manifest_schema import FILE_NAME
-from llmc.artifacts.manifest_schema import KIND as MANIFEST
 from llmc.artifacts.signing.strict import strict_json
 
 TYPE = "https://in-toto.io/Statement/v1"

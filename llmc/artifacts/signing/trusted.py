@@ -14,10 +14,10 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc.artifacts.atomic_write import make_folder, sync_folder, write_atomic, writing
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.ownership import anybody_writes
-from llmc.artifacts.publish import make_folder, sync_folder, write_atomic, writing
 from llmc.artifacts.signing.keys import PUBLIC_MODE, SUFFIX, PublicKey, parse_public, read_public, read_small, why
-from llmc.artifacts.trust import UntrustedError
 from llmc.errors import InputError
 
 SHORTEST_ID = 8
@@ -115,7 +115,7 @@ class TrustedKeys:
     def _files(self) -> list[Path]:
         """The key files. Raises UntrustedError for a folder that cannot be read, or that anybody can write."""
         try:
-            names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle_writer.py
+            names = sorted(os.listdir(self.folder))  # noqa: PTH208 - names alone, as in bundle/writer.py
             open_to_all = anybody_writes(self.folder)
         except FileNotFoundError:
             return []

@@ -23,8 +23,8 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.artifacts.archives.reader import Imported
     from llmc.artifacts.archives.writer import Contents, Item
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
 
 STREAM = "-"
 
@@ -126,8 +126,8 @@ def import_command(
 
 def _contents(store: Store, what: list[str] | None) -> Contents:
     from llmc.artifacts.archives.writer import bundle_contents, entry_contents
-    from llmc.artifacts.bundles import KIND
-    from llmc.artifacts.entries import Entry
+    from llmc.artifacts.bundle.stored import KIND
+    from llmc.artifacts.store.entries import Entry
 
     if what is None:
         return entry_contents(store, _whole(store))
@@ -138,8 +138,8 @@ def _contents(store: Store, what: list[str] | None) -> Contents:
 
 
 def _item(store: Store, text: str) -> Item:
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.references import STORE, find_bundle
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.local.references import STORE, find_bundle
 
     if text.startswith(STORE):
         return find_bundle(store, text.removeprefix(STORE))
@@ -159,7 +159,7 @@ def _whole(store: Store) -> list[Entry]:
 
 
 def _checkout(store: Store, done: Imported, file: str, output: Path) -> Path:
-    from llmc.artifacts.bundles import KIND, checkout
+    from llmc.artifacts.bundle.stored import KIND, checkout
 
     bundles = [entry for entry in done.entries if entry.key.kind == KIND]
     if len(bundles) != 1:

@@ -14,7 +14,7 @@ import typer
 from llmc.paths import is_dir
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
 
 CacheDirFlag = Annotated[
     Path | None,
@@ -30,21 +30,21 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def open_cache(cache_dir: Path | None) -> Store:
     """The store a command works on."""
-    from llmc.artifacts.opening import open_store
+    from llmc.artifacts.local.opening import open_store
 
     return open_store(cache_dir)
 
 
 def is_bundle(text: str) -> bool:
     """Whether an argument is a path or a reference; anything that does not look like one is a key."""
-    from llmc.artifacts.references import is_reference
+    from llmc.artifacts.local.references import is_reference
 
     return os.sep in text or is_dir(text) or is_reference(text)
 
 
 def bundle_folder(text: str, store: Store) -> Path:
     """The folder of a bundle: as given, or where the bundle of a reference is checked out."""
-    from llmc.artifacts.references import resolve
+    from llmc.artifacts.local.references import resolve
     from llmc.settings import Settings
 
     return resolve(text, Settings.from_environment(), store)

@@ -12,7 +12,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Difference, Value
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
 
 LINES_SHOWN = 20
 BUNDLES_COMPARED = 32
@@ -78,9 +78,9 @@ def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
 
 def _subject(store: Store, text: str) -> _Subject:
     """A bundle folder, or an entry of the store. Raises ArtifactError for what is neither."""
-    from llmc.artifacts.bundles import KIND, read_bundle
-    from llmc.artifacts.compare import manifest_components
-    from llmc.artifacts.manifest import read_manifest
+    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.bundle.stored import KIND, read_bundle
+    from llmc.artifacts.store.key_diff import manifest_components
 
     if is_bundle(text):
         manifest = read_manifest(bundle_folder(text, store))
@@ -94,7 +94,7 @@ def _subject(store: Store, text: str) -> _Subject:
 
 def _nearest(store: Store, subject: _Subject) -> _Subject | None:
     """The bundle of the store, or its entry of the same kind, with the fewest differing components."""
-    from llmc.artifacts.bundles import KIND
+    from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.key import Key
     from llmc.errors import ArtifactError
 

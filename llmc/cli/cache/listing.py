@@ -20,11 +20,11 @@ from llmc.cli.cache.common import (
 )
 
 if TYPE_CHECKING:
-    from llmc.artifacts.care import Usage
-    from llmc.artifacts.census import Census
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.sharing import Share
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.gc.audit import Usage
+    from llmc.artifacts.gc.inventory import Census
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.sharing import Share
+    from llmc.artifacts.store.store import Store
 
 SUMMARY_WIDTH = 90
 LAST = {"toolchain": 1, "isa": 2}
@@ -47,7 +47,7 @@ def list_entries(
       llmc cache ls --kind bundle
       llmc cache ls --kind executable --json
     """
-    from llmc.artifacts.sharing import shares
+    from llmc.artifacts.store.sharing import shares
 
     store = open_cache(cache_dir)
     everything = store.entries()
@@ -81,15 +81,15 @@ def entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def _census(store: Store) -> Census:
-    from llmc.artifacts.census import Counter
-    from llmc.artifacts.layout import Layout
+    from llmc.artifacts.gc.inventory import Counter
+    from llmc.artifacts.store.layout import Layout
 
     return Counter(Layout(store.root, read_only=True)).take(time.time())
 
 
 def _state(entry: Entry, census: Census) -> tuple[bool, bool, float]:
     """Whether an entry is pinned, whether it is in use, and when it, or a bundle folder of it, was used last."""
-    from llmc.artifacts.leases import entry_name
+    from llmc.artifacts.store.leases import entry_name
 
     name = entry_name(entry.key)
     item = census.items.get(name)
@@ -120,7 +120,7 @@ def _usage_text(usage: Usage, root: Path) -> str:
 
 def _summary(entry: Entry) -> str:
     """What an entry was made from, on one line: the components that are not digests; for a bundle, what it is."""
-    from llmc.artifacts.bundles import KIND
+    from llmc.artifacts.bundle.stored import KIND
     from llmc.artifacts.digest import is_digest
 
     if entry.key.kind == KIND:

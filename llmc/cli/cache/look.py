@@ -25,9 +25,9 @@ from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
 
 if TYPE_CHECKING:
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.manifest import Manifest
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
 
 BAD_SHOWN = 5
 
@@ -83,7 +83,7 @@ def show(
         print_sbom(what, cache_dir)
         return
     if is_bundle(what):
-        from llmc.artifacts.manifest import read_manifest
+        from llmc.artifacts.bundle.manifest import read_manifest
 
         store = open_cache(cache_dir)
         folder = bundle_folder(what, store)
@@ -122,7 +122,7 @@ def verify(
     """
     said, extra = "", dict[str, object]()
     if bundle is not None:
-        from llmc.artifacts.bundle import BundleFiles
+        from llmc.artifacts.bundle.reader import BundleFiles
         from llmc.cli.cache.sign import signature_status, signature_text
 
         files = BundleFiles.open(bundle_folder(bundle, open_cache(cache_dir)))
@@ -152,9 +152,9 @@ def verify(
 
 
 def _show_program(what: str, cache_dir: Path | None, executable: str | None, output: Path | None, hlo: bool) -> None:
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.publish import write_atomic
-    from llmc.compiler.xla import show as programs
+    from llmc.artifacts.atomic_write import write_atomic
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.compiler.targets.xla import show as programs
 
     if hlo and output is None:
         raise InputError("--hlo writes a binary file: name it with -o")
@@ -189,7 +189,7 @@ def _print_entry(entry: Entry) -> None:
 
 def _origin(what: str, folder: Path, store: Store | None) -> str | None:
     """Where the outcome that a bundle records comes from; of a manifest's file alone there is nothing to say."""
-    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.cli.accuracy import origin_line
 
     if not is_dir(folder):

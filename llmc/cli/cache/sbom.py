@@ -13,15 +13,15 @@ from llmc.cli.cache.common import bundle_folder, is_bundle, open_cache, print_js
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from llmc.artifacts.manifest import Manifest
+    from llmc.artifacts.bundle.manifest import Manifest
 
 SPEC_VERSION = "1.6"
 
 
 def print_sbom(what: str, cache_dir: Path | None) -> None:
     """Print the document of a bundle folder, or of a bundle's entry in the store. Raises ArtifactError."""
-    from llmc.artifacts.bundles import read_bundle
-    from llmc.artifacts.manifest import read_manifest
+    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.bundle.stored import read_bundle
 
     store = open_cache(cache_dir)
     if is_bundle(what):

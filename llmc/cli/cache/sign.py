@@ -14,9 +14,9 @@ from llmc.errors import CapacityError, InputError
 from llmc.paths import expanded
 
 if TYPE_CHECKING:
-    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.signing.signer import Signer
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
 
 
 def register(app: typer.Typer) -> None:
@@ -80,10 +80,10 @@ def _signer(private: Path | None) -> Signer:
 
 def _sign_bundle(signer: Signer, store: Store, folder: str) -> dict[str, Any]:
     """Sign a bundle folder, and the same bundle in the store if it is there."""
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.bundle_writer import write_signature
-    from llmc.artifacts.bundles import bundle_key, publish_bundle, read_bundle
-    from llmc.artifacts.publish import UnwritableError
+    from llmc.artifacts.atomic_write import UnwritableError
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.bundle.stored import bundle_key, publish_bundle, read_bundle
+    from llmc.artifacts.bundle.writer import write_signature
 
     files = BundleFiles.open(folder)
     content = files.manifest.to_bytes()
@@ -102,8 +102,8 @@ def _sign_bundle(signer: Signer, store: Store, folder: str) -> dict[str, Any]:
 
 def _sign_entry(signer: Signer, store: Store, prefix: str) -> dict[str, Any]:
     """Sign what is in the store under a key."""
-    from llmc.artifacts.bundles import KIND, publish_bundle, read_bundle
-    from llmc.artifacts.entries import Entries, entry_body
+    from llmc.artifacts.bundle.stored import KIND, publish_bundle, read_bundle
+    from llmc.artifacts.store.entries import Entries, entry_body
 
     entry = store.find(prefix)
     if entry.key.is_local:
@@ -127,9 +127,9 @@ def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
 
     `{"status": "trusted" | "unknown" | "invalid" | "none", "keys": [id, …], "name": name of the trusted key | None}`
     """
-    from llmc.artifacts.native import code_of_bundle
+    from llmc.artifacts.bundle.native import code_of_bundle
+    from llmc.artifacts.bundle.trust import UntrustedError
     from llmc.artifacts.signing.keyring import Keyring, Verdict
-    from llmc.artifacts.trust import UntrustedError
     from llmc.settings import Settings
 
     keyring = Keyring.from_settings(Settings.from_environment())

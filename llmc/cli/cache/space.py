@@ -23,11 +23,11 @@ from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.collect import Collection
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.gc.collect import Collection
     from llmc.artifacts.key import Key
-    from llmc.artifacts.manifest import Manifest
-    from llmc.artifacts.pins import Pin
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.pins import Pin
+    from llmc.artifacts.store.store import Store
 
 FAILURES_SHOWN = 5
 Things = Annotated[
@@ -64,7 +64,7 @@ def collect_garbage(
       llmc cache gc --max-size 20G --max-age 30d
       llmc cache gc --max-size 0 --dry-run --json
     """
-    from llmc.artifacts.collect import collect
+    from llmc.artifacts.gc.collect import collect
     from llmc.cli.output import ReadingProgress, close_bars
 
     limit, age = size("--max-size", max_size), duration("--max-age", max_age)
@@ -128,7 +128,7 @@ def pin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: Js
       llmc cache pin 3fa9c2
       llmc cache pin --json
     """
-    from llmc.artifacts.pins import pin, pins
+    from llmc.artifacts.store.pins import pin, pins
 
     store = open_cache(cache_dir)
     for text in what or ():
@@ -144,8 +144,8 @@ def unpin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: 
       llmc cache unpin ./smollm2-cpu
       llmc cache unpin 3fa9c2 --json
     """
-    from llmc.artifacts.bundles import bundle_key
-    from llmc.artifacts.pins import pins, unpin
+    from llmc.artifacts.bundle.stored import bundle_key
+    from llmc.artifacts.store.pins import pins, unpin
 
     if not what:
         raise typer.BadParameter("name the KEY or BUNDLE to unpin; `llmc cache pin` lists what is pinned")
@@ -165,7 +165,7 @@ def unpin_command(what: Things = None, cache_dir: CacheDirFlag = None, as_json: 
 
 
 def _digits(text: str) -> str:
-    from llmc.artifacts.store import SHORTEST_PREFIX
+    from llmc.artifacts.store.store import SHORTEST_PREFIX
 
     digits = text.removeprefix("sha256:").lower()
     if len(digits) < SHORTEST_PREFIX:
@@ -174,15 +174,15 @@ def _digits(text: str) -> str:
 
 
 def _manifest(store: Store, text: str) -> Manifest:
-    from llmc.artifacts.manifest import read_manifest
+    from llmc.artifacts.bundle.manifest import read_manifest
 
     return read_manifest(bundle_folder(text, store))
 
 
 def _bundle_in(store: Store, text: str) -> Key:
     """The key of a bundle, which is put into the store if it is not there."""
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.bundles import add_bundle
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.bundle.stored import add_bundle
 
     with BundleFiles.open(bundle_folder(text, store)) as files:
         return add_bundle(store, files).key

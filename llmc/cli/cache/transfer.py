@@ -13,10 +13,10 @@ from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_t
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.entries import Entry
     from llmc.artifacts.remotes.base import TransferReport
     from llmc.artifacts.signing.keyring import Keyring
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
 
 SHOWN = 5
 
@@ -66,8 +66,8 @@ def push(
       llmc cache push /mnt/shared/llmc --kind executable
       llmc cache push oci://registry.example.com/models/smollm2:cpu ./smollm2-cpu
     """
+    from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.oci.reference import is_reference
-    from llmc.artifacts.opening import open_store
     from llmc.artifacts.remotes.base import JOBS
     from llmc.artifacts.remotes.urls import address
     from llmc.cli.output import TransferProgress
@@ -134,9 +134,9 @@ def pull(
       llmc cache pull s3://models/llmc 3fa9c2 -o ./smollm2-cpu
       llmc cache pull oci://registry.example.com/models/smollm2:cpu -o ./smollm2-cpu
     """
-    from llmc.artifacts.bundles import KIND
+    from llmc.artifacts.bundle.stored import KIND
+    from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.oci.reference import is_reference
-    from llmc.artifacts.opening import open_store
     from llmc.artifacts.remotes.base import JOBS
     from llmc.artifacts.remotes.urls import address
     from llmc.artifacts.signing.keyring import Keyring
@@ -184,7 +184,7 @@ def _chosen(store: Store, what: Sequence[str] | None, kind: str | None) -> list[
 
 
 def _one_bundle(store: Store, what: Sequence[str], kind: str | None, url: str) -> Entry:
-    from llmc.artifacts.bundles import KIND
+    from llmc.artifacts.bundle.stored import KIND
 
     if len(what) != 1 or kind not in (None, KIND):
         raise InputError(f"{url} takes one bundle: name its folder, or its key")
@@ -195,8 +195,8 @@ def _one_bundle(store: Store, what: Sequence[str], kind: str | None, url: str) -
 
 
 def _add(store: Store, folder: str) -> Entry:
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.bundles import add_bundle
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.bundle.stored import add_bundle
 
     with BundleFiles.open(bundle_folder(folder, store)) as files:
         return add_bundle(store, files)
@@ -211,7 +211,7 @@ def _hex(names: Sequence[str], url: str) -> str:
 
 
 def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
-    from llmc.artifacts.bundles import checkout
+    from llmc.artifacts.bundle.stored import checkout
 
     return None if output is None else checkout(store, entry, output)
 

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from llmc.compiler.architectures import require_supported
 from llmc.compiler.checkpoint.base import stored_name
-from llmc.compiler.frontend.architectures import require_supported
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:

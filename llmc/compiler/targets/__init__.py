@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmc.compiler.options import SHARED, flag_of
+from llmc.compiler.targets.options import SHARED, flag_of
 from llmc.errors import InputError, LlmcError, UnknownNameError
 from llmc.registry import Registry
 
 if TYPE_CHECKING:
-    from llmc.compiler.options import Option, Value
     from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.options import Option, Value
 
 TARGETS = Registry(
     "device",
     "llmc.targets",
     {
-        "cpu": "llmc.compiler.targets.cpu:CpuTarget",
-        "onnxruntime": "llmc.compiler.targets.onnxruntime:OnnxRuntimeTarget",
-        "openvino": "llmc.compiler.targets.openvino:OpenVinoTarget",
+        "cpu": "llmc.compiler.targets.cpu.target:CpuTarget",
+        "onnxruntime": "llmc.compiler.targets.onnxruntime.target:OnnxRuntimeTarget",
+        "openvino": "llmc.compiler.targets.openvino.target:OpenVinoTarget",
         "hpu": "llmc.compiler.targets.hpu:HpuTarget",
-        "xla": "llmc.compiler.targets.xla:XlaTarget",
-        "tpu": "llmc.compiler.targets.tpu:TpuTarget",
+        "xla": "llmc.compiler.targets.xla.target:XlaTarget",
+        "tpu": "llmc.compiler.targets.xla.tpu:TpuTarget",
         "fake": "llmc.compiler.targets.fake:FakeTarget",
     },
 )

@@ -14,16 +14,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmc.compiler.durations import LOWER, WEIGHTS, Cost, Verifying
-from llmc.compiler.options import CompileOptions, Option, Value
-from llmc.compiler.workers import Workers
+from llmc.compiler.estimates.durations import LOWER, WEIGHTS, Cost, Verifying
+from llmc.compiler.targets.options import CompileOptions, Option, Value
+from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.model_size import ModelSize, Weights
+    from llmc.compiler.estimates.model_size import ModelSize, Weights
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.compiler.verification.probes import Reference
@@ -122,7 +122,7 @@ class Target(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     default_quantize: ClassVar[str] = "none"
     options: ClassVar[tuple[Option[Any], ...]] = ()
-    """The options that it takes beside those of every target, see compiler/options.py."""
+    """The options that it takes beside those of every target, see compiler/targets/options.py."""
 
     needs_processes: ClassVar[bool] = False
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
@@ -197,7 +197,7 @@ class Target(ABC):
 
     def require_supported(self, config: Mapping[str, Any]) -> None:
         """Raise CheckpointError when the model's architecture is not supported, naming those that are."""
-        from llmc.compiler.frontend.architectures import require_supported
+        from llmc.compiler.architectures import require_supported
 
         require_supported(config)
 

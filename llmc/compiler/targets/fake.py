@@ -8,7 +8,7 @@ The toy model (model_type "toy") has two tensors, E = model.embed_tokens.weight 
 
 So a result depends on every token before it, on its order and on its position, as a real model's does: a leak from
 padding, a wrong slot or a wrong past shows in the numbers. What a real target traces, lowers and hands to a vendor's
-compiler is here a few lines of JSON, which llmc/runtime/executors/fake.py replays.
+compiler is here a few lines of JSON, which llmc/runtime/executors/fake/executor.py replays.
 
     executable = { "format": 1, "phase", "batch", "query", "context",        sizes, null where they are dynamic
                    "decay", "positions": max_position_embeddings,
@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
-from llmc.compiler.durations import Cost, Verifying
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.estimates.durations import Cost, Verifying
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import TOY, Compiled, Prepared, ReferenceModel, Shape, Target
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import CheckpointError, InputError
-from llmc.runtime.executors.fake_program import EMBEDDING, FORMAT, HEAD
+from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.workspace import Workspace
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.runtime.executors.fake import Kind
+    from llmc.runtime.executors.fake.executor import Kind
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
@@ -61,14 +61,14 @@ class FakeTarget(Target):
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 
     def __init__(self, kind: Kind | None = None) -> None:
-        from llmc.runtime.executors.fake import Kind
+        from llmc.runtime.executors.fake.executor import Kind
 
         self._kind = kind or Kind()
 
     @classmethod
     def of(cls, detail: str) -> Self:
         """The device that takes ragged steps ("ragged"), over a shared pool of tokens ("paged=64"), or neither."""
-        from llmc.runtime.executors.fake import Kind
+        from llmc.runtime.executors.fake.executor import Kind
 
         return cls(Kind.of(detail))
 
@@ -111,7 +111,7 @@ class FakeTarget(Target):
 
     def toolchain(self) -> dict[str, str]:
         """The version that the executor checks before it replays."""
-        from llmc.runtime.executors.fake import FAKE_VERSION
+        from llmc.runtime.executors.fake.executor import FAKE_VERSION
 
         return {"fake": FAKE_VERSION}
 

@@ -6,7 +6,7 @@ and that the numbers are right with padding poisoned. What is left is in `remain
 
 Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
 all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with
-a cache, with symbolic sizes; a bucket is specialised from that in well under a second (lowering/to_export.py), so
+a cache, with symbolic sizes; a bucket is specialised from that in well under a second (program/to_export.py), so
 parallel jobs need no processes: there is nothing left that would repay starting them.
 
 The bundle's files are those of weightless.py.
@@ -19,16 +19,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.durations import LOWER, Cost, Verifying
-from llmc.compiler.options import CompileOptions
+from llmc.compiler.estimates.durations import LOWER, Cost, Verifying
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
-from llmc.compiler.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHTS, shared_files, trace_stage
+from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.weights.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHTS, shared_files, trace_stage
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.estimates.model_size import ModelSize
 
 _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS, "tables": TABLES}
 """Names of shared files in the keys of executables."""
@@ -115,7 +115,7 @@ class HpuTarget(StaticTarget):
 
     def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
         """Specialise the traced program, and open the result as the executor will."""
-        from llmc.compiler.lowering.to_export import specialise
+        from llmc.compiler.program.to_export import specialise
         from llmc.runtime.portable_program import PortableProgram, write_archive
 
         assert shape.batch is not None

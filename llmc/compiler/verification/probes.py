@@ -120,7 +120,7 @@ def _probe(reference: Reference, tokens: Sequence[int], prompt_length: int, posi
 
 def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int) -> list[list[int]]:
     try:
-        from llmc.runtime.tokenizer import Tokenizer
+        from llmc.runtime.text.tokenizer import Tokenizer
 
         encode = Tokenizer(checkpoint.tokenizer_json()).encode
         texts = [encode(t) for t in PROMPTS]

@@ -5,7 +5,7 @@ outcome is kept under the digests of its executable, the shared files and the re
 that it continues, for these libraries on this instruction set. So a plan whose decode buckets grew by one verifies
 that bucket, and the whole, only.
 
-Outcomes and the reference's predictions may come from elsewhere; what is recorded says so (llmc/artifacts/origins.py).
+Outcomes and the reference's predictions may come from elsewhere; what is recorded says so (local/origins.py).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
+from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key, Value, canonical_json
+from llmc.artifacts.local.origins import HERE, Origin, Origins, elsewhere, joint, own_key
 from llmc.artifacts.log import logger
-from llmc.artifacts.origins import HERE, Origin, Origins, elsewhere, joint, own_key
-from llmc.artifacts.publish import UnwritableError
 from llmc.compiler.code import code_digest
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose
 from llmc.errors import ArtifactError, CapacityError
@@ -35,11 +35,11 @@ from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.blobs import Blob
-    from llmc.artifacts.entries import Entry
-    from llmc.artifacts.manifest import Manifest
-    from llmc.artifacts.manifest_schema import Executable
-    from llmc.artifacts.workspace import Workspace
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
     from llmc.compiler.verification.probes import Probe
@@ -190,8 +190,8 @@ def _run(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], probes: Entry,
     parts: Sequence[Part], progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    from llmc.artifacts.bundle import BundleFiles
-    from llmc.artifacts.bundle_writer import write_bundle
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.bundle.writer import write_bundle
     from llmc.runtime.bundle import Bundle
 
     def write(folder: Path) -> Path:

@@ -25,11 +25,11 @@ from llmc.compiler.verification.steps import empty, fitting, prompt_steps
 from llmc.compiler.verification.windows import Window
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import Engine
+from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.top import top_of
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.sampling.top import TopLogits
 from llmc.runtime.step import Step, exact, pad, ragged
 
 _NAN, _LARGE = float("nan"), 1e4

@@ -78,7 +78,7 @@ def _parts(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]
     """Each part with its tokens, more than FIRST."""
     share = TOKENS // len(TEXTS)
     try:
-        from llmc.runtime.tokenizer import Tokenizer
+        from llmc.runtime.text.tokenizer import Tokenizer
 
         encode = Tokenizer(checkpoint.tokenizer_json()).encode
         parts = [(part, encode(text)[:share]) for part, text in TEXTS.items()]

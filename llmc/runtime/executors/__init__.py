@@ -19,13 +19,13 @@ EXECUTORS = Registry(
     "executor",
     "llmc.executors",
     {
-        "onnxruntime": "llmc.runtime.executors.onnxruntime_cpu:OnnxRuntimeExecutor",
-        "onnxruntime-llmc": "llmc.runtime.executors.ort_kernels:KernelExecutor",
-        "torch": "llmc.runtime.executors.torch_program:TorchExecutor",
-        "xla": "llmc.runtime.executors.xla:XlaExecutor",
-        "openvino": "llmc.runtime.executors.openvino:OpenVinoExecutor",
-        "openvino-static": "llmc.runtime.executors.openvino_static:OpenVinoStaticExecutor",
-        "fake": "llmc.runtime.executors.fake:FakeExecutor",
+        "onnxruntime": "llmc.runtime.executors.onnxruntime.executor:OnnxRuntimeExecutor",
+        "onnxruntime-llmc": "llmc.runtime.executors.onnxruntime.kernels_executor:KernelExecutor",
+        "torch": "llmc.runtime.executors.torch.executor:TorchExecutor",
+        "xla": "llmc.runtime.executors.xla.executor:XlaExecutor",
+        "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",
+        "openvino-static": "llmc.runtime.executors.openvino.static_executor:OpenVinoStaticExecutor",
+        "fake": "llmc.runtime.executors.fake.executor:FakeExecutor",
     },
 )
 

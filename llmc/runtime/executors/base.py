@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
-from llmc.runtime.compilations import CompilationCounter
+from llmc.runtime.executors.compilations import CompilationCounter
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.sampling.top import TopLogits
+    from llmc.runtime.engine.sampling.top import TopLogits
     from llmc.runtime.step import Step
 
 
@@ -38,7 +38,7 @@ class Executor(ABC):
     name: ClassVar[str]
     opens: ClassVar[Mapping[str, Content]]
     """Everything that it opens of a bundle, by the file's name (EXECUTABLES for all of those), and whether it loads it
-    as code: before that it asks `BundleFiles.require_native`. artifacts/native.py judges bundles by the same."""
+    as code: before that it asks `BundleFiles.require_native`. artifacts/bundle/native.py judges bundles by the same."""
 
     prompt_chunk: ClassVar[int | None] = None
     """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""

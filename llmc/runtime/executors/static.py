@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.runtime.executors.base import Executor
 
 if TYPE_CHECKING:
-    from llmc.artifacts.manifest_schema import Executable
+    from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.step import Step
 
 

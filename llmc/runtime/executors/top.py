@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.sampling.top import TopLogits
+from llmc.runtime.engine.sampling.top import TopLogits
 
 
 def top_of(logits: NDArray[np.float32], k: int) -> TopLogits:

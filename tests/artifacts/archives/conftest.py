@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 
 
 @pytest.fixture

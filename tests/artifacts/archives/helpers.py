@@ -10,13 +10,13 @@ from llmc.artifacts.archives.compression import Compressor
 from llmc.artifacts.archives.format import END, blob_name, header, padding
 from llmc.artifacts.archives.reader import Imported, import_archive
 from llmc.artifacts.archives.writer import Item, bundle_contents, entry_contents, write_archive
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, checksum_line
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, checksum_line
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import CONTENT, DIGESTS, manifest, sources
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from llmc.artifacts.archives import compression, reader, stream
 from llmc.artifacts.archives.format import BLOCK, END, blob_name, entry_name, header
 from llmc.artifacts.archives.reader import import_archive
-from llmc.artifacts.collect import collect
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.entries import Entry, encode_entry
-from llmc.artifacts.manifest_schema import FILE_NAME
-from llmc.artifacts.store import Store
+from llmc.artifacts.gc.collect import collect
+from llmc.artifacts.store.entries import Entry, encode_entry
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError
 from tests.artifacts.archives.helpers import Words, blob_members, head, import_bytes, member, refused, sound, squeezed
 from tests.artifacts.helpers import CONTENT, DIGESTS, child, files_below, finish, key, manifest
@@ -169,7 +169,7 @@ def test_killed_at_any_moment_it_leaves_a_sound_store(store: Store, tmp_path: Pa
         from llmc.artifacts.archives import stream
         from llmc.artifacts.archives.reader import import_archive
         from tests.artifacts.archives.helpers import Words
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
         stream.RAW_PIECE = 700
         def kill(done, total):
             if done > int(sys.argv[3]): os.kill(os.getpid(), signal.SIGKILL)
@@ -194,7 +194,7 @@ def test_two_at_once(store: Store, tmp_path: Path) -> None:
         from pathlib import Path
         from llmc.artifacts.archives.reader import import_archive
         from tests.artifacts.archives.helpers import Words
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
         print(len(import_archive(Store(sys.argv[1]), Path(sys.argv[2]), trust=Words(allow_unsigned=True)).entries))
     """
     path = tmp_path / "in" / "store.tar"

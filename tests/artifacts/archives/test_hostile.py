@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.archives.format import BLOCK, END, blob_name, entry_name, header
-from llmc.artifacts.bundles import bundle_key, bundle_outputs
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME, checksum_line
+from llmc.artifacts.bundle.stored import bundle_key, bundle_outputs
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.entries import Entry, encode_entry
-from llmc.artifacts.manifest_schema import FILE_NAME, checksum_line
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.entries import Entry, encode_entry
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.archives.helpers import blob_members, head, import_bytes, member, refused, sound
 from tests.artifacts.helpers import CONTENT, DIGESTS, key, manifest

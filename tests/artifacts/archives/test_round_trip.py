@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from llmc.artifacts.archives.compression import LEVELS, MAGIC, decompress
 from llmc.artifacts.archives.reader import import_archive
 from llmc.artifacts.archives.writer import bundle_contents, entry_contents, write_archive
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import add_bundle, checkout, read_bundle
-from llmc.artifacts.entries import Entries, Entry
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle, checkout, read_bundle
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.store.entries import Entries, Entry
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError, DeviceError, InputError
 from tests.artifacts.archives.helpers import Words, bundle, export_all, export_one, import_bytes, sign, sound
 from tests.artifacts.helpers import CONTENT, DIGESTS, Faults, files_below, flip, key, manifest, truncate

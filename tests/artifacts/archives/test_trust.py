@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.archives.reader import import_archive
-from llmc.artifacts.bundles import publish_bundle
+from llmc.artifacts.bundle.stored import publish_bundle
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.store.store import Store
 from tests.artifacts.archives.helpers import Words, bundle, export_all, export_one, sign
 from tests.artifacts.helpers import key, manifest
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import filelock
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import key
 
 LOADED_BEFORE_THE_FORKS = (filelock, logging, tempfile)

@@ -26,15 +26,16 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from llmc.artifacts import blobs, bundle
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.bundles import add_bundle, checkout
-from llmc.artifacts.manifest import Manifest
-from llmc.artifacts.store import Store
-from llmc.artifacts.sweep import DEAD_SECONDS, Remover, sweep
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.bundle import reader as bundle
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import add_bundle, checkout
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.gc.orphans import DEAD_SECONDS, Remover, sweep
+from llmc.artifacts.store import blobs
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import CONTENT, DIGESTS, files_below, flip, key, manifest, sources
 
 AUDITED = {

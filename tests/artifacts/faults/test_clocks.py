@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import stamps
-from llmc.artifacts.store import Store
+from llmc.artifacts import verified_files
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import files_below, flip, key
 
 DAY = 86_400
@@ -41,7 +41,7 @@ def test_no_stamp_is_believed_after_an_alteration_whatever_the_clock_says(
     assert entry is not None
     path = store.path(entry.outputs["graph"])
     now = time.time_ns()
-    monkeypatch.setattr(stamps.time, "time_ns", lambda: now + seconds * 1_000_000_000)
+    monkeypatch.setattr(verified_files.time, "time_ns", lambda: now + seconds * 1_000_000_000)
     fresh = Store(store.root)
     fresh.path(entry.outputs["graph"])
     seen = path.stat()
@@ -56,6 +56,6 @@ def test_a_clock_behind_the_files_stamps_nothing(store: Store, monkeypatch: pyte
     blob = entry.outputs["graph"]
     time.sleep(0.03)
     behind = time.time_ns() - 3600 * 1_000_000_000
-    monkeypatch.setattr(stamps.time, "time_ns", lambda: behind)
+    monkeypatch.setattr(verified_files.time, "time_ns", lambda: behind)
     fresh = Store(store.root)
     assert not fresh._main.stamps.verified(fresh.path(blob), blob.digest), "it is hashed again rather than believed"

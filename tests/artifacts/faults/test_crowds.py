@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish, flip, key
 
 COUNT = 64

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob, BlobMissingError
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.entries import Entry, decode_entry, encode_entry
-from llmc.artifacts.leases import in_use
-from llmc.artifacts.stamps import FILE_NAME, Stamps
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry
+from llmc.artifacts.store.leases import in_use
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
+from llmc.artifacts.verified_files import FILE_NAME, Stamps
 from tests.artifacts.helpers import key, overwrite
 
 CONTENT = bytes(range(256)) * 20

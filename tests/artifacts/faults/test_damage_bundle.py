@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles, blob_path
-from llmc.artifacts.bundle_writer import write_bundle, write_signature
-from llmc.artifacts.bundles import add_bundle, checkout
-from llmc.artifacts.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME
-from llmc.artifacts.stamps import FILE_NAME as STAMPS_NAME
-from llmc.artifacts.store import Store
+from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME
+from llmc.artifacts.bundle.reader import BundleFiles, blob_path
+from llmc.artifacts.bundle.stored import add_bundle, checkout
+from llmc.artifacts.bundle.writer import write_bundle, write_signature
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.verified_files import FILE_NAME as STAMPS_NAME
 from llmc.errors import ArtifactError
 from tests.artifacts.faults.test_damage import DAMAGE, REGION, STAND_INS, flips
 from tests.artifacts.helpers import CONTENT, DIGESTS, manifest, overwrite, sources

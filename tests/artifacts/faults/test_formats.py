@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import llmc.artifacts
-from llmc.artifacts import layout
-from llmc.artifacts.bundles import KIND, read_bundle
-from llmc.artifacts.entries import encode_entry
+from llmc.artifacts.bundle.stored import KIND, read_bundle
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
+from llmc.artifacts.store import layout
+from llmc.artifacts.store.entries import encode_entry
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import files_below, manifest
 
 KEY = Key("executable", {"toolchain.onnxruntime": "1.31.1", "phase": "decode", "batch": 4})

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts import publish
-from llmc.artifacts.blobs import Blob, BlobMissingError
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts import atomic_write
+from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import CapacityError
 from tests.artifacts.helpers import Faults, child, files_below, finish, key, mounted
 
@@ -22,7 +22,7 @@ SCRIPT = """
     import json, logging, os, resource, shutil, sys, tempfile
     from pathlib import Path
     import filelock
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from llmc.errors import CapacityError
     from tests.artifacts.faults.kills import CONTENTS, build, forked, heals, start
     from tests.artifacts.helpers import key
@@ -100,7 +100,7 @@ def test_dev_full_in_the_place_of_every_new_file(
     with monkeypatch.context() as patch:
         below = str(store.root)
         patch.setattr(
-            publish.os,
+            atomic_write.os,
             "open",
             lambda path, flags, mode=0o777: (
                 real("/dev/full", os.O_WRONLY)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle
-from llmc.artifacts.publish import UnwritableError
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.faults.test_crowds import COUNT, crowd
 from tests.artifacts.helpers import CONTENT, DIGESTS, child, files_below, finish, key, manifest
 
@@ -115,9 +115,9 @@ AS_NOBODY = """
     import json, logging, os, sys, tempfile
     from pathlib import Path
     import filelock
-    from llmc.artifacts.publish import UnwritableError
+    from llmc.artifacts.atomic_write import UnwritableError
     from tests.artifacts.faults.test_places import NOBODY, build
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from tests.artifacts.helpers import key
     root, user = Path(sys.argv[1]), int(sys.argv[2])
     warnings = []

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundle_writer import write_bundle, write_signature
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import write_bundle, write_signature
 from llmc.artifacts.key import Key
-from llmc.artifacts.store import Store
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError
 from tests.artifacts.faults.disk import Disk
 from tests.artifacts.helpers import CONTENT, DIGESTS, key, manifest

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 
 OLD, NEW = b"old content" * 100, b"new content" * 100
 

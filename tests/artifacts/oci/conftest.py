@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmc.artifacts.oci import push_bundle
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.helpers import make_bundle
 from tests.artifacts.oci.server import Server
 

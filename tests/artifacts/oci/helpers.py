@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import checkout, publish_bundle
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import checkout, publish_bundle
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import PREFIX, digest_bytes
-from llmc.artifacts.entries import Entry
 from llmc.artifacts.oci import image, layers, pull_bundle
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import manifest as any_manifest
 
 WEIGHTS = bytes(range(256)) * 4096 + b"weights"
@@ -126,7 +126,7 @@ def true_archives(store: Store, entry: Entry) -> list[bytes]:
 KILLED = """
     import os, signal, sys
     from llmc.artifacts.oci import pull_bundle, push_bundle
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     from tests.artifacts.oci.helpers import Anyone
 
     def die(done, total):

@@ -16,7 +16,7 @@ from llmc.artifacts.oci.pull import pull
 from llmc.artifacts.oci.push import push
 from llmc.artifacts.oci.registry import Registry
 from llmc.artifacts.remotes.retry import Patience
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.helpers import Anyone, blob_file
 
 QUICK = Patience(attempts=3, seconds=20, first=0.01, longest=0.05)

@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import checkout
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import checkout
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.oci import image, layers, pull_bundle, push_bundle
 from llmc.artifacts.oci.base import verified
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import UntrustedError
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import files_below, flip, truncate
 from tests.artifacts.oci.helpers import WEIGHTS, Anyone, Nobody, blob_file, forge, make_bundle, pulled, true_archives

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundle import BundleFiles
-from llmc.artifacts.bundles import bundle_key, read_bundle
+from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.stored import bundle_key, read_bundle
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.oci import image, pull_bundle, push_bundle
-from llmc.artifacts.publish import UnwritableError
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError, InputError
 from tests.artifacts.helpers import Faults, files_below, flip
 from tests.artifacts.oci.helpers import WEIGHTS, Anyone, Seal, blob_file, make_bundle, pulled, read_layout

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundles import read_bundle
-from llmc.artifacts.locks import exclusive
+from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.oci import pull_bundle, push_bundle
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.locks import exclusive
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish
 from tests.artifacts.oci.helpers import KILLED, WEIGHTS, Anyone, make_bundle, pulled
 
@@ -60,7 +60,7 @@ def test_many_who_push_at_once_lose_no_tag(store: Store, layout: Path, tmp_path:
     script = """
         import sys
         from llmc.artifacts.oci import push_bundle
-        from llmc.artifacts.store import Store
+        from llmc.artifacts.store.store import Store
         from tests.artifacts.oci.helpers import make_bundle
 
         store = Store(sys.argv[1])

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundles import read_bundle
+from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.oci import parse_reference, pull_bundle, push_bundle
 from llmc.artifacts.oci.pull import pull
 from llmc.artifacts.oci.push import push
 from llmc.artifacts.oci.registry import Registry
 from llmc.artifacts.remotes.base import RemoteError, TransferReport
 from llmc.artifacts.remotes.retry import Patience
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import child
 from tests.artifacts.oci.conftest import free_port

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.remotes.base import RemoteError
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.server import Handler, Server, pull_it, push_it, times
 
 

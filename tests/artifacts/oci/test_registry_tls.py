@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from llmc.artifacts.oci import push_bundle
 from llmc.artifacts.remotes.base import RemoteError
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.conftest import StartRegistry
 from tests.artifacts.oci.helpers import make_bundle, pulled
 

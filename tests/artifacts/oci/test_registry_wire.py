@@ -10,7 +10,7 @@ import pytest
 from llmc.artifacts.oci import image, parse_reference
 from llmc.artifacts.oci.registry import Registry
 from llmc.artifacts.remotes.base import RemoteError
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.oci.helpers import read_layout
 from tests.artifacts.oci.server import QUICK, Answer, Handler, Server, half, pull_it, push_it, times

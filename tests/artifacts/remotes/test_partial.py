@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.publish import UnwritableError
-from llmc.artifacts.remotes.arrive import bring
+from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.remotes.base import ObjectError, RemoteError
+from llmc.artifacts.remotes.ingest import bring
 from llmc.artifacts.remotes.partial import fetch_blob
-from llmc.artifacts.workspace import Area
+from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 from tests.artifacts.helpers import Faults, files_below
 from tests.artifacts.remotes.helpers import Pieces, blob_of

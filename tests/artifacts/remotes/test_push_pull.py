@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.entries import Entry, encode_entry
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.remotes.base import Remote, RemoteError, entry_name
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.pull import find_names, pull
 from llmc.artifacts.remotes.push import push
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.entries import Entry, encode_entry
+from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError, InputError
 from tests.artifacts.helpers import files_below, flip, key, overwrite, truncate
 from tests.artifacts.remotes.helpers import FakeTrust, Watched, file_of, fill

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.layout import Layout
 from llmc.artifacts.remotes import open_remote
 from llmc.artifacts.remotes.base import (
     ObjectError,
@@ -22,7 +21,8 @@ from llmc.artifacts.remotes.base import (
 )
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.fsspec_remote import FsspecRemote
-from llmc.artifacts.remotes.mover import Mover
+from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.store.layout import Layout
 from llmc.errors import DeviceError, InputError
 from tests.artifacts.helpers import files_below, key
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
 from llmc.artifacts.key import Key
 from llmc.artifacts.remotes.base import Remote, RemoteError, blob_name
 from llmc.artifacts.remotes.pull import pull
 from llmc.artifacts.remotes.push import push
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, flip
 from tests.artifacts.remotes.helpers import CREDENTIALS, FakeTrust, Proxy
 
@@ -77,7 +77,7 @@ PULL = """
     from fsspec.config import conf
     from llmc.artifacts.remotes import fsspec_remote, open_remote
     from llmc.artifacts.remotes.pull import pull
-    from llmc.artifacts.store import Store
+    from llmc.artifacts.store.store import Store
     class Trust:
         def require(self, *_, **__): return None
     root, url, endpoint, key, secret = sys.argv[1:]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.bundles import bundle_key, checkout
-from llmc.artifacts.entries import encode_entry, entry_body
-from llmc.artifacts.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.stored import bundle_key, checkout
+from llmc.artifacts.bundle.trust import Trust
 from llmc.artifacts.remotes.base import blob_name
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.pull import pull
 from llmc.artifacts.remotes.push import push
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import Trust
+from llmc.artifacts.store.entries import encode_entry, entry_body
+from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import CONTENT, DIGESTS, files_below, flip, key, manifest, overwrite
 from tests.artifacts.remotes.helpers import FakeSigner, FakeTrust, Watched, add_manifest, file_of, fill, native_key
 
@@ -104,7 +104,7 @@ def test_a_bundle_is_pushed_pulled_and_opened(store: Store, other: Store, folder
     assert push(store, [bundle], folder, signer=FakeSigner()).entries == 1
     assert SIGNATURE_NAME not in store.find(bundle.key.hex).outputs
     assert pull(other, folder, trust=TRUST, kind="bundle").entries == 1
-    from llmc.artifacts.bundle import BundleFiles
+    from llmc.artifacts.bundle.reader import BundleFiles
 
     made = checkout(other, other.find(bundle.key.hex), tmp_path / "bundle")
     with BundleFiles.open(made) as files:
@@ -143,7 +143,7 @@ def test_a_bundle_that_does_not_agree_with_its_entry_is_refused(
         {"manifest.json": evil._asdict()},
         {"extra": evil._asdict()},
     ):
-        from llmc.artifacts.blobs import Blob
+        from llmc.artifacts.store.blobs import Blob
 
         changed = {name: Blob(**value) for name, value in {**outputs, **change}.items()}
         overwrite(path, encode_entry(bundle._replace(outputs=changed)))

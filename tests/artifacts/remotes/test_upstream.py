@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.blobs import Blob
-from llmc.artifacts.entries import Entry
+from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.trust import Trust
 from llmc.artifacts.key import Key
-from llmc.artifacts.manifest_schema import SIGNATURE_NAME
-from llmc.artifacts.opening import open_store
+from llmc.artifacts.local.opening import open_store
 from llmc.artifacts.remotes.base import Remote, RemoteError, blob_name, entry_name
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.push import push
-from llmc.artifacts.remotes.upstream import RemoteUpstream
-from llmc.artifacts.store import Store
-from llmc.artifacts.trust import Trust
-from llmc.artifacts.workspace import Workspace
+from llmc.artifacts.remotes.read_through import RemoteUpstream
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.store import Store
+from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import DeviceError
 from llmc.settings import Settings
 from tests.artifacts.helpers import DIGESTS, Faults, files_below, flip, key, manifest, overwrite
@@ -280,7 +280,7 @@ def test_nothing_of_it_is_imported_before_the_first_miss(store: Store) -> None:
     entry = fill(store, 1)[0]
     script = f"""
 import sys
-from llmc.artifacts.opening import open_store
+from llmc.artifacts.local.opening import open_store
 from llmc.settings import Settings
 store = open_store({str(store.root)!r}, Settings.from_environment({{"LLMC_REMOTE_CACHE": "memory://x"}}))
 assert store.get_or_build(store.find({entry.key.hex!r}).key, None)[1]

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.publish import UnwritableError
+from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.signing.ed25519 import verify
 from llmc.artifacts.signing.keys import (
     MAX_BYTES,
@@ -29,7 +30,6 @@ from llmc.artifacts.signing.keys import (
     write_pair,
 )
 from llmc.artifacts.signing.signer import Signer
-from llmc.artifacts.trust import UntrustedError
 from llmc.errors import CapacityError, DeviceError, InputError
 from llmc.settings import Settings
 from tests.artifacts.helpers import Faults, files_below

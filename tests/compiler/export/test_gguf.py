@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.export.gguf import interleaved, write_gguf
-from llmc.compiler.export.huggingface import write_folder
+from llmc.compiler.checkpoint.export.gguf import interleaved, write_gguf
+from llmc.compiler.checkpoint.export.huggingface import write_folder
 from llmc.errors import CheckpointError
 from llmc.testing.toy import write_toy
 from tests.compiler import tiny
@@ -55,7 +55,7 @@ def test_a_checkpoint_reads_back_from_gguf(name: str, tmp_path: Path) -> None:
 
 
 def test_its_tokenizer_reads_back(tmp_path: Path) -> None:
-    from llmc.runtime.tokenizer import Tokenizer
+    from llmc.runtime.text.tokenizer import Tokenizer
 
     source = open_checkpoint(write_model(tmp_path / "hf", "llama"))
     write_gguf(source, tmp_path / "out.gguf")

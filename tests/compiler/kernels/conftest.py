@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.compiler.kernels.build import build
-from llmc.compiler.kernels.limits import runs_on
+from llmc.compiler.targets.onnxruntime.kernels.build import build
+from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
 from llmc.runtime.host import cpu_features
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from llmc.runtime.executors.ort_session import open_session
+from llmc.runtime.executors.onnxruntime.session import open_session
 
 Arrays = dict[str, NDArray[Any]]
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64,

@@ -14,26 +14,27 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llmc.artifacts.bundle import blob_path
+from llmc.artifacts.bundle.native import code_of_entry
+from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.key import Key
-from llmc.artifacts.native import code_of_entry
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.compiler.kernels import build as kernels
-from llmc.compiler.kernels.limits import require_heads
-from llmc.compiler.kernels.panels import Panels, to_float16
-from llmc.compiler.lowering.recipes import quantise_q8
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
-from llmc.compiler.targets import onnxruntime, open_target
-from llmc.compiler.unfit import UnfitError
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.onnxruntime import target as onnxruntime
+from llmc.compiler.targets.onnxruntime.kernels import build as kernels
+from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
+from llmc.compiler.targets.onnxruntime.kernels.panels import Panels, to_float16
+from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.targets.unfit import UnfitError
+from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors import fit
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import compatibility
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.host import KERNEL_FEATURES
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.runtime.step import exact, ragged
 from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
@@ -209,10 +210,12 @@ def test_it_opens_on_every_cpu_with_the_features_that_its_kernels_need(
     opened = Bundle.open(bundle)
     assert sorted(opened.manifest.isa) == sorted(("x86_64", *KERNEL_FEATURES))
     for more in ((), ("avx512_bf16",), ("amx_int8", "avx")):
-        monkeypatch.setattr(fit, "cpu_features", lambda more=more: (*ISA, *more))
+        monkeypatch.setattr(compatibility, "cpu_features", lambda more=more: (*ISA, *more))
         opened.executor(2, 2).close()
     for lacking in ISA:
-        monkeypatch.setattr(fit, "cpu_features", lambda lacking=lacking: tuple(f for f in ISA if f != lacking))
+        monkeypatch.setattr(
+            compatibility, "cpu_features", lambda lacking=lacking: tuple(f for f in ISA if f != lacking)
+        )
         with pytest.raises(ArtifactError, match=f"its kernels need {lacking}, which this CPU does not have"):
             opened.executor(2, 2)
 
@@ -224,7 +227,7 @@ def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
     shutil.copytree(bundle, copy)
     for isa, lacking in (([], "avx512_vnni"), (["x86_64", *KERNEL_FEATURES, "avx9"], "avx9")):
         edit_manifest(copy, lambda document, isa=isa: document.update(isa=isa))
-        monkeypatch.setattr(fit, "cpu_features", lambda: tuple(f for f in ISA if f != "avx512_vnni"))
+        monkeypatch.setattr(compatibility, "cpu_features", lambda: tuple(f for f in ISA if f != "avx512_vnni"))
         with pytest.raises(ArtifactError, match=f"its kernels need .*{lacking}"):
             Bundle.open(copy).executor(2, 2)
 

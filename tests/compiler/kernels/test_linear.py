@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
-from llmc.compiler.kernels.panels import LANES, Panels, panel_bytes, to_float16
+from llmc.compiler.targets.onnxruntime.kernels.panels import LANES, Panels, panel_bytes, to_float16
 from tests.compiler.kernels.single import quantised, run
 
 Array = NDArray[np.float32]

@@ -12,17 +12,17 @@ import numpy as np
 import openvino as ov
 import torch
 
-from llmc.compiler.lowering.fuse import fuse
-from llmc.compiler.lowering.import_fx import import_program
-from llmc.compiler.lowering.ir import Graph
-from llmc.compiler.lowering.recipes import write_weights
-from llmc.compiler.openvino.constants import Constants, place, to_xml
-from llmc.compiler.openvino.formats import WeightFormat
-from llmc.compiler.openvino.operations import Tables
-from llmc.compiler.openvino.portable import portable_model
-from llmc.compiler.openvino.static import static_model
-from llmc.compiler.xla.program import TracedProgram
-from llmc.runtime.openvino.device import open_core
+from llmc.compiler.program.fuse import fuse
+from llmc.compiler.program.import_fx import import_program
+from llmc.compiler.program.ir import Graph
+from llmc.compiler.program.sized import TracedProgram
+from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.operations import Tables
+from llmc.compiler.targets.openvino.portable import portable_model
+from llmc.compiler.targets.openvino.static import static_model
+from llmc.compiler.weights.recipes import write_weights
+from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler import tiny
 from tests.compiler.test_frontend import Run, Tensors, fused, symbolic
 

@@ -15,12 +15,12 @@ import numpy as np
 import openvino as ov
 import pytest
 
-from llmc.compiler.openvino.blobs import weightless
-from llmc.compiler.openvino.finish import FinishedWeights
-from llmc.compiler.openvino.formats import Int8, WeightFormat, format_for
+from llmc.compiler.targets.openvino.blobs import weightless
+from llmc.compiler.targets.openvino.finish import FinishedWeights
+from llmc.compiler.targets.openvino.formats import Int8, WeightFormat, format_for
 from llmc.errors import ArtifactError, CompileError
-from llmc.runtime.openvino.device import open_core
-from llmc.runtime.openvino.static_blob import Blob, open_blob
+from llmc.runtime.executors.openvino.device import open_core
+from llmc.runtime.executors.openvino.static_blob import Blob, open_blob
 from tests.compiler.openvino.static_models import EXACT, FORMS, Format, with_weights
 
 SIZES = ((2, 1, 16), (1, 8, 0))
@@ -95,7 +95,7 @@ def test_a_process_without_the_compiler_and_without_torch_opens_a_blob(exported:
     (tmp_path / "blob").write_bytes(exported.blobs[1])
     code = (
         "import sys, json; from pathlib import Path\n"
-        "from llmc.runtime.openvino.static_blob import open_blob\n"
+        "from llmc.runtime.executors.openvino.static_blob import open_blob\n"
         "opened = open_blob(Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), {}, 's', 'again')\n"
         "print(json.dumps([len(opened.inputs), [m for m in ('torch', 'onnx', 'llmc.compiler') if m in sys.modules]]))\n"
     )

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
-from llmc.compiler.lowering.recipes import FAMILIES
-from llmc.compiler.openvino import compression
+from llmc.compiler.targets.openvino import compression
+from llmc.compiler.weights.recipes import FAMILIES
 from llmc.errors import CheckpointError
 from tests.compiler.checkpoint.writers import write_gguf
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from llmc.compiler.checkpoint.base import QuantisedBlocks
-from llmc.compiler.lowering.recipes import write_weights
-from llmc.compiler.openvino.constants import Constants, place, to_xml
-from llmc.compiler.openvino.formats import Factory, Half, Held, WeightFormat, format_for
-from llmc.compiler.openvino.precision import GROUPS, properties, require_precision
+from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.formats import Factory, Half, Held, WeightFormat, format_for
+from llmc.compiler.targets.openvino.precision import GROUPS, properties, require_precision
+from llmc.compiler.weights.recipes import write_weights
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.openvino.device import MappedWeights, open_core
+from llmc.runtime.executors.openvino.device import MappedWeights, open_core
 from tests.compiler.openvino.test_compression import Source, blocks
 
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": "1"}

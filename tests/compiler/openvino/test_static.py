@@ -13,16 +13,16 @@ import openvino as ov
 import pytest
 import torch
 
-from llmc.compiler.frontend import architectures
-from llmc.compiler.lowering.ir import Graph, Node, Value
-from llmc.compiler.openvino.angles import angle_tables
-from llmc.compiler.openvino.constants import Constants
-from llmc.compiler.openvino.formats import Int8, WeightFormat
-from llmc.compiler.openvino.portable import portable_model
-from llmc.compiler.openvino.static import static_model
-from llmc.compiler.xla.program import TracedProgram
+from llmc.compiler import architectures
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.program.sized import TracedProgram
+from llmc.compiler.targets.openvino.constants import Constants
+from llmc.compiler.targets.openvino.formats import Int8, WeightFormat
+from llmc.compiler.targets.openvino.portable import portable_model
+from llmc.compiler.targets.openvino.rope_tables import angle_tables
+from llmc.compiler.targets.openvino.static import static_model
 from llmc.errors import CompileError
-from llmc.runtime.openvino.device import open_core
+from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler import tiny
 from tests.compiler.openvino.static_models import EXACT, FORMS, POSITIONS, graph, program, run_of, tables
 from tests.compiler.test_frontend import CASES, CONTEXT, STEPS, Replay

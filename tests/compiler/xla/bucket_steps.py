@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_weightless
-from llmc.compiler.lowering.to_export import serialise, specialise
+from llmc.compiler.program.to_export import serialise, specialise
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 
@@ -39,8 +39,8 @@ def special(bucket: str) -> dict[str, Any]:
 
 @cache
 def flat_core(bucket: str) -> Any:
-    from llmc.compiler.xla.program import TracedProgram
-    from llmc.compiler.xla.step import FlatCore
+    from llmc.compiler.program.sized import TracedProgram
+    from llmc.compiler.targets.xla.step import FlatCore
 
     return FlatCore(TracedProgram.parse(program(bucket)).at(*BUCKETS[bucket]))
 
@@ -67,7 +67,7 @@ def inputs(bucket: str) -> list[Any]:
 
 
 def step_of(core: Any, bucket: str) -> Any:
-    from llmc.compiler.xla.step import step_function
+    from llmc.compiler.targets.xla.step import step_function
 
     return step_function(core, "decode" if bucket == "decode" else "prompt", BUCKETS[bucket][2])
 

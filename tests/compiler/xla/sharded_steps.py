@@ -24,7 +24,7 @@ def reports(file: Path) -> dict[str, Any]:
     """Of every phase and degree."""
     import numpy as np
 
-    from llmc.compiler.xla.program import TracedProgram
+    from llmc.compiler.program.sized import TracedProgram
 
     program = TracedProgram.parse(file.read_bytes())
     sizes = {name: [d["as_int"] for d in program.graph["tensor_values"][name]["sizes"]] for name in program.weights}
@@ -40,7 +40,7 @@ def _phase(program: Any, weights: dict[str, Any], phase: str) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from llmc.compiler.xla.step import FlatCore, step_function
+    from llmc.compiler.targets.xla.step import FlatCore, step_function
 
     random = np.random.default_rng(2)
     batch, query = BATCH[phase]
@@ -65,9 +65,9 @@ def _report(
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from llmc.compiler.xla.collectives import collectives
-    from llmc.compiler.xla.sharding import AXIS, ShardedCore, cache_dims, weight_shardings
-    from llmc.compiler.xla.step import step_function
+    from llmc.compiler.targets.xla.collectives import collectives
+    from llmc.compiler.targets.xla.sharding import AXIS, ShardedCore, cache_dims, weight_shardings
+    from llmc.compiler.targets.xla.step import step_function
 
     mesh = Mesh(np.array(jax.devices()[:degree]), (AXIS,))
     split = weight_shardings(shapes, CONFIG, degree)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.limits import Limits
-from llmc.compiler.xla.capacity import (
+from llmc.compiler.targets.xla.capacity import (
     Cache,
     Need,
     device_bytes,
@@ -19,7 +19,7 @@ from llmc.compiler.xla.capacity import (
     out_of_memory,
     require_fits,
 )  # fmt: skip
-from llmc.compiler.xla.topology import parse_topology
+from llmc.compiler.targets.xla.topology import parse_topology
 from llmc.errors import CompileError
 
 GIB = 1 << 30

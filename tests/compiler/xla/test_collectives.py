@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llmc.compiler.xla.collectives import collectives
+from llmc.compiler.targets.xla.collectives import collectives
 
 
 def module(*instructions: str, before: str = "") -> str:

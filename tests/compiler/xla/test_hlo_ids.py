@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.compiler.xla.hlo_ids import renumbered
+from llmc.compiler.targets.xla.hlo_ids import renumbered
 
 TEXT = """HloModule small
 

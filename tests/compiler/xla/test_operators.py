@@ -118,7 +118,7 @@ def for_jax(value: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "args", "kwargs"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
 def test_a_rule_gives_what_torch_gives(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    from llmc.compiler.xla.operators import RULES
+    from llmc.compiler.targets.xla.operators import RULES
 
     target = operator(name)
     wanted = target(*for_torch(list(args)), **kwargs)
@@ -130,13 +130,13 @@ def test_a_rule_gives_what_torch_gives(name: str, args: tuple[Any, ...], kwargs:
 
 
 def test_every_rule_is_tried() -> None:
-    from llmc.compiler.xla.operators import RULES
+    from llmc.compiler.targets.xla.operators import RULES
 
     assert set(RULES) == {name for name, *_ in CASES}
 
 
 def test_of_equal_values_the_largest_have_the_lower_index_first() -> None:
-    from llmc.compiler.xla.operators import RULES
+    from llmc.compiler.targets.xla.operators import RULES
 
     _, ids = RULES["topk.default"](for_jax(np.array([[1.0, 3.0, 3.0, 2.0, 3.0]], np.float32)), 2)
 
@@ -146,7 +146,7 @@ def test_of_equal_values_the_largest_have_the_lower_index_first() -> None:
 def test_float32_products_ask_for_full_precision_and_16_bit_ones_do_not() -> None:
     import jax
 
-    from llmc.compiler.xla.operators import RULES
+    from llmc.compiler.targets.xla.operators import RULES
 
     def text(dtype: str) -> str:
         given = jax.ShapeDtypeStruct((4, 4), dtype)

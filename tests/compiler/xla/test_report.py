@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.compiler.xla.flops import product_flops
-from llmc.compiler.xla.report import lines
+from llmc.compiler.targets.xla.flops import product_flops
+from llmc.compiler.targets.xla.report import lines
 
 
 def test_nothing_is_said_of_what_was_not_analysed() -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_weightless
-from llmc.compiler.lowering.to_export import serialise
-from llmc.compiler.xla.program import BoundProgram, Operation, Ref, TracedProgram
-from llmc.compiler.xla.rolling_names import NotRollableError, stacked_names
+from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
+from llmc.compiler.program.to_export import serialise
+from llmc.compiler.targets.xla.scan_names import NotRollableError, stacked_names
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny
 
@@ -99,8 +99,8 @@ def run(core: Any, arrays: Mapping[str, Any], case: str, bucket: str, dtype: str
 
 
 def both(case: str, bucket: str, dtype: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    from llmc.compiler.xla.rolling import roll
-    from llmc.compiler.xla.step import FlatCore
+    from llmc.compiler.targets.xla.scan_layers import roll
+    from llmc.compiler.targets.xla.step import FlatCore
 
     bound, arrays = program(case, bucket, dtype), weights(case, dtype)
     flat = run(FlatCore(bound), arrays, case, bucket, dtype)
@@ -120,7 +120,7 @@ def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: s
 
 
 def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -> None:
-    from llmc.compiler.xla.rolling_match import fold
+    from llmc.compiler.targets.xla.scan_match import fold
 
     ((name, choices),) = fold(program(MIXED, "decode")).varying.items()
     assert choices[0] != choices[1] == choices[2] == name
@@ -128,7 +128,7 @@ def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -
 
 
 def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
-    from llmc.compiler.xla.rolling_match import fold
+    from llmc.compiler.targets.xla.scan_match import fold
 
     three, four = (fold(program("llama", "decode", layers=n)) for n in (3, 4))
     for part in ("prelude", "body", "epilogue"):
@@ -138,7 +138,7 @@ def test_what_the_compiler_sees_does_not_grow_with_the_layers() -> None:
 
 
 def test_every_bucket_takes_the_same_weights_in_the_same_order() -> None:
-    from llmc.compiler.xla.rolling import roll
+    from llmc.compiler.targets.xla.scan_layers import roll
 
     shapes = {name: a.shape for name, a in weights(tiny.TIED, F32).items()}
     backwards = dict(reversed(shapes.items()))
@@ -224,21 +224,21 @@ def with_another_dtype(program: BoundProgram) -> BoundProgram:
     ids=["first-layer", "last-layer", "two-layers-back", "epilogue", "dtype", "new-entries"],
 )
 def test_layers_that_differ_are_refused_with_the_difference(change: Change, reason: str) -> None:
-    from llmc.compiler.xla.rolling import roll
+    from llmc.compiler.targets.xla.scan_layers import roll
 
     with pytest.raises(NotRollableError, match=reason):
         roll(change(program("llama", "decode")))
 
 
 def test_a_difference_in_the_middle_is_named_with_its_layer() -> None:
-    from llmc.compiler.xla.rolling import roll
+    from llmc.compiler.targets.xla.scan_layers import roll
 
     with pytest.raises(NotRollableError, match=r"of layer 2 \(tanh\.default → silu_2\) is not that of layer 1"):
         roll(changed("silu.default", 2, tanh)(program("llama", "decode", layers=4)))
 
 
 def test_fewer_than_three_layers_are_refused() -> None:
-    from llmc.compiler.xla.rolling import roll
+    from llmc.compiler.targets.xla.scan_layers import roll
 
     with pytest.raises(NotRollableError, match="it has 2 layers, and rolling pays for 3 or more"):
         roll(program("llama", "prompt", layers=2))
@@ -248,8 +248,8 @@ def test_fewer_than_three_layers_are_refused() -> None:
 def test_the_cache_is_updated_in_place_and_never_copied(bucket: str) -> None:
     import jax
 
-    from llmc.compiler.xla.rolling import roll
-    from llmc.compiler.xla.step import step_function
+    from llmc.compiler.targets.xla.scan_layers import roll
+    from llmc.compiler.targets.xla.step import step_function
 
     (batch, query, context), shape = BUCKETS[bucket], CacheShape.of(config("llama"))
     core, arrays = roll(program("llama", bucket)), stacked(weights("llama", F32))

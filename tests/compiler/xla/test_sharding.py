@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.xla.sharding import (
+from llmc.compiler.targets.xla.sharding import (
     AXIS,
     cache_dims,
     describe,
@@ -185,7 +185,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     import torch
 
     from llmc.compiler.frontend.trace import trace_weightless
-    from llmc.compiler.lowering.to_export import serialise
+    from llmc.compiler.program.to_export import serialise
     from tests.compiler import tiny  # noqa: F401 - keeps torch from logging its trace
 
     traced = trace_weightless(CONFIG, "two_part", cached=True, dtype=torch.float32)

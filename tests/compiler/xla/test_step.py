@@ -25,7 +25,7 @@ class EchoCore:
     def run(self, token_ids: Any, past_lengths: Any, new_lengths: Any, read: Any, weights: Any) -> Any:
         import jax.numpy as jnp
 
-        from llmc.compiler.xla.step import Outcome
+        from llmc.compiler.targets.xla.step import Outcome
 
         batch, query = token_ids.shape
         rows = [read(layer) for layer in range(LAYERS)]
@@ -41,7 +41,7 @@ def run(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     import jax
 
-    from llmc.compiler.xla.step import step_function
+    from llmc.compiler.targets.xla.step import step_function
 
     zeros = np.zeros((LAYERS, SLOTS, HEADS, CAPACITY, SIZE), np.float32)
     keys, values = cache or (zeros, zeros)
@@ -98,7 +98,7 @@ def traced(cached: bool) -> bytes:
 
     from llmc.artifacts.key import canonical_json
     from llmc.compiler.frontend.trace import trace_weightless
-    from llmc.compiler.lowering.to_export import serialise
+    from llmc.compiler.program.to_export import serialise
 
     config = tiny.config("llama")
     return canonical_json(
@@ -111,8 +111,8 @@ def lowered(phase: str, batch: int, query: int, context: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from llmc.compiler.xla.program import TracedProgram
-    from llmc.compiler.xla.step import FlatCore, step_function
+    from llmc.compiler.program.sized import TracedProgram
+    from llmc.compiler.targets.xla.step import FlatCore, step_function
 
     program = TracedProgram.parse(traced(context > 0))
     bound = program.at(batch, query, context)
@@ -151,7 +151,7 @@ def test_the_program_needs_no_torch_to_be_bound_to_a_bucket() -> None:
         file = Path(folder, "program.json")
         file.write_bytes(traced(True))
         code = (
-            "import sys; from pathlib import Path; from llmc.compiler.xla.program import TracedProgram\n"
+            "import sys; from pathlib import Path; from llmc.compiler.program.sized import TracedProgram\n"
             f"program = TracedProgram.parse(Path({str(file)!r}).read_bytes()).at(3, 1, 64)\n"
             "print(len(program.operations) > 20, program.top, 'torch' in sys.modules)"
         )
@@ -161,18 +161,18 @@ def test_the_program_needs_no_torch_to_be_bound_to_a_bucket() -> None:
 
 
 def altered(old: str, new: str) -> Any:
-    from llmc.compiler.xla.program import TracedProgram
+    from llmc.compiler.program.sized import TracedProgram
 
     return TracedProgram.parse(traced(False).replace(old.encode(), new.encode())).at(2, 4, 0)
 
 
 def test_an_operator_without_a_rule_is_named_with_the_layer_that_it_came_from() -> None:
-    from llmc.compiler.xla.evaluate import evaluate
+    from llmc.compiler.targets.xla.evaluate import evaluate
 
     program = altered("torch.ops.aten.silu.default", "torch.ops.aten.celu.default")
     import jax.numpy as jnp
 
-    from llmc.compiler.xla.evaluate import narrowed
+    from llmc.compiler.targets.xla.evaluate import narrowed
 
     fields = json.loads(traced(False))["graph_module"]["graph"]["tensor_values"]
     sizes = {"token_ids": (2, 4), "past_lengths": (2,), "new_lengths": (2,)}
@@ -193,7 +193,7 @@ def test_a_call_that_is_no_operator_is_refused() -> None:
 
 
 def test_what_is_not_a_traced_program_is_refused() -> None:
-    from llmc.compiler.xla.program import TracedProgram
+    from llmc.compiler.program.sized import TracedProgram
 
     for data in (b"", b"{}", b"[1]", traced(False).replace(b"past_lengths", b"p")):
         with pytest.raises(ValueError, match=r"program|JSON|Expecting"):

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.xla import topology
-from llmc.compiler.xla.capacity import device_bytes, out_of_memory
-from llmc.compiler.xla.chips import CHIPS
-from llmc.compiler.xla.topology import known, parse_topology
+from llmc.compiler.targets.xla import topology
+from llmc.compiler.targets.xla.capacity import device_bytes, out_of_memory
+from llmc.compiler.targets.xla.chips import CHIPS
+from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.xla.libtpu import LIBTPU_ENVIRONMENT
+from llmc.runtime.executors.xla.libtpu import LIBTPU_ENVIRONMENT
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ SLICES = ("v4-2x2x1", "v5e-1x1", "v5p-2x2x2", "v6e-2x4", "tpu7x-2x2x1")
 PROGRAM = """
 import jax, jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
-from llmc.compiler.xla.topology import parse_topology
+from llmc.compiler.targets.xla.topology import parse_topology
 
 jax.config.update("jax_traceback_in_locations_limit", 0)
 
@@ -56,7 +56,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What libtpu says: devices of every slice, bytes of padded arrays, and its words for too much."""
     program = f"""
     import json
-    from llmc.compiler.xla.topology import known
+    from llmc.compiler.targets.xla.topology import known
 
     def refusal(name, gib):
         try:

@@ -73,7 +73,7 @@ def shuffled(bucket: str) -> list[int]:
 
 @cache
 def stand_in_core(bucket: str) -> Any:
-    from llmc.compiler.xla.torch_xla import StableHlo, TorchXlaCore
+    from llmc.compiler.targets.xla.torch_xla import StableHlo, TorchXlaCore
 
     order = shuffled(bucket)
     return TorchXlaCore(special(bucket), StableHlo(jax_module(bucket, order), tuple(order)))
@@ -82,7 +82,7 @@ def stand_in_core(bucket: str) -> Any:
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts another script in the worker's place."""
-    from llmc.compiler.xla import torch_xla
+    from llmc.compiler.targets.xla import torch_xla
 
     def put(script: str) -> None:
         file = tmp_path / "worker.py"
@@ -98,7 +98,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 def test_without_an_environment_the_error_names_the_line_that_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.compiler.xla.torch_xla import find_python
+    from llmc.compiler.targets.xla.torch_xla import find_python
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DeviceError, match=r"\.venv-torch-xla.*make torch-xla-env.*LLMC_TORCH_XLA_PYTHON") as found:
@@ -107,7 +107,7 @@ def test_without_an_environment_the_error_names_the_line_that_makes_one(
 
 
 def test_the_environment_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler.xla.torch_xla import find_python
+    from llmc.compiler.targets.xla.torch_xla import find_python
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DeviceError, match=r"no Python at nowhere/python"):
@@ -120,7 +120,7 @@ def test_the_environment_may_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_python_without_torch_xla_is_told_from_a_program_that_fails() -> None:
-    from llmc.compiler.xla.torch_xla import export, versions
+    from llmc.compiler.targets.xla.torch_xla import export, versions
 
     with pytest.raises(DeviceError, match=r"torch_xla.*make torch-xla-env"):
         export(write_archive(special("prompt")), PYTHON)
@@ -132,7 +132,7 @@ def test_a_python_without_torch_xla_is_told_from_a_program_that_fails() -> None:
 
 
 def test_what_is_no_program_is_an_error_with_the_workers_last_line() -> None:
-    from llmc.compiler.xla.torch_xla import export
+    from llmc.compiler.targets.xla.torch_xla import export
 
     with pytest.raises(CompileError, match=r"torch-xla cannot export the program: not a portable program \(BadZipFile"):
         export(b"nothing of the kind", PYTHON)
@@ -149,7 +149,7 @@ def test_what_is_no_program_is_an_error_with_the_workers_last_line() -> None:
     ],
 )
 def test_a_worker_that_fails_is_an_error(worker: Callable[[str], None], script: str, message: str) -> None:
-    from llmc.compiler.xla.torch_xla import export
+    from llmc.compiler.targets.xla.torch_xla import export
 
     worker(script)
     with pytest.raises(CompileError, match=message):
@@ -157,7 +157,7 @@ def test_a_worker_that_fails_is_an_error(worker: Callable[[str], None], script: 
 
 
 def test_a_worker_that_hangs_is_an_error(worker: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler.xla import torch_xla
+    from llmc.compiler.targets.xla import torch_xla
 
     worker("import time; time.sleep(60)")
     monkeypatch.setattr(torch_xla, "LIMIT_SECONDS", 0.2)
@@ -172,7 +172,7 @@ def test_a_worker_that_hangs_is_an_error(worker: Callable[[str], None], monkeypa
 def test_a_module_is_called_with_its_arguments_in_its_order_and_integers_as_wide_as_it_has_them(
     bucket: str, worker: Callable[[str], None], tmp_path: Path
 ) -> None:
-    from llmc.compiler.xla.torch_xla import torch_xla_core
+    from llmc.compiler.targets.xla.torch_xla import torch_xla_core
 
     made = tmp_path / "made"
     made.mkdir()
@@ -197,7 +197,7 @@ def test_the_step_around_a_module_can_be_exported_for_other_platforms() -> None:
 
 
 def test_a_module_that_is_not_of_the_program_is_refused() -> None:
-    from llmc.compiler.xla.torch_xla import StableHlo, TorchXlaCore
+    from llmc.compiler.targets.xla.torch_xla import StableHlo, TorchXlaCore
 
     order = shuffled("prompt")
     module = jax_module("prompt", order)

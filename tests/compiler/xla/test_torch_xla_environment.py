@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch_xla
 @cache
 def made_by_torch_xla(bucket: str) -> tuple[Any, bytes]:
     """The core, and the module in it."""
-    from llmc.compiler.xla.torch_xla import TorchXlaCore, export, find_python
+    from llmc.compiler.targets.xla.torch_xla import TorchXlaCore, export, find_python
 
     made = export(write_archive(special(bucket)), find_python(Settings.from_environment().torch_xla_python))
     return TorchXlaCore(special(bucket), made), made.module
@@ -95,7 +95,7 @@ def test_the_tpu_compiler_takes_torch_xlas_step(bucket: str, monkeypatch: pytest
     [("i0.default", "i0.default .after model.layers.0.mlp.gate_proj.weight."), ("no.such", "is not an ATen operator")],
 )
 def test_an_operator_that_torch_xla_cannot_lower_is_named_with_its_layer(operator: str, message: str) -> None:
-    from llmc.compiler.xla.torch_xla import export, find_python
+    from llmc.compiler.targets.xla.torch_xla import export, find_python
 
     program = copy.deepcopy(special("prompt"))
     node = next(n for n in program["graph_module"]["graph"]["nodes"] if "silu" in n["target"])

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmc.bench.loadtest.client import Caller
+from llmc.bench.loadtest.http import Site
+from llmc.bench.loadtest.outcome import Failure, Outcome
+from llmc.bench.loadtest.sse import EventParser
 from llmc.errors import InputError
-from llmc.runtime.loadtest.client import Caller
-from llmc.runtime.loadtest.http import Site
-from llmc.runtime.loadtest.outcome import Failure, Outcome
-from llmc.runtime.loadtest.sse import EventParser
 from tests.runtime.loadtest.scripted import DONE, Answer, chunk, error, serving, stream, usage
 
 LINE = st.binary(max_size=6).filter(lambda data: not set(data) & set(b"\r\n"))

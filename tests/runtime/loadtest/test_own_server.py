@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.loadtest.report import Report
-from llmc.runtime.loadtest.run import LoadTest, run
-from llmc.runtime.loadtest.workload import Workload
+from llmc.bench.loadtest.report import Report
+from llmc.bench.loadtest.run import LoadTest, run
+from llmc.bench.loadtest.workload import Workload
 from tests.runtime.server.live import Live, toy_bundle
 
 

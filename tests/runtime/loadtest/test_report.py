@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from llmc.bench.loadtest import slo
+from llmc.bench.loadtest.outcome import Failure, Outcome
+from llmc.bench.loadtest.report import Distribution, make_report, peak
+from llmc.bench.loadtest.report_text import text
 from llmc.errors import InputError
-from llmc.runtime.loadtest import slo
-from llmc.runtime.loadtest.outcome import Failure, Outcome
-from llmc.runtime.loadtest.report import Distribution, make_report, peak
-from llmc.runtime.loadtest.report_text import text
 
 
 def answered(index: int, due: float, first: float, gap: float, count: int, **more: object) -> Outcome:

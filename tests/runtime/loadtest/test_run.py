@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from llmc.bench.loadtest.plots import draw
+from llmc.bench.loadtest.report import Report
+from llmc.bench.loadtest.run import LoadTest, run
+from llmc.bench.loadtest.workload import Workload
 from llmc.errors import InputError, LlmcError
-from llmc.runtime.loadtest.plots import draw
-from llmc.runtime.loadtest.report import Report
-from llmc.runtime.loadtest.run import LoadTest, run
-from llmc.runtime.loadtest.workload import Workload
 from tests.runtime.loadtest.scripted import MODEL, Answer, ScriptedServer, error, serving, stream
 
 

@@ -9,10 +9,10 @@ from statistics import mean, pstdev
 
 import pytest
 
+from llmc.bench.loadtest.arrivals import send_times
+from llmc.bench.loadtest.prompts import WORDS, Calibration, Prompts
+from llmc.bench.loadtest.workload import Workload
 from llmc.errors import InputError
-from llmc.runtime.loadtest.arrivals import send_times
-from llmc.runtime.loadtest.prompts import WORDS, Calibration, Prompts
-from llmc.runtime.loadtest.workload import Workload
 
 AZURE = Path(__file__).parents[2] / "data" / "azure_conv_sample.csv"
 TRACE = "time,prompt_tokens,output_tokens\n5,80,40\n6,8,4\n9,2,1\n"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.openvino.blocks import BLOCK, PRECISIONS, BlockCache
-from llmc.runtime.openvino.space import GIB, block_bytes, pool_blocks
+from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS, BlockCache
+from llmc.runtime.executors.openvino.space import GIB, block_bytes, pool_blocks
 
 LAYERS, HEADS, SIZE = 2, 3, 16
 ALLOWED = {"f32": 0.0, "bf16": 0.02, "u8": 0.03}
@@ -61,7 +61,7 @@ def test_a_pool_has_room_for_all_slots_or_for_the_space_it_is_given() -> None:
 
 
 def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.runtime.openvino import space
+    from llmc.runtime.executors.openvino import space
 
     monkeypatch.setattr(space, "available_memory", lambda: 1 << 20)
     with pytest.raises(DeviceError, match=r"does not fit: .* GiB of memory are free here; ask for at most"):

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.artifacts.store import Store
+from llmc.artifacts.store.store import Store
 from llmc.compiler import targets
-from llmc.compiler.openvino.static_target import OpenVinoStaticTarget
-from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget
+from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors.openvino_static import OpenVinoStaticExecutor
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.openvino.static_executor import OpenVinoStaticExecutor
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.sampling import SamplingParams
 from llmc.testing.executors import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
 from tests.compiler import tiny
 from tests.manifests import edit_manifest
@@ -136,7 +136,7 @@ def test_a_model_that_opens_after_ready_is_counted(compiled: Compile) -> None:
 def test_models_used_least_recently_are_closed_where_memory_is_short(
     compiled: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.openvino.static_models._free_memory", lambda: 0)
+    monkeypatch.setattr("llmc.runtime.executors.openvino.static_models._free_memory", lambda: 0)
     executor = Bundle.open(compiled("CPU").bundle).executor(slots=SLOTS, threads=1)
     for count in (1, 3, 9):
         prefill(executor, 0, list(range(count)))

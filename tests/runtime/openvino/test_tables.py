@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
-from llmc.runtime.openvino.blocks import BLOCK
-from llmc.runtime.openvino.tables import BlockTables
+from llmc.runtime.executors.openvino.blocks import BLOCK
+from llmc.runtime.executors.openvino.tables import BlockTables
 
 SLOTS, BLOCKS = 4, 24
 

@@ -7,7 +7,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from llmc.runtime.openvino import device
+from llmc.runtime.executors.openvino import device
 
 
 @pytest.mark.parametrize("may", [True, False])

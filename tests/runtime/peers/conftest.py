@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.peers.worker import Contender
+from llmc.bench.peers.worker import Contender
 
 FAKE = str(Path(__file__).with_name("fake_engine"))
 """As `Contender.engine` has it: an absolute path instead of a name in engines/."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc.runtime.peers.engines.bundle import Engine
+from llmc.bench.peers.engines.bundle import Engine
 from tests.toy import Toy, greedy, reference
 
 

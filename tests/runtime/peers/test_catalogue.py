@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from llmc.bench.peers import catalogue
+from llmc.bench.peers.catalogue import APART, PEERS, PINS, Asked, parse, requirement
+from llmc.bench.peers.environment import installed, interpreter, require
+from llmc.bench.peers.worker import ENGINES
 from llmc.errors import DeviceError, InputError, UnknownNameError
-from llmc.runtime.peers import catalogue
-from llmc.runtime.peers.catalogue import APART, PEERS, PINS, Asked, parse, requirement
-from llmc.runtime.peers.environment import installed, interpreter, require
-from llmc.runtime.peers.worker import ENGINES
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from llmc.bench.peers import compare, machine
+from llmc.bench.peers.compare import OF_ROOFLINE
+from llmc.bench.peers.report_text import text
+from llmc.bench.peers.results import Comparison
+from llmc.bench.peers.rounds import ROOM, settings
+from llmc.bench.peers.scope import KINDS, Scope
+from llmc.bench.peers.worker import Contender
 from llmc.cli.interrupts import sigterm_interrupts
 from llmc.errors import DeviceError, InputError, UnknownNameError
-from llmc.runtime.peers import compare, machine
-from llmc.runtime.peers.compare import OF_ROOFLINE
-from llmc.runtime.peers.report_text import text
-from llmc.runtime.peers.results import Comparison
-from llmc.runtime.peers.rounds import ROOM, settings
-from llmc.runtime.peers.scope import KINDS, Scope
-from llmc.runtime.peers.worker import Contender
 
 Make = Callable[..., Contender]
 TRACE = Path(__file__).parents[2] / "data" / "azure_conv_sample.csv"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.bench.peers.quality import CLASSES, Quality, compare
 from llmc.errors import VerificationError
-from llmc.runtime.peers.quality import CLASSES, Quality, compare
 
 
 def saved(path: Path, logits: object) -> Path:

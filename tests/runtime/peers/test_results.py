@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from llmc.bench.peers import page
+from llmc.bench.peers.quality import Quality
+from llmc.bench.peers.report_text import text
+from llmc.bench.peers.results import Comparison, Series, Trial
+from llmc.bench.peers.worker import Contender
 from llmc.errors import InputError
-from llmc.runtime.peers import page
-from llmc.runtime.peers.quality import Quality
-from llmc.runtime.peers.report_text import text
-from llmc.runtime.peers.results import Comparison, Series, Trial
-from llmc.runtime.peers.worker import Contender
 
 HOST = {"cpu": "a <CPU>", "cores": 2, "memory_gib": 4.0}
 

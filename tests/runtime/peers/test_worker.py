@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.peers.worker import Contender, EngineError, Worker, first_token
+from llmc.bench.peers.worker import Contender, EngineError, Worker, first_token
 
 Make = Callable[..., Contender]
 
@@ -80,6 +80,6 @@ def test_a_file_beside_the_launcher_hides_no_library(contender: Make, tmp_path: 
     (engines / "engine.py").write_text("import numpy\nclass Engine:\n    def __init__(self, model, threads): pass\n")
     module = pytest.MonkeyPatch()
     with module.context() as patch:
-        patch.setattr("llmc.runtime.peers.worker.ENGINES", engines)
+        patch.setattr("llmc.bench.peers.worker.ENGINES", engines)
         made = contender("one")
         Worker(Contender("one", "peer", "engine", made.python, "m"), 1, tmp_path / "log").close()

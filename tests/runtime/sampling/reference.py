@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc.runtime.sampling import SamplingParams, SequenceSampler
+from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler
 
 VOCAB = 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.runtime.sampling import sample
+from llmc.runtime.engine.sampling import sample
 from tests.runtime.sampling.reference import VOCAB, logits, sampler
 
 KINDS = [

@@ -16,9 +16,16 @@ import pytest
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.confined.limits import Limits
 from llmc.runtime.confined.pool import Job
-from llmc.runtime.sampling import SamplingParams, SequenceSampler, StructuredOutputsParams, grammars, guided, sample
-from llmc.runtime.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.engine.sampling import (
+    SamplingParams,
+    SequenceSampler,
+    StructuredOutputsParams,
+    grammars,
+    guided,
+    sample,
+)
+from llmc.runtime.engine.sampling.guided import MAX_GRAMMARS, ConstraintFactory, GrammarConstraint
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import BYTES, EOS, VOCAB, tokenizer_json
 
 PERSON = {

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from llmc.runtime.sampling import sample
+from llmc.runtime.engine.sampling import sample
 from tests.runtime.sampling.reference import logits, sampler
 
 

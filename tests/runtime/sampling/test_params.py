@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmc.errors import InputError, UnknownNameError
-from llmc.runtime.sampling import (
+from llmc.runtime.engine.sampling import (
     GuidedDecodingParams,
     RequestOutputKind,
     SamplingParams,
@@ -189,7 +189,6 @@ def test_construction_is_cheap():
 
 
 def test_importing_is_light():
-    code = (
-        "import sys, llmc.runtime.sampling; print({'torch', 'llguidance', 'tokenizers', 'fastapi'} & set(sys.modules))"
-    )
+    heavy = {"torch", "llguidance", "tokenizers", "fastapi"}
+    code = f"import sys, llmc.runtime.engine.sampling; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
-from llmc.runtime.sampling import SamplingParams, SequenceSampler, bad_word_ids, sample
+from llmc.runtime.engine.sampling import SamplingParams, SequenceSampler, bad_word_ids, sample
 from tests.runtime.sampling.reference import VOCAB, logits, penalised, sampler, support
 
 PROPERTY = settings(max_examples=200, deadline=None, database=None, derandomize=True)

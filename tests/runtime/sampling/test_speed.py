@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from llmc.runtime.sampling import sample
+from llmc.runtime.engine.sampling import sample
 from tests.runtime.sampling.reference import logits, sampler
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.sampling import TopLogits, sample, sample_top
+from llmc.runtime.engine.sampling import TopLogits, sample, sample_top
 from tests.runtime.sampling.reference import logits, sampler
 
 PROPERTY = settings(max_examples=150, deadline=None, database=None, derandomize=True)

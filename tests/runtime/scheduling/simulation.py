@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 from llmc.buckets.plan import Plan
-from llmc.runtime.scheduling.base import SchedulerConfig
+from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from tests.runtime.scheduling.plans import plans
 from tests.runtime.scheduling.watched import Client, Watched
 

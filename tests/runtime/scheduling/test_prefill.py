@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.lookup import prefill_path
-from llmc.runtime.scheduling.base import SchedulerConfig
-from llmc.runtime.scheduling.prefill import Prefill
-from llmc.runtime.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.base import SchedulerConfig
+from llmc.runtime.engine.scheduling.prefill import Prefill
+from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
 from tests.runtime.scheduling.plans import plan_of, plans
 
 

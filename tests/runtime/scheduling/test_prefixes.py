@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.scheduling.prefixes import common_prefix, longest_match
-from llmc.runtime.scheduling.sequence import ScheduledSequence
-from llmc.runtime.scheduling.slots import Retained, SlotTable
+from llmc.runtime.engine.scheduling.prefixes import common_prefix, longest_match
+from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.slots import Retained, SlotTable
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=30)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from llmc.runtime.scheduling.queue import WaitingQueue
-from llmc.runtime.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.queue import WaitingQueue
+from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
 
 NONE: frozenset[int] = frozenset()
 

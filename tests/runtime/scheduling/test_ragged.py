@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime.scheduling import open_scheduler
-from llmc.runtime.scheduling.base import Copy, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling import open_scheduler
+from llmc.runtime.engine.scheduling.base import Copy, SchedulerConfig, Work
 from tests.runtime.scheduling.plans import plans
 from tests.runtime.scheduling.watched import Client, Watched
 

@@ -11,8 +11,8 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.scheduling.base import Occupancy, SchedulerConfig, Work
-from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.engine.scheduling.base import Occupancy, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.scheduler import Scheduler
 from tests.runtime.scheduling.plans import plans
 from tests.runtime.scheduling.watched import Watched, prompts_of
 

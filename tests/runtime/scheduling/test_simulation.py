@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from llmc.runtime.scheduling.base import SchedulerConfig
+from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from tests.runtime.scheduling.plans import plans
 from tests.runtime.scheduling.simulation import rounds
 from tests.runtime.scheduling.watched import Watched

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llmc.buckets.plan import Plan
-from llmc.runtime.scheduling import open_scheduler
-from llmc.runtime.scheduling.base import Row, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling import open_scheduler
+from llmc.runtime.engine.scheduling.base import Row, SchedulerConfig, Work
 
 
 @dataclass

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.opening import EngineOptions
-from llmc.runtime.server.events import Event, Listening, Ready
-from llmc.runtime.server.lifecycle import Server
-from llmc.runtime.server.listening import Listener, listen
-from llmc.runtime.server.loading import OpenBundle
-from llmc.runtime.server.state import ServerConfig
-from llmc.runtime.server.warming import WarmUp
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.step import Step
+from llmc.server.events import Event, Listening, Ready
+from llmc.server.lifecycle import Server
+from llmc.server.listening import Listener, listen
+from llmc.server.loading import OpenBundle
+from llmc.server.state import ServerConfig
+from llmc.server.warming import WarmUp
 from tests.toy import Toy
 
 PATIENCE_S = 10.0

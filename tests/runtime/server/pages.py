@@ -12,12 +12,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from llmc.runtime.observer import EngineStats
-from llmc.runtime.server.auth import RequireKey
-from llmc.runtime.server.routes import dashboard, metrics
-from llmc.runtime.server.state import Progress, Served, ServerConfig, ServerState
-from llmc.runtime.telemetry.metrics import Metrics
-from llmc.runtime.telemetry.snapshot import Snapshot
+from llmc.runtime.engine.observer import EngineStats
+from llmc.server.auth import RequireKey
+from llmc.server.routes import dashboard, metrics
+from llmc.server.state import Progress, Served, ServerConfig, ServerState
+from llmc.server.telemetry.metrics import Metrics
+from llmc.server.telemetry.snapshot import Snapshot
 from llmc.testing.toy import toy_plan
 from tests.runtime.telemetry.samples import step, summary
 

@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.chat import ChatTemplate
-from llmc.runtime.observer import FinishReason
-from llmc.runtime.requests import Request, TokenLogprobs, Update
-from llmc.runtime.server.app import build_app
-from llmc.runtime.server.state import Served, ServerConfig, ServerState
-from llmc.runtime.telemetry.metrics import Metrics
-from llmc.runtime.telemetry.snapshot import Snapshot
+from llmc.runtime.engine.observer import FinishReason
+from llmc.runtime.engine.requests import Request, TokenLogprobs, Update
+from llmc.runtime.text.chat import ChatTemplate
+from llmc.server.app import build_app
+from llmc.server.state import Served, ServerConfig, ServerState
+from llmc.server.telemetry.metrics import Metrics
+from llmc.server.telemetry.snapshot import Snapshot
 
 
 @dataclass

@@ -11,10 +11,10 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from llmc.errors import OverloadedError
-from llmc.runtime.server import aside
-from llmc.runtime.server.aside import LARGE, MAX_WAITING, SMALL, Lane
-from llmc.runtime.server.shared import Shared
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
+from llmc.server import aside
+from llmc.server.aside import LARGE, MAX_WAITING, SMALL, Lane
+from llmc.server.shared import Shared
 from llmc.testing.toy import tokenizer_json
 
 

@@ -7,8 +7,8 @@ import base64
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime.server.app import ROUTERS
-from llmc.runtime.server.auth import OPEN_PATHS
+from llmc.server.app import ROUTERS
+from llmc.server.auth import OPEN_PATHS
 from tests.runtime.server.stub_engine import refusal
 
 KEYS = ("first-key", "clé-ñ-鍵")

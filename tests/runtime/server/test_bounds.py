@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime.server import aside, body
-from llmc.runtime.server.app import BODIES
-from llmc.runtime.server.protocol import bounds, strict_json
+from llmc.server import aside, body
+from llmc.server.app import BODIES
+from llmc.server.protocol import bounds, strict_json
 from tests.runtime.server.stub_engine import Api, refusal
 
 DOCS = Path(__file__).parents[3] / "docs" / "serving.md"

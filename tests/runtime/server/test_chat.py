@@ -203,7 +203,7 @@ def test_a_conversation_over_the_limit_is_told_the_limit_and_its_length(api):
 
 def test_a_long_text_is_encoded_beside_the_loop_with_the_same_result(api, monkeypatch):
     for name in ("SMALL", "LARGE"):
-        monkeypatch.setattr(f"llmc.runtime.server.aside.{name}", 1)
+        monkeypatch.setattr(f"llmc.server.aside.{name}", 1)
         assert api.chat("Hi").status_code == 200
         assert api.engine.requests.pop() is not None
     assert api.chat("Hi").status_code == 200

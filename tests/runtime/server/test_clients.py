@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.server.clients import Clients, client_of
-from llmc.runtime.server.errors import ApiError
-from llmc.runtime.server.state import ServerConfig
+from llmc.server.clients import Clients, client_of
+from llmc.server.errors import ApiError
+from llmc.server.state import ServerConfig
 from tests.runtime.server.live import Gate, Live, until
 from tests.runtime.server.stub_engine import refusal
 from tests.runtime.server.test_connections import answered

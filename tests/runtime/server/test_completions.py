@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from llmc.runtime.requests import TokenLogprobs
-from llmc.runtime.server.protocol.logprobs import chat_logprobs, completion_logprobs
+from llmc.runtime.engine.requests import TokenLogprobs
+from llmc.server.protocol.logprobs import chat_logprobs, completion_logprobs
 from tests.runtime.server.stub_engine import events, joined, refusal
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.server.connections import PIPELINED, BoundedProtocol
+from llmc.server.connections import PIPELINED, BoundedProtocol
 from tests.runtime.server.live import Gate, Live, completion, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.server.events import Dead
+from llmc.server.events import Dead
 from tests.runtime.server.live import Gate, Live, until
 
 
 def test_a_crash_ends_what_runs_and_turns_health_red(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("llmc.runtime.server.lifecycle._LOOK_S", 0.001)
+    monkeypatch.setattr("llmc.server.lifecycle._LOOK_S", 0.001)
     gate = Gate(monkeypatch)
     with Live(bundle) as live:
         live.ready()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
-from llmc.runtime.server.state import Progress
+from llmc.server.state import Progress
 from tests.runtime.server.live import Live, toy_bundle
 from tests.runtime.server.pages import MadeUp, Site
 

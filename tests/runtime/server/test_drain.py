@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.server.events import Draining, Stopped
+from llmc.server.events import Draining, Stopped
 from tests.runtime.server.live import Gate, Live, completion, until
 
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from llmc.errors import EngineDeadError, InputError, OverloadedError
-from llmc.runtime.server.state import Progress
+from llmc.server.state import Progress
 from tests.runtime.server.stub_engine import events, refusal
 
 POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from llmc.runtime.confined.limits import Limits
-from llmc.runtime.opening import EngineOptions
+from llmc.runtime.startup.opening import EngineOptions
 from llmc.testing.toy import BYTES
 from tests.runtime.sampling.test_guided import chained
 from tests.runtime.server.live import PATIENCE_S, Call, Live, until

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime import async_llm, chat
+from llmc.runtime import async_llm
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.confined.limits import Limits
-from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.text import chat
 from llmc.testing import toy
 from tests.runtime.server.live import Answer, Call, Live, toy_bundle, until
 from tests.runtime.server.test_hostile_grammars import HEALTHY_S, Health

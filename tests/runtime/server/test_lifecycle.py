@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.server import serve
-from llmc.runtime.server.events import Listening, Ready, Stopped
-from llmc.runtime.server.state import Progress, ServerConfig
-from llmc.runtime.server.warming import Countdown, warm_up_of
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.server import serve
+from llmc.server.events import Listening, Ready, Stopped
+from llmc.server.state import Progress, ServerConfig
+from llmc.server.warming import Countdown, warm_up_of
 from llmc.testing.toy import write_toy
 from tests.runtime.server.live import Gate, Live, toy_bundle, until
 from tests.toy import Toy

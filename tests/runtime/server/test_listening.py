@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime.server.listening import Listener, listen, listen_unix
+from llmc.server.listening import Listener, listen, listen_unix
 from tests.runtime.server.live import Live, toy_bundle
 
 

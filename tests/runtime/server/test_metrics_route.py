@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmc.runtime.server.state import Progress
+from llmc.server.state import Progress
 from tests.runtime.server.pages import MadeUp
 
 

@@ -8,7 +8,7 @@ import json
 import openai
 import pytest
 
-from llmc.runtime.server.protocol.answers import ChatResponse, CompletionResponse
+from llmc.server.protocol.answers import ChatResponse, CompletionResponse
 from tests.runtime.server.live import Live
 
 

@@ -6,7 +6,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
-from llmc.runtime.server.app import BODIES
+from llmc.server.app import BODIES
 from tests.runtime.server.live import Live
 
 KEY = "k"

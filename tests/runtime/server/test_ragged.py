@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmc.runtime.opening import EngineOptions
+from llmc.runtime.startup.opening import EngineOptions
 from tests.runtime.server.live import Live
 from tests.toy import Toy
 

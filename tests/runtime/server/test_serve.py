@@ -20,7 +20,7 @@ from tests.runtime.server.process import Process
 
 HANGING = """
     import threading
-    from llmc.runtime.executors.fake import FakeExecutor
+    from llmc.runtime.executors.fake.executor import FakeExecutor
     run, steps = FakeExecutor.run, []
     def hanging(executor, step):
         steps.append(step)
@@ -158,7 +158,7 @@ def test_a_graph_that_hangs_cannot_hold_the_process(
     before = (
         HANGING.format(free=2)
         + f"""
-    import llmc.runtime.server.watchdog as watchdog
+    import llmc.server.watchdog as watchdog
     watchdog.{limits}
     """
     )
@@ -188,7 +188,7 @@ def test_ending_at_once_takes_child_processes_along(tmp_path: Path) -> None:
     process = child(
         """
         import multiprocessing, time
-        from llmc.runtime.server.watchdog import end
+        from llmc.server.watchdog import end
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
         worker.start()
         print(worker.pid)

@@ -10,9 +10,9 @@ import time
 import pytest
 from starlette.requests import ClientDisconnect
 
-from llmc.runtime.server.disconnect import unless_disconnected
-from llmc.runtime.server.protocol.chunks import ChunkWriter
-from llmc.runtime.server.streaming import EventStream
+from llmc.server.disconnect import unless_disconnected
+from llmc.server.protocol.chunks import ChunkWriter
+from llmc.server.streaming import EventStream
 
 
 @pytest.mark.parametrize("kind", ["chat.completion.chunk", "text_completion"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.errors import InputError
-from llmc.runtime.server.protocol.strict_json import MAX_DEPTH, loads
+from llmc.server.protocol.strict_json import MAX_DEPTH, loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

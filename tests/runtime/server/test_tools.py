@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.sampling.guided import ConstraintFactory
-from llmc.runtime.sampling.structured import StructuredOutputsParams
-from llmc.runtime.server.tool_calls import ToolCall, ToolCallParser, call_grammar
+from llmc.runtime.engine.sampling.guided import ConstraintFactory
+from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.server.tool_calls import ToolCall, ToolCallParser, call_grammar
 from tests.runtime.server.stub_engine import events, refusal
 
 HERMES = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{# <tool_call> #}{{ messages[0].content }}"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from llmc.errors import InputError, UnknownNameError
-from llmc.runtime.opening import EngineOptions
-from llmc.runtime.speculation import SpeculativeConfig
+from llmc.runtime.engine.speculation import SpeculativeConfig
+from llmc.runtime.startup.opening import EngineOptions
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import Engine, TokenEvent
-from llmc.runtime.executors.fake import FakeExecutor
-from llmc.runtime.generator import Generator
+from llmc.runtime.engine.engine import Engine, TokenEvent
+from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
+from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.speculation import SpeculativeConfig
+from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.observer import Observer, RequestSummary, StepRecord
-from llmc.runtime.requests import Request
-from llmc.runtime.sampling import SamplingParams
-from llmc.runtime.speculation import SpeculativeConfig
 from llmc.testing.toy import VOCAB
 from tests.toy import Toy
 
@@ -229,7 +229,9 @@ def test_logits_that_are_no_numbers_end_a_sequence_as_without_drafts(toy: Toy, m
 
 
 def test_guesses_that_never_hold_are_soon_made_seldom(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc.runtime.speculation.ngrams.NgramIndex.lookup", lambda self, tokens, most: [9][:most])
+    monkeypatch.setattr(
+        "llmc.runtime.engine.speculation.ngrams.NgramIndex.lookup", lambda self, tokens, most: [9][:most]
+    )
     made = Run(engine_of(toy, SpeculativeConfig(1)), [([0, 1], repeating(24))])
     assert [number for number, r in enumerate(made.records[1:]) if r.drafted] == [0, 3, 8, 17]
     assert (made.drafted, made.accepted) == (4, 0)

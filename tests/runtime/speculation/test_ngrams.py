@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.speculation.ngrams import CANDIDATES, NgramIndex
+from llmc.runtime.engine.speculation.ngrams import CANDIDATES, NgramIndex
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=300)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine import Engine
-from llmc.runtime.generator import Generator
-from llmc.runtime.observer import Observer, RequestSummary, StepRecord
-from llmc.runtime.requests import Request
-from llmc.runtime.sampling import SamplingParams
+from llmc.runtime.engine.engine import Engine
+from llmc.runtime.engine.generator import Generator
+from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
+from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.sampling import SamplingParams
 from tests.toy import Toy
 
 

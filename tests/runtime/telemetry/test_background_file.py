@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.telemetry import background_file
-from llmc.runtime.telemetry.background_file import BackgroundFile
+from llmc.server.telemetry import background_file
+from llmc.server.telemetry.background_file import BackgroundFile
 
 
 def opened(path: Path, **more: object) -> BackgroundFile[int]:

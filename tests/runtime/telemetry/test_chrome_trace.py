@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from llmc.errors import InputError
-from llmc.runtime.observer import Observers
-from llmc.runtime.telemetry.chrome_trace import ChromeTrace
+from llmc.runtime.engine.observer import Observers
+from llmc.server.telemetry.chrome_trace import ChromeTrace
 from tests.runtime.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
 
 Events = list[dict[str, Any]]
@@ -172,7 +172,7 @@ def test_names_cannot_break_out_of_their_strings(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, signal, sys
-from llmc.runtime.telemetry.chrome_trace import ChromeTrace
+from llmc.server.telemetry.chrome_trace import ChromeTrace
 from tests.runtime.telemetry.samples import step
 trace = ChromeTrace(sys.argv[1])
 for i in range(300):

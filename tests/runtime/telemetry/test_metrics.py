@@ -11,9 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmc import __version__
-from llmc.runtime.observer import EngineStats, Observers
-from llmc.runtime.telemetry.histogram import Histogram
-from llmc.runtime.telemetry.metrics import Metrics
+from llmc.runtime.engine.observer import EngineStats, Observers
+from llmc.server.telemetry.histogram import Histogram
+from llmc.server.telemetry.metrics import Metrics
 from llmc.testing.toy import toy_plan
 from tests.runtime.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.observer import Observers
-from llmc.runtime.telemetry.snapshot import Snapshot
+from llmc.runtime.engine.observer import Observers
+from llmc.server.telemetry.snapshot import Snapshot
 from llmc.testing.toy import toy_plan
 from tests.runtime.telemetry.samples import Kept, generator, run, step, summary, toy_bundle
 

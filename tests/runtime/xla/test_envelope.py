@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.errors import ArtifactError
-from llmc.runtime.xla.envelope import MAGIC, MAX_HEADER, VERSION, Envelope, StepHeader, Tensor, write_envelope
+from llmc.runtime.executors.xla.envelope import MAGIC, MAX_HEADER, VERSION, Envelope, StepHeader, Tensor, write_envelope
 
 HEADER = {"platform": "cpu", "jax": "0.10.2 0.10.2", "inputs": [{"name": "é", "shape": [1, 2]}]}
 SECTIONS = {"native": bytes(range(100)), "export": b"portable"}

@@ -1,0 +1,167 @@
+"""The Python surface: plan, compile, open and generate. `from llmc import LLM, SamplingParams`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.api.vllm_arguments import split
+from llmc.paths import is_dir, is_file
+from llmc.runtime.llm import BundleLLM
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.store import Store
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.pipeline import CompileResult, Reporter
+
+DEVICE = "cpu"
+
+
+def plan(model: str | Path | None = None, **flags: Any) -> Plan:
+    """Plan the buckets for a checkpoint: a Hugging Face folder, a config.json, a .gguf file or a hub name.
+
+    Keywords are those of `llmc.compiler.planning.PlanArguments`: max_model_len, max_num_seqs, max_num_batched_tokens,
+    block_size, max_prompt_len (ints), strategy (a name), the ranges prompt_batch, prompt_seq, prompt_context,
+    decode_batch, decode_seq as (min, step, max), from_file, traffic and bench (paths), max_graphs, max_waste (a
+    fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for values that cannot
+    be used, CheckpointError when the model cannot be read.
+    """
+    from llmc.compiler.planning import plan_for
+
+    return plan_for(None if model is None else str(model), **flags)
+
+
+def compile(  # noqa: A001 - llmc.compile is the verb of this package
+    model: str | Path,
+    output: str | Path,
+    *,
+    device: str = DEVICE,
+    plan: Plan | None = None,
+    quantize: str | None = None,
+    dtype: str = "auto",
+    specialise: bool | None = None,
+    verify: str = "sample",
+    require_native: bool = False,
+    sample_top_k: int = 0,
+    jobs: int | None = None,
+    cache_dir: str | Path | None = None,
+    store: Store | None = None,
+    report: Reporter | None = None,
+    **more: Any,
+) -> CompileResult:
+    """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
+
+    `model` may be a config.json: weights are bound when the bundle is opened. The options that devices declare are
+    keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by
+    device. `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
+    `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
+    DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
+    """
+    from llmc.artifacts.local.opening import open_store
+    from llmc.compiler.pipeline import compile_bundle
+    from llmc.compiler.planning import plan_for
+    from llmc.compiler.targets import declared
+    from llmc.compiler.targets.options import CompileOptions
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    own = {name: more.pop(name) for name in declared() if name in more}
+    options = CompileOptions.of(
+        device, quantize=quantize, dtype=dtype, specialise=specialise, verify=verify, require_native=require_native,
+        jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
+    )  # fmt: skip
+    made = plan if plan is not None else plan_for(str(model), **more)
+    if store is None:
+        store = open_store(cache_dir, settings, device)
+    return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))
+
+
+class LLM(BundleLLM):
+    """Offline inference with vLLM's names: `LLM(model=…).generate(prompts, SamplingParams(…))`.
+
+    `model` is a bundle (a folder, or a reference to one, see artifacts/local/references.py), or a checkpoint, which is
+    compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
+    bundle, and what NEURON_COMPILED_ARTIFACTS holds for device neuron, is loaded whatever is asked for; each component
+    that is otherwise is named in a warning. `weights` is the checkpoint whose weights a bundle of a configuration alone
+    takes, see docs/config-only.md. Further arguments: those of EngineOptions, and vLLM's, see api/vllm_arguments.py.
+    """
+
+    def __init__(
+        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, keep_steps: bool = False,
+        weights: str | Path | None = None, **arguments: Any,
+    ) -> None:  # fmt: skip
+        compiled, engine = split(arguments)
+        bundle = bundle_of(str(model), device, compiled, weights=None if weights is None else str(weights))
+        super().__init__(bundle, threads, keep_steps, **engine)
+
+
+def bundle_of(
+    model: str, device: str = DEVICE, options: dict[str, Any] | None = None, report: Reporter | None = None,
+    store: Store | None = None, weights: str | None = None,
+) -> Path:  # fmt: skip
+    """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
+
+    With `weights`, the folder of that bundle bound to the checkpoint of that name. Raises what `compile`, `resolve` and
+    `llmc.compiler.bind.bound` raise.
+    """
+    bundle = _bundle_of(model, device, options, report, store)
+    if weights is None:
+        return bundle
+    from llmc.compiler.bind import bound
+
+    if store is None:
+        from llmc.artifacts.local.opening import open_store
+
+        store = open_store(device=device)
+    return bound(bundle, weights, store, report)
+
+
+def _bundle_of(
+    model: str, device: str, options: dict[str, Any] | None, report: Reporter | None, store: Store | None
+) -> Path:
+    options = dict(options or {})
+    making = {**options, "report": report, "store": store}
+    path = Path(model)
+    if is_file(path / "manifest.json") or (is_dir(path) and not _holds_checkpoint(path)):
+        return _matching(path, None if device == DEVICE else device, options)
+    from llmc.artifacts.local.precompiled import load, place_for
+    from llmc.artifacts.local.references import is_reference, resolve
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    if is_reference(model):
+        return _matching(resolve(model, settings, store), None if device == DEVICE else device, options)
+    place = place_for(device, model, settings.neuron_artifacts)
+    if place is not None:
+        if load(place) is not None:
+            return _matching(place, device, options, model)
+        compile(model, place, device=device, **making)
+        return place
+    import hashlib
+
+    from llmc.artifacts.store.layout import Layout
+
+    name = hashlib.sha256(repr((str(path.absolute()), device, sorted(options.items()))).encode()).hexdigest()[:16]
+    output = Layout(settings.cache_dir_for(device)).bundles / name
+    compile(model, output, device=device, **making)
+    return output
+
+
+def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
+    """A bundle that is loaded and never compiled; what was asked for and is otherwise in it is a warning."""
+    if device is None and not options:
+        return path
+    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.local.precompiled import differences, tell_differences
+    from llmc.artifacts.log import logger
+    from llmc.compiler.asked import asked_members
+
+    manifest = read_manifest(path)
+    found = differences(manifest, asked_members(manifest, device, options, model))
+    if found:
+        logger().warning("%s is loaded as it was compiled, asked for otherwise: %s", path, tell_differences(found))
+    return path
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    return is_file(folder / "config.json") or any(folder.glob("*.gguf"))

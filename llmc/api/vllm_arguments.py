@@ -1,0 +1,83 @@
+"""vLLM's constructor arguments: which are ours, which are spelled otherwise here, which mean nothing here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmc.errors import InputError
+
+ENGINE = (
+    "prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests",
+    "speculative_config",
+)  # fmt: skip
+"""Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
+
+_COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device")
+_DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
+
+_WITHOUT_EFFECT = {
+    "disable_log_stats": "there is no statistics log",
+    "download_dir": "checkpoints are taken from where they are",
+    "enable_chunked_prefill": "prompts are always cut where the plan's buckets ask for it",
+    "enforce_eager": "every step replays a compiled graph",
+    "gpu_memory_utilization": "the plan's limits size the cache",
+    "load_format": "the format is read from the files",
+    "override_neuron_config": "the plan says what is compiled",
+    "revision": "checkpoints are taken as they are",
+    "swap_space": "no sequence is swapped out",
+    "tokenizer": "the tokenizer is the checkpoint's own",
+    "tokenizer_mode": "the tokenizer is the checkpoint's own",
+    "trust_remote_code": "no code of a checkpoint is run",
+}
+_ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of `llmc.compile`, arguments of the engine) of what was given to LLM().
+
+    What has no effect here is a warning, as is more than one device: a bundle holds the graphs of one, or of what it
+    was compiled for. Raises InputError for an argument that neither vLLM nor llmc knows, naming the nearest.
+    """
+    compiled: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in ENGINE:
+            engine[name] = value
+        elif name in _WITHOUT_EFFECT:
+            if value:
+                _warn(f"{name} has no effect: {_WITHOUT_EFFECT[name]}")
+        elif name in _ONE:
+            if value not in (None, 1):
+                _warn(f"{name}={value} has no effect: a bundle runs as it was compiled, by default on one device")
+        elif name == "quantization":
+            compiled["quantize"] = value
+        elif name == "dtype":
+            if value not in (None, "auto"):
+                compiled["dtype"] = _DTYPES.get(str(value).removeprefix("torch."), value)
+        else:
+            compiled[name] = value
+    if compiled:
+        _require_known(compiled)
+    return compiled, engine
+
+
+def _require_known(compiled: Mapping[str, Any]) -> None:
+    from llmc.compiler.planning import PlanArguments
+    from llmc.compiler.targets import declared
+    from llmc.compiler.targets.options import SHARED
+
+    known = {*SHARED, *declared(), *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
+    known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization"}) - {"model", "settings"}
+    for name in compiled:
+        if name not in known:
+            from difflib import get_close_matches
+
+            nearest = get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+            raise InputError(f"LLM() knows no argument {name!r}; the nearest it knows is {nearest!r}")
+
+
+def _warn(text: str) -> None:
+    import logging
+
+    logging.getLogger("llmc").warning("%s", text)

@@ -1,0 +1,1 @@
+"""Bundles: their manifest, and reading, writing and judging them."""

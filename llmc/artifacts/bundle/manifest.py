@@ -1,0 +1,226 @@
+"""The manifest of a bundle: what was compiled, for what, and which blobs it consists of.
+
+    <bundle>/manifest.json = {
+        "schema": 1, "kind": "llmc-bundle", "llmc": version,
+        "model": {…}, "device": str, "target": str, "executor": str, "options": {…}, "plan": {…},
+        "executables": [{"phase": str, "batch": int | null, "query": int | null, "context": int | null,
+                         "state": "portable" | "native", "blob": digest, "buckets": int, "key": digest}, …],
+        "files": {name: digest}, "blobs": {digest: size in bytes},
+        "toolchain": {name: version}, "isa": str | [str, …],
+        "verification": {…}, "provenance": {…}, "summary": {…}}
+
+Everything but schema, kind, llmc, device, target, executor, executables, files and blobs may be absent, and
+reads as empty. Members not listed here are kept as they are. Every digest an executable or a file names must
+be in "blobs". A manifest may come from anywhere: reading one never raises anything but ArtifactError, and no
+name in it can leave the bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llmc.artifacts.bundle.manifest_schema import (
+    CHECKSUM_NAME,
+    FILE_NAME,
+    KIND,
+    MAX_BYTES,
+    SCHEMA,
+    Check,
+    Executable,
+    checksum_line,
+)
+from llmc.artifacts.digest import digest_bytes, open_regular
+from llmc.errors import ArtifactError
+from llmc.paths import is_dir
+
+MAX_CHECKSUM_BYTES = 256
+ATTEMPTS = 5
+
+
+class Manifest:
+    """A validated manifest; the members are read through attributes. Treat what they return as read-only.
+
+    `source` names the file in errors. Raises ArtifactError that names `source` and the member that is wrong.
+    """
+
+    __slots__ = ("_data", "blobs", "executables", "files", "source")
+
+    def __init__(self, data: Mapping[str, Any], source: str | Path = FILE_NAME) -> None:
+        check = Check(str(source))
+        self.source = str(source)
+        self._data = check.document(data)
+        self.blobs: Mapping[str, int] = check.blobs(data)
+        self.files: Mapping[str, str] = check.files(data, self.blobs)
+        self.executables: tuple[Executable, ...] = check.executables(data, self.blobs)
+
+    @classmethod
+    def create(cls, *, llmc: str, device: str, target: str, executor: str, **members: Any) -> Manifest:
+        """A new manifest; `members`, the rest of the grammar, are copied. Raises ArtifactError."""
+        try:
+            members = json.loads(json.dumps(members, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(f"a manifest holds JSON only ({error})") from error
+        fixed = {"schema": SCHEMA, "kind": KIND, "llmc": llmc}
+        lists: dict[str, Any] = {"executables": [], "files": {}, "blobs": {}}
+        return cls({**fixed, **lists, "device": device, "target": target, "executor": executor, **members})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str | Path = FILE_NAME) -> Manifest:
+        """Parse and validate. Raises ArtifactError, and nothing else, for anything that is not a manifest."""
+        check = Check(str(source))
+        if len(data) > MAX_BYTES:
+            check.fail(f"larger than {MAX_BYTES} bytes")
+        try:
+            document = json.loads(
+                data, object_pairs_hook=check.members, parse_constant=check.constant, parse_float=check.number
+            )
+        except RecursionError:
+            check.fail("nested too deeply")
+        except ValueError as error:
+            check.fail(f"not valid JSON ({error})")
+        if not isinstance(document, dict):
+            check.fail("not a JSON object")
+        return cls(document, source)
+
+    def to_bytes(self) -> bytes:
+        """The file's content; the same members give the same bytes."""
+        return json.dumps(self._data, sort_keys=True, indent=1, allow_nan=False).encode() + b"\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A copy of all members, for changing some and making another manifest."""
+        copy: dict[str, Any] = json.loads(self.to_bytes())
+        return copy
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self.to_bytes() == other.to_bytes()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes())
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.source!r}, {self.device}, {len(self.executables)} executables)"
+
+    @property
+    def digest(self) -> str:
+        """Digest of the file's content: the identity of the bundle."""
+        return digest_bytes(self.to_bytes())
+
+    @property
+    def llmc(self) -> str:
+        """Version of llmc that wrote it."""
+        return str(self._data["llmc"])
+
+    @property
+    def device(self) -> str:
+        """The --device it was compiled for."""
+        return str(self._data["device"])
+
+    @property
+    def target(self) -> str:
+        """Name of the compiler's target."""
+        return str(self._data["target"])
+
+    @property
+    def executor(self) -> str:
+        """Name of the runtime's executor that opens the executables."""
+        return str(self._data["executor"])
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        """What the checkpoint was: name, architecture, sizes."""
+        return self._object("model")
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Options of the target."""
+        return self._object("options")
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """The bucket plan as JSON."""
+        return self._object("plan")
+
+    @property
+    def toolchain(self) -> Mapping[str, str]:
+        """Names and versions of the compilers used."""
+        return self._object("toolchain")
+
+    @property
+    def isa(self) -> tuple[str, ...]:
+        """Instruction sets or chip that native code needs; empty when it needs none in particular."""
+        isa = self._data.get("isa", [])
+        return (isa,) if isinstance(isa, str) else tuple(isa)
+
+    @property
+    def verification(self) -> Mapping[str, Any]:
+        """How the executables compared with the reference model."""
+        return self._object("verification")
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """How the bundle came to be."""
+        return self._object("provenance")
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Counts, sizes and times, for people."""
+        return self._object("summary")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all blobs."""
+        return sum(self.blobs.values())
+
+    def use_of(self, digest: str) -> str:
+        """What a blob is for, in words: the names of its files and the executables that it is."""
+        uses = [name for name, found in self.files.items() if found == digest]
+        uses += [f"executable {item}" for item in self.executables if item.blob == digest]
+        return ", ".join(uses) or "listed under blobs"
+
+    def _object(self, name: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._data.get(name, {})
+        return found
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """The manifest of a bundle folder (or the manifest file itself).
+
+    Raises ArtifactError, naming the file and the member, for everything that can be wrong with it: also when it is
+    not what its checksum says, which may be absent.
+    """
+    given = Path(path)
+    try:
+        file = given / FILE_NAME if is_dir(given) else given
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtifactError(f"{file}: not a bundle (a regular file is needed)")
+        for _ in range(ATTEMPTS):  # the bundle may be replaced between the two files
+            with file.open("rb") as stream:
+                data = stream.read(MAX_BYTES + 1)
+            if len(data) > MAX_BYTES:
+                break  # which is the reason to tell, and not that the checksum is of all of it
+            if _checksum(file.parent / CHECKSUM_NAME) in (None, checksum_line(digest_bytes(data))):
+                break
+        else:
+            raise ArtifactError(
+                f"{file}: was altered, or its checksum in {CHECKSUM_NAME} was; compile the bundle again with "
+                "`llmc compile`"
+            )
+    except FileNotFoundError as error:
+        reason = f"no {FILE_NAME} in it" if is_dir(given) else "no such file or folder"
+        raise ArtifactError(f"{given}: not a bundle ({reason}); make one with `llmc compile`") from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{given}: the bundle cannot be read ({error})") from error
+    return Manifest.from_bytes(data, file)
+
+
+def _checksum(file: Path) -> bytes | None:
+    try:
+        with open_regular(file) as stream:
+            return stream.read(MAX_CHECKSUM_BYTES)
+    except FileNotFoundError:
+        return None

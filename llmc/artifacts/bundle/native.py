@@ -1,0 +1,102 @@
+"""What counts as native code: the one place that says so.
+
+Judged is what an executor of llmc would load as code, never what a manifest or an entry says of itself; what is not
+known to be data counts as code.
+
+    a bundle is data   if its executor is one of DATA_EXECUTORS, none of its executables is native, and none of its
+                       files is one of CODE_FILES: by its manifest alone, before a blob of it moves
+    an entry is data   if its kind is one of DATA_KINDS, or it is a portable executable of one of DATA_TARGETS
+    a blob is data     if it does not begin as code does (`code_in`); asked of every blob of what came in as data
+
+Executors say what they load as code (runtime/executors/base.py, `opens`), and before they do,
+`BundleFiles.require_native` refuses a bundle that was not judged native. tests/test_native.py holds the lists here
+against targets, stages and executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
+from llmc.artifacts.digest import open_regular
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.key import Key
+
+KERNELS = "kernels"
+"""A bundle's file of operators that its runtime does not have: a shared library (onnxruntime/kernels)."""
+
+CODE_FILES = frozenset({KERNELS, STARTER_NAME})
+"""Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says."""
+
+DATA_EXECUTORS = frozenset({"fake", "onnxruntime", "openvino", "openvino-static", "torch"})
+"""Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
+
+DATA_TARGETS = frozenset({"fake", "hpu", "openvino"})
+"""Targets whose portable executables are data."""
+
+DATA_KINDS = frozenset({
+    "config", "describe", "layout", "lower", "pack", "reference", "tokenizer", "verify", "weights",
+})  # fmt: skip
+"""Kinds of entries whose outputs no executor loads as code. "bundle" is judged by its manifest."""
+
+HEAD_BYTES = 64
+_BEGINNINGS = (
+    (b"\x7fELF", "a shared library (ELF)"),
+    (b"\xfe\xed\xfa\xce", "a shared library (Mach-O)"),
+    (b"\xfe\xed\xfa\xcf", "a shared library (Mach-O)"),
+    (b"\xce\xfa\xed\xfe", "a shared library (Mach-O)"),
+    (b"\xcf\xfa\xed\xfe", "a shared library (Mach-O)"),
+    (b"\xca\xfe\xba\xbe", "a shared library (Mach-O)"),
+    (b"\xca\xfe\xba\xbf", "a shared library (Mach-O)"),
+    (b"!<arch>\n", "a static library"),
+    (b"BC\xc0\xde", "LLVM bitcode"),
+    (b"\xde\xc0\x17\x0b", "LLVM bitcode"),
+    (b"\0asm", "WebAssembly"),
+    (b"\x50\xed\x55\xba", "GPU code (a CUDA fat binary)"),
+    (b"\x03\x02\x23\x07", "GPU code (SPIR-V)"),
+    (b"LLMCXLA", "XLA's machine code"),
+    (b"RR_UPCVO", "a model that OpenVINO compiled"),
+    *((version.to_bytes(8, "little") + (1024).to_bytes(8, "little"), "Neuron's code (NEFF)") for version in (1, 2)),
+)
+
+
+def code_in(head: bytes) -> str | None:
+    """What code a file is that begins with `head`, HEAD_BYTES of it, in words; None for data."""
+    found = next((what for beginning, what in _BEGINNINGS if head.startswith(beginning)), None)
+    if found is None and head[:2] == b"MZ" and 0 < int.from_bytes(head[60:64], "little") < 1 << 16:
+        return "a shared library (PE)"
+    return found
+
+
+def code_among(files: Iterable[Path]) -> str | None:
+    """What code the first of the files is that is code; None where all are data. Raises OSError."""
+    for path in files:
+        with open_regular(path) as file:
+            if (found := code_in(file.read(HEAD_BYTES))) is not None:
+                return found
+    return None
+
+
+def code_of_bundle(manifest: Manifest) -> str | None:
+    """What makes a bundle native, in words, by its manifest alone; None for one that is data as far as that tells."""
+    if manifest.executor not in DATA_EXECUTORS:
+        return f"executables for {manifest.executor!r:.80}"
+    native = next((item for item in manifest.executables if item.state != "portable"), None)
+    if native is not None:
+        return f"executable {native}"
+    return next((f"the file {name}" for name in sorted(CODE_FILES) if name in manifest.files), None)
+
+
+def code_of_entry(key: Key, meta: Mapping[str, Any]) -> str | None:
+    """What makes an entry native, in words, by its key and what it says of its build; None for one that is data."""
+    states = {str(found["state"]) for found in (key.components, meta) if "state" in found}
+    if states - {"portable"}:
+        return "native code"
+    if key.kind in DATA_KINDS:
+        return None
+    portable = key.kind == "executable" and states and key.components.get("target") in DATA_TARGETS
+    return None if portable else f"what a stage {key.kind!r:.80} makes"

@@ -1,0 +1,214 @@
+"""Reading a bundle folder.
+
+    <bundle>/manifest.json            see manifest.py
+    <bundle>/manifest.sha256          the manifest's checksum, as `sha256sum -c` reads it; may be absent
+    <bundle>/signature.json           who vouches for manifest.json, and so for every blob; may be absent. See
+                                      signing/envelope.py
+    <bundle>/blobs/sha256/<64 hex>    every blob by its digest, in one folder: graphs name their weights as
+                                      a sibling file
+
+Writing one is in bundle/writer.py.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
+from llmc.artifacts.verified_files import Stamps, signature
+from llmc.errors import ArtifactError
+from llmc.paths import exists, is_dir
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.leases import Lease
+
+BLOBS = Path("blobs", "sha256")
+SAVE_STAMPS_FROM = 8 << 20
+MAX_SIGNATURE_BYTES = 1 << 20
+IN_STORE = "bundles"
+"""The folder of a store that bundles are kept in, see layout.py."""
+
+
+def blob_path(folder: Path, digest: str) -> Path:
+    """Where a bundle keeps a blob. Raises ValueError for what is not a digest."""
+    return folder / BLOBS / parse(digest)
+
+
+def _lease(folder: Path) -> Lease | None:
+    """A lease on a bundle that is kept in a store. One elsewhere needs none, nor what leases are made with."""
+    if Path(os.path.abspath(folder)).parent.name != IN_STORE:  # noqa: PTH100 - links are the user's business
+        return None
+    from llmc.artifacts.store.leases import lease_of_bundle
+
+    return lease_of_bundle(folder)
+
+
+class BundleFiles:
+    """An open bundle: its manifest, and its blobs, verified before they are handed out.
+
+    A blob that is missing, truncated or altered raises ArtifactError that says what it is for and how to get
+    it back. Holds no blob open; `close` (or leaving the `with` block) saves what was verified, for the next start, and
+    ends the lease that keeps a bundle inside a store from being collected.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, stamps: Stamps, lease: Lease | None = None) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._stamps = stamps
+        self._lease = lease
+
+    @classmethod
+    def open(cls, path: str | Path) -> BundleFiles:
+        """Open a bundle folder, reading its manifest only.
+
+        Raises ArtifactError when this is not a sound bundle of a known schema. A bundle whose replacement was cut
+        off between two renames is put back first (see bundle/writer.py).
+        """
+        folder = Path(path)
+        lease = _lease(folder)
+        if not exists(folder):
+            from llmc.artifacts.bundle.writer import recover
+
+            recover(folder)
+        manifest = read_manifest(folder)
+        if not is_dir(folder):
+            raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
+        return cls(folder, manifest, Stamps(folder, inside=False), lease)
+
+    def __enter__(self) -> BundleFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Save which files were verified, and say that the bundle is not used any more."""
+        self._stamps.save()
+        if self._lease is not None:
+            self._lease.release()
+
+    @property
+    def signature(self) -> bytes | None:
+        """The content of the bundle's signature file, None without one. Raises ArtifactError if it cannot be read."""
+        path = self.folder / SIGNATURE_NAME
+        try:
+            with open_regular(path) as file:
+                data = file.read(MAX_SIGNATURE_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ArtifactError(f"{path}: the signature cannot be read ({error.strerror})") from error
+        if len(data) > MAX_SIGNATURE_BYTES:
+            raise ArtifactError(f"{path}: larger than a signature can be ({MAX_SIGNATURE_BYTES} bytes)")
+        return data
+
+    def digest(self, name: str) -> str:
+        """The digest of a named file, or the digest itself. Raises ArtifactError for what is not listed."""
+        digest = self.manifest.files.get(name, name)
+        if digest not in self.manifest.blobs:
+            kind = "blob" if is_digest(name) else "file"
+            known = ", ".join(sorted(self.manifest.files)) or "none"
+            raise ArtifactError(f"{self.folder}: the bundle has no {kind} {name!r:.100}; its files: {known}")
+        return digest
+
+    def path(self, name: str) -> Path:
+        """The file of a blob, by file name or digest, after its size and digest were verified.
+
+        The digest is not computed again while the blob's stamp holds (see verified_files.py). For mapping into
+        memory. The file is read-only and may be shared with the store; never write to it.
+        """
+        digest = self.digest(name)
+        path = blob_path(self.folder, digest)
+        seen = self._stat(path, digest)
+        if self._stamps.verified(path, digest):
+            return path
+        try:
+            found = digest_file(path)
+        except OSError as error:
+            self._fail(digest, f"cannot be read ({error.strerror})", error)
+        if found != digest:
+            self._fail(digest, f"was altered: its content has digest {found}")
+        self._stamps.record(path, digest, signature(seen))
+        if seen.st_size >= SAVE_STAMPS_FROM:
+            self._stamps.save()
+        return path
+
+    def read(self, name: str) -> bytes:
+        """The content of a blob, by file name or digest; what is returned is what was hashed."""
+        digest = self.digest(name)
+        path = blob_path(self.folder, digest)
+        self._stat(path, digest)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            self._fail(digest, f"cannot be read ({error.strerror})", error)
+        found = digest_bytes(data)
+        if found != digest:
+            self._fail(digest, f"was altered: its content has digest {found}")
+        return data
+
+    def require_native(self, what: str) -> None:
+        """Raise ArtifactError unless the bundle counts as native (see native.py): `what` is about to be loaded as code.
+
+        Where it came from elsewhere, nobody had to sign what counted as data.
+        """
+        if code_of_bundle(self.manifest) is None:
+            raise ArtifactError(
+                f"{self.folder}: {what} is native code in a bundle that counts as portable, so no signature was asked "
+                f"for; it is not loaded: compile again with `llmc compile MODEL --device {self.manifest.device}`"
+            )
+
+    def within(self, name: str) -> BundleFiles:
+        """The bundle whose manifest is the file `name` of this one, over the same blobs. Raises ArtifactError."""
+        self.require_native(name)
+        manifest = Manifest.from_bytes(self.read(name), f"{self.folder}: {name}")
+        if missing := [digest for digest in manifest.blobs if digest not in self.manifest.blobs]:
+            raise ArtifactError(f"{self.folder}: {name} names blob {missing[0]}, which the bundle does not have")
+        return BundleFiles(self.folder, manifest, self._stamps)
+
+    def verify(self, progress: Callable[[str, int], None] | None = None) -> list[str]:
+        """Read every blob, whatever the stamps say; the errors found, none for a sound bundle."""
+        errors = []
+        for digest, size in self.manifest.blobs.items():
+            try:
+                path = blob_path(self.folder, digest)
+                self._stat(path, digest)
+                found = digest_file(path)
+                if found != digest:
+                    self._fail(digest, f"was altered: its content has digest {found}")
+            except ArtifactError as error:
+                errors.append(str(error))
+            except OSError as error:
+                errors.append(f"{self.folder}: blob {digest} cannot be read ({error.strerror})")
+            if progress is not None:
+                progress(digest, size)
+        return errors
+
+    def _stat(self, path: Path, digest: str) -> os.stat_result:
+        """The status of a blob that is a regular file of the right size."""
+        try:
+            seen = path.stat()
+        except FileNotFoundError as error:
+            self._fail(digest, "is missing", error)
+        except OSError as error:
+            self._fail(digest, f"cannot be read ({error.strerror})", error)
+        expected = self.manifest.blobs[digest]
+        if not stat.S_ISREG(seen.st_mode):
+            self._fail(digest, "is not a regular file")
+        if seen.st_size != expected:
+            self._fail(digest, f"has {seen.st_size} bytes, expected {expected}")
+        return seen
+
+    def _fail(self, digest: str, problem: str, cause: BaseException | None = None) -> NoReturn:
+        remedy = f"llmc compile MODEL --device {self.manifest.device} -o {self.folder}"
+        raise ArtifactError(
+            f"{self.folder}: blob {digest} ({self.manifest.use_of(digest)}) {problem}; "
+            f"compile into this folder again with `{remedy}`"
+        ) from cause

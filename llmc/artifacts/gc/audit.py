@@ -1,0 +1,96 @@
+"""Looking after a store: verify everything, count everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.digest import PREFIX
+from llmc.artifacts.gc.inventory import files_of
+from llmc.artifacts.gc.orphans import Remover, sweep
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.workspace import Area
+
+
+class Bad(NamedTuple):
+    """Something damaged: the digest of a blob or the kind and key of an entry, and what is wrong."""
+
+    name: str
+    reason: str
+
+
+class Report(NamedTuple):
+    """What was read (blobs, their bytes, entries), and what of it was put into quarantine."""
+
+    blobs: int
+    bytes: int
+    entries: int
+    bad: list[Bad]
+
+
+class Usage(NamedTuple):
+    """Files and bytes in a store, each file once: `bundle_bytes` are those of bundle folders that are not blobs as
+    well, `other_bytes` those of quarantine and temporaries.
+    """
+
+    blobs: int
+    blob_bytes: int
+    entries: int
+    entry_bytes: int
+    other_bytes: int
+    bundle_bytes: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on the disk."""
+        return self.blob_bytes + self.entry_bytes + self.other_bytes + self.bundle_bytes
+
+
+def verify(area: Area, progress: Callable[[str, int], None] | None = None) -> Report:
+    """See `Store.verify`."""
+    bad: list[Bad] = []
+    blobs = total = entries = 0
+    for digest, item in list(area.layout.all_blobs()):
+        with suppress(FileNotFoundError):
+            size = item.stat(follow_symlinks=False).st_size
+            blobs, total = blobs + 1, total + size
+            if problem := area.blobs.reread(digest):
+                bad.append(Bad(digest, problem))
+            if progress is not None:
+                progress(digest, size)
+    for kind, item in list(area.layout.all_entries()):
+        entries += 1
+        entry = area.entries.load(Path(item.path), PREFIX + Path(item.path).stem)
+        if entry is None:
+            bad.append(Bad(f"{kind}/{item.name[:12]}", "not a sound entry"))
+            continue
+        lost = [name for name, blob in entry.outputs.items() if not area.blobs.find(*blob, verify=False)]
+        if lost:
+            reason = f"missing or damaged: {', '.join(lost)}"
+            area.entries.reject(entry, reason)
+            bad.append(Bad(f"{kind}/{entry.key.short}", reason))
+    sweep(area.layout, Remover())
+    return Report(blobs, total, entries, bad)
+
+
+def usage(layout: Layout) -> Usage:
+    """See `Store.usage`."""
+    seen: set[tuple[int, int]] = set()
+    blobs, blob_bytes = _sizes((Path(item.path) for _, item in layout.all_blobs()), seen)
+    entries, entry_bytes = _sizes((Path(item.path) for _, item in layout.all_entries()), seen)
+    _, bundle_bytes = _sizes([layout.bundles], seen)
+    _, other_bytes = _sizes([layout.quarantine, layout.temporaries], seen)
+    return Usage(blobs, blob_bytes, entries, entry_bytes, other_bytes, bundle_bytes)
+
+
+def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]:
+    """How many files there are at or below these paths, and the bytes of those that were not seen before."""
+    count = size = 0
+    for file in chain.from_iterable(map(files_of, paths)):
+        count += 1
+        size += 0 if file.inode in seen else file.size
+        seen.add(file.inode)
+    return count, size

@@ -1,0 +1,147 @@
+"""What a store holds, who uses it, and what holds on to what: the facts that a collection is decided on."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.bundle.manifest_schema import FILE_NAME
+from llmc.artifacts.bundle.stored import KIND as BUNDLE
+from llmc.artifacts.digest import PREFIX, digest_file
+from llmc.artifacts.key import Key
+from llmc.artifacts.store.entries import Entries
+from llmc.artifacts.store.layout import Layout, scan
+from llmc.artifacts.store.leases import bundle_name, entry_name, in_use, name_of_entry
+from llmc.artifacts.store.pins import pins
+
+
+class File(NamedTuple):
+    """A file by its inode, which has `links` names in the file system; size in bytes, times since 1970."""
+
+    inode: tuple[int, int]
+    size: int
+    links: int
+    modified: float
+    changed: float
+
+
+class Item(NamedTuple):
+    """What is used, pinned and collected as one: an entry with the bundle folders made of it, or a folder alone.
+
+    `names` are those that leases know it by; `files` are all files of its entry, if there is one, and its folders.
+    """
+
+    names: frozenset[str]
+    used: float
+    digests: frozenset[str]
+    entry: Path | None
+    folders: tuple[Path, ...]
+    files: tuple[File, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The entry and the folders."""
+        return self.folders if self.entry is None else (self.entry, *self.folders)
+
+
+class Census(NamedTuple):
+    """Items by name, blobs by digest, what is in quarantine, and the names that are in use and pinned."""
+
+    items: dict[str, Item]
+    blobs: dict[str, File]
+    quarantine: dict[Path, tuple[File, ...]]
+    held: set[str]
+    pinned: set[str]
+
+
+class Counter:
+    """Takes the census of one store again and again; what did not change is not read again."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._entries = Entries(layout)
+        self._read: dict[str, tuple[File, frozenset[str] | None]] = {}
+        self._manifests: dict[Path, tuple[File, str | None]] = {}
+
+    def take(self, now: float, *, sweep: bool = False) -> Census:
+        """The census at `now`; `sweep` removes the leases of the dead.
+
+        Leases are read first: who has ended one by then has published what it was for, and entries are read after.
+        """
+        held = in_use(self._layout, now, sweep=sweep)
+        items = self._items()
+        for folder in scan(self._layout.bundles):
+            if folder.is_dir(follow_symlinks=False) and not folder.name.startswith("."):
+                self._add_folder(items, Path(folder.path))
+        blobs = {}
+        for digest, item in self._layout.all_blobs():
+            with suppress(OSError):
+                blobs[digest] = _file(item.stat(follow_symlinks=False))
+        quarantine = {Path(item.path): tuple(files_of(Path(item.path))) for item in scan(self._layout.quarantine)}
+        return Census(items, blobs, quarantine, held, {pin.name for pin in pins(self._layout)})
+
+    def _items(self) -> dict[str, Item]:
+        items = {}
+        for kind, found in self._layout.all_entries():
+            name = name_of_entry(kind, found.name[:64])
+            with suppress(OSError):
+                seen = _file(found.stat(follow_symlinks=False))
+                digests = self._digests(Path(found.path), name, seen)
+                if digests is not None:
+                    items[name] = Item(frozenset([name]), seen.modified, digests, Path(found.path), (), (seen,))
+        return items
+
+    def _digests(self, path: Path, name: str, seen: File) -> frozenset[str] | None:
+        """The blobs that an entry names; None when it is not a sound entry."""
+        known = self._read.get(name)
+        if known is None or (known[0].inode, known[0].changed) != (seen.inode, seen.changed):
+            entry = self._entries.load(path, PREFIX + path.stem)
+            digests = None if entry is None else frozenset(blob.digest for blob in entry.outputs.values())
+            known = self._read[name] = seen, digests
+        return known[1]
+
+    def _add_folder(self, items: dict[str, Item], folder: Path) -> None:
+        try:
+            used = folder.stat().st_mtime
+        except OSError:
+            return
+        name = self._entry_of(folder) or bundle_name(folder)
+        whole = items.get(name, Item(frozenset(), used, frozenset(), None, (), ()))
+        items[name] = whole._replace(
+            names=whole.names | {bundle_name(folder)},
+            used=max(whole.used, used),
+            folders=(*whole.folders, folder),
+            files=(*whole.files, *files_of(folder)),
+        )
+
+    def _entry_of(self, folder: Path) -> str | None:
+        """The name of the entry that a bundle folder was made of, or that was made of it, by its manifest."""
+        path = folder / FILE_NAME
+        try:
+            seen = _file(path.stat())
+            known = self._manifests.get(folder)
+            if known is None or known[0] != seen:
+                known = self._manifests[folder] = seen, entry_name(Key(BUNDLE, {"manifest": digest_file(path)}))
+        except OSError:
+            return None
+        return known[1]
+
+
+def files_of(path: Path) -> Iterator[File]:
+    """The file at `path`, or every file below the folder; links are not followed."""
+    with suppress(OSError):
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            yield _file(status)
+            return
+    for item in scan(path):
+        yield from files_of(Path(item.path))
+
+
+def _file(status: os.stat_result) -> File:
+    inode = status.st_dev, status.st_ino
+    return File(inode, status.st_size, status.st_nlink, status.st_mtime, status.st_ctime)

@@ -1,0 +1,99 @@
+"""What nobody will look for again: remains of processes that died, and locks of keys that are not there."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from llmc.artifacts.flock import probe
+from llmc.artifacts.gc.inventory import File, files_of
+from llmc.artifacts.store.layout import HEX, Layout, scan
+from llmc.artifacts.store.publish_lock import is_of_one_machine
+
+STALE_SECONDS = 3 * 24 * 3600.0
+DEAD_SECONDS = 60.0
+_OURS = re.compile(r"[0-9a-f]{24}")
+_SIBLING = re.compile(r"\.(.+)\.[0-9a-f]{16}\.(new|old)")
+
+
+class Remover:
+    """Removes files and folders, and counts what that gives back to the disk; with `dry_run` it only counts.
+
+    `removed` are files and folders, `freed` and `linked` bytes: a file is freed with the last of its names. `failed`
+    says, by path, what could not be removed.
+    """
+
+    def __init__(self, dry_run: bool = False) -> None:
+        self.dry_run = dry_run
+        self.removed = 0
+        self.failed: dict[str, str] = {}
+        self._names: Counter[tuple[int, int]] = Counter()
+        self._files: dict[tuple[int, int], File] = {}
+
+    def remove(self, path: Path, known_as: Path | None = None) -> bool:
+        """Remove a file or a whole folder, if it is there; False, noted in `failed`, when that cannot be done."""
+        import shutil
+
+        files = list(files_of(path))
+        if not self.dry_run:
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                self.failed[str(known_as or path)] = error.strerror or str(error)
+                return False
+        self.removed += 1
+        for file in files:
+            self._names[file.inode] += 1
+            self._files.setdefault(file.inode, file)
+        return True
+
+    @property
+    def freed(self) -> int:
+        """Bytes given back."""
+        return sum(file.size for file in self._files.values() if self._names[file.inode] >= file.links)
+
+    @property
+    def linked(self) -> int:
+        """Bytes of removed files that stay on the disk, as other names hold on to them."""
+        return sum(file.size for file in self._files.values() if self._names[file.inode] < file.links)
+
+
+def sweep(layout: Layout, remover: Remover, now: float | None = None) -> None:
+    """Remove temporaries that nobody has touched for STALE_SECONDS, or whose maker is known to have died.
+
+    So too what dead writers left beside bundles, and locks of keys that have no entry. `now` is the store's time.
+    """
+    moment = time.time() if now is None else now
+    sure = is_of_one_machine(layout)
+    for path, locked in _candidates(layout):
+        with suppress(OSError):
+            status = path.lstat()
+            if not locked and abs(moment - status.st_mtime) > STALE_SECONDS:
+                remover.remove(path)
+            elif locked and abs(moment - status.st_ctime) > DEAD_SECONDS:
+                with probe(path) as free:
+                    known = free and sure
+                    if known or (free is not False and abs(moment - status.st_ctime) > STALE_SECONDS):
+                        remover.remove(path)
+
+
+def _candidates(layout: Layout) -> Iterator[tuple[Path, bool]]:
+    """What may be garbage, and whether whoever needs it holds a lock on it."""
+    for item in scan(layout.temporaries):
+        yield Path(item.path), _OURS.fullmatch(item.name) is not None
+    for item in scan(layout.bundles):
+        if found := _SIBLING.fullmatch(item.name):
+            yield Path(item.path), found[2] == "new" or (layout.bundles / found[1]).is_dir()
+    for item in scan(layout.locks):
+        kind, _, digits = item.name.rpartition("-")
+        if HEX.fullmatch(digits) and not layout.entry(kind, digits).exists():
+            yield Path(item.path), True

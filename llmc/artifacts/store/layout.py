@@ -1,0 +1,135 @@
+"""Where a store keeps its files.
+
+    store      = <root> "/v" SCHEMA "/" ( blob | entry | bundle | quarantine | temporary | lock | gate | lease |
+                                          pin | stamps )
+    blob       = "blobs/sha256/" 2 hex "/" 62 hex          content; read-only file; its name is its digest
+    entry      = "entries/" kind "/" 64 hex ".json"        what a key was built into; its name is the digest;
+                                                           its mtime is the time of last use
+    quarantine = "quarantine/" any                         damaged files, kept for a look; safe to delete
+    temporary  = "tmp/" any                                what is being written; garbage after a crash, at once when
+                                                           named by 24 hex digits and locked by nobody
+    bundle     = "bundles/" 16 to 64 hex "/"               a bundle folder (see bundle.py) whose blobs are links
+                                                           to blobs; its mtime is the time of last use
+    lock       = "locks/" kind "-" 64 hex                  empty; held by flock while a key is being built
+    gate       = "locks/collect"                           see publish_lock.py
+    lease      = "leases/" 24 hex                          see leases.py
+    pin        = "pins/" kind "-" 64 hex                   see pins.py
+    stamps     = ".stamps.json"                            see verified_files.py; safe to delete
+
+Another SCHEMA is another folder: versions of llmc that disagree on the layout share a root without meeting.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from llmc.artifacts.atomic_write import make_folder
+from llmc.artifacts.digest import PREFIX, parse
+from llmc.artifacts.log import logger
+
+SCHEMA = 1
+HEX = re.compile(r"[0-9a-f]{64}")
+_HEX62 = re.compile(r"[0-9a-f]{62}")
+_ENTRY = re.compile(r"[0-9a-f]{64}\.json")
+
+
+class Layout:
+    """The paths of one store. Creates nothing by itself; nothing is moved in one that is `read_only`."""
+
+    def __init__(self, root: str | Path, *, read_only: bool = False) -> None:
+        self.read_only = read_only
+        self.root = Path(os.path.abspath(root))  # noqa: PTH100 - absolute, but links are the user's business
+        self.base = self.root / f"v{SCHEMA}"
+        self.blobs = self.base / "blobs" / "sha256"
+        self.entries = self.base / "entries"
+        self.bundles = self.base / "bundles"
+        self.quarantine = self.base / "quarantine"
+        self.temporaries = self.base / "tmp"
+        self.locks = self.base / "locks"
+        self.gate = self.locks / "collect"
+        self.leases = self.base / "leases"
+        self.pins = self.base / "pins"
+
+    def blob(self, digest: str) -> Path:
+        """Path of a blob. Raises ValueError for what is not a digest."""
+        name = parse(digest)
+        return self.blobs / f"{name[:2]}/{name[2:]}"
+
+    def entry(self, kind: str, hex_digest: str) -> Path:
+        """Path of the entry of a key."""
+        return self.entries / f"{kind}/{hex_digest}.json"
+
+    def lock(self, kind: str, hex_digest: str) -> Path:
+        """Path of the lock of a key."""
+        return self.locks / f"{kind}-{hex_digest}"
+
+    def pin(self, kind: str, hex_digest: str) -> Path:
+        """Path of the pin of a key."""
+        return self.pins / f"{kind}-{hex_digest}"
+
+    def all_blobs(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Every blob's digest and folder entry; strangers among them are passed over."""
+        for folder in scan(self.blobs):
+            if len(folder.name) != 2 or not folder.is_dir(follow_symlinks=False):
+                continue
+            for item in scan(Path(folder.path)):
+                if _HEX62.fullmatch(item.name):
+                    yield f"{PREFIX}{folder.name}{item.name}", item
+
+    def all_entries(self, kind: str | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Every entry's kind and folder entry, or those of one kind."""
+        kinds = [kind] if kind is not None else [folder.name for folder in scan(self.entries) if folder.is_dir()]
+        for name in kinds:
+            for item in scan(self.entries / name):
+                if _ENTRY.fullmatch(item.name):
+                    yield name, item
+
+    def set_aside(self, path: Path, reason: str, seen: os.stat_result | None = None) -> None:
+        """Move a damaged file into quarantine and log why; in a store that cannot be written it stays.
+
+        Nothing is moved when `path` is no longer the file that was `seen` damaged: another process has healed
+        it. One that was healed in the moment of the move is put back.
+        """
+        logger().warning("damaged: %s: %s; counted as a miss, it will be built again", path, reason)
+        if self.read_only:
+            return
+        try:
+            if seen is not None and not _is_same(path, seen):
+                return
+            make_folder(self.quarantine)
+            aside = self.quarantine / f"{path.parent.name}-{path.name}-{time.time_ns()}"
+            path.rename(aside)
+            if seen is not None and not _is_same(aside, seen):
+                put_back(aside, path)
+        except OSError as error:
+            logger().debug("could not be moved to quarantine: %s", error)
+
+
+def put_back(aside: Path, path: Path) -> None:
+    """Undo a move, unless something is in the place again. Raises OSError."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a folder, or no links here
+        os.rename(aside, path)  # noqa: PTH104
+        return
+    aside.unlink()
+
+
+def _is_same(path: Path, seen: os.stat_result) -> bool:
+    now = path.stat()
+    return (now.st_dev, now.st_ino, now.st_size) == (seen.st_dev, seen.st_ino, seen.st_size)
+
+
+def scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The entries of a folder; none when it is missing or cannot be read."""
+    try:
+        with os.scandir(folder) as items:
+            yield from items
+    except OSError:
+        return

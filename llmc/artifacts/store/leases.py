@@ -1,0 +1,223 @@
+"""Leases: what a living process uses, so that it is not collected.
+
+    lease   = "leases/" 24 hex                      flock held as long as the process uses what it names
+    content = "host " id ( LF name )*               id: of the running kernel, as locks may end at the machine's edge
+    name    = "entries/" kind "/" 64 hex | "blobs/" 64 hex | "bundles/" 16 to 64 hex
+
+A lease counts while its lock is held. Where that cannot be known (no locks, or a lease of another machine whose locks
+may not reach here) it counts for LEASE_SECONDS after it was last written. A name is noted before one looks whether
+the thing is there: who removes things looks for names after having moved them away (see collect.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from llmc.artifacts.atomic_write import create_exclusive, discard, make_folder, temporary_name, write_all
+from llmc.artifacts.digest import PREFIX, open_regular, parse
+from llmc.artifacts.flock import flock, probe
+from llmc.artifacts.key import Key
+from llmc.artifacts.log import logger
+from llmc.artifacts.store.layout import Layout, scan
+from llmc.artifacts.store.publish_lock import gate
+
+LEASE_SECONDS = 3600.0
+RENEW_SECONDS = 600.0
+ATTEMPTS = 20
+MAX_BYTES = 16 << 20
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAME = re.compile(r"(?:entries/[a-z0-9][a-z0-9_-]{0,63}/[0-9a-f]{64}|blobs/[0-9a-f]{64}|bundles/[0-9a-f]{16,64})")
+
+
+def entry_name(key: Key) -> str:
+    """What a lease calls an entry."""
+    return name_of_entry(key.kind, key.hex)
+
+
+def name_of_entry(kind: str, hex_digest: str) -> str:
+    """`entry_name`, where the key itself is not known."""
+    return f"entries/{kind}/{hex_digest}"
+
+
+def blob_name(digest: str) -> str:
+    """What a lease calls a blob. Raises ValueError for what is not a digest."""
+    return f"blobs/{parse(digest)}"
+
+
+def blob_of(name: str) -> str | None:
+    """The digest of the blob that a lease calls by `name`; None for what is not a blob."""
+    return PREFIX + name.removeprefix("blobs/") if name.startswith("blobs/") else None
+
+
+def bundle_name(folder: Path) -> str:
+    """What a lease calls a bundle folder of the store."""
+    return f"bundles/{folder.name}"
+
+
+class Lease:
+    """Names of one store's things, noted until `release`, or the end of this object or process.
+
+    The file is made with the first name. Nothing is raised where it cannot be: then nothing is protected, as in a
+    store that is only read. Safe for threads; a forked process gets a lease of its own.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._names: dict[str, None] = {}
+        self._mutex = threading.Lock()
+        self._fd: int | None = None
+        self._drop: weakref.finalize[..., Lease] | None = None
+        self._owner = 0
+        self._renewed = 0.0
+
+    def hold(self, *names: str) -> bool:
+        """Note names; whether any of them may have been unprotected until now."""
+        if self._layout.read_only:
+            return False
+        with self._mutex:
+            fresh = [name for name in names if name not in self._names]
+            lost = self._fd is not None and not self._is_sound(self._fd)
+            self._names.update(dict.fromkeys(fresh))
+            if fresh or lost:
+                self._note(fresh, lost)
+            elif self._fd is not None and time.monotonic() - self._renewed > RENEW_SECONDS:
+                with suppress(OSError):
+                    os.utime(self._fd)
+                self._renewed = time.monotonic()
+            return bool(fresh) or lost
+
+    def claim(self, names: Iterable[str], there: Callable[[], bool]) -> bool:
+        """Note that things are in use, and whether they are there then: until this lease ends they stay there.
+
+        Where nothing can be noted (a store that is only read) it is there now, and no more is known.
+        """
+        wanted = list(names)
+        if self._keeps(wanted):
+            return there()
+        with gate(self._layout):
+            self.hold(*wanted)
+            return there()
+
+    def _keeps(self, names: list[str]) -> bool:
+        """Whether all of them were noted before, and still are."""
+        with self._mutex:
+            return (
+                self._fd is not None
+                and self._is_sound(self._fd)
+                and time.monotonic() - self._renewed <= RENEW_SECONDS
+                and all(name in self._names for name in names)
+            )
+
+    def claim_blob(self, digest: str) -> bool:
+        """`claim` of a blob. Raises ValueError for what is not a digest."""
+        return self.claim([blob_name(digest)], self._layout.blob(digest).exists)
+
+    def holds_blob(self, digest: str) -> bool:
+        """Whether a blob is noted."""
+        return blob_name(digest) in self._names
+
+    def release(self) -> None:
+        """Forget all names."""
+        with self._mutex:
+            self._names.clear()
+            self._close()
+
+    def _note(self, fresh: list[str], lost: bool) -> None:
+        new = self._fd is None or lost
+        try:
+            if new:
+                self._close()
+                fresh = list(self._names)
+                self._open()
+            if self._fd is not None:
+                text = "".join(f"\n{name}" for name in fresh)
+                write_all(self._fd, f"host {_host()}{text}".encode() if new else text.encode())
+                self._renewed = time.monotonic()
+        except OSError as error:
+            if new:
+                self._close()
+            logger().debug("no lease in %s (%s): going on without", self._layout.leases, error)
+
+    def _is_sound(self, fd: int) -> bool:
+        """Whether the file is still under its name, and of this process."""
+        return self._owner == os.getpid() and os.fstat(fd).st_nlink > 0
+
+    def _open(self) -> None:
+        make_folder(self._layout.leases)
+        for _ in range(ATTEMPTS):
+            path = temporary_name(self._layout.leases)
+            fd = create_exclusive(path)
+            if flock(fd) is not False and os.fstat(fd).st_nlink > 0:
+                self._fd, self._owner = fd, os.getpid()
+                self._drop = weakref.finalize(self, _remove, fd, path, self._owner)
+                return
+            os.close(fd)  # someone who sweeps was quicker
+            discard(path)
+
+    def _close(self) -> None:
+        if self._drop is not None:
+            self._drop()
+        self._drop = self._fd = None
+
+
+def _remove(fd: int, path: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        discard(path)
+    os.close(fd)
+
+
+def lease_of_bundle(folder: Path) -> Lease | None:
+    """A lease on a bundle folder that is kept in a store, noted as used now; None for a folder elsewhere.
+
+    Whether the folder is there is for the caller to see, afterwards.
+    """
+    place = Path(os.path.abspath(folder))  # noqa: PTH100 - links are the user's business
+    if len(place.parents) < 3:
+        return None
+    layout = Layout(place.parents[2])
+    if place.parent != layout.bundles or not layout.base.is_dir() or not _NAME.fullmatch(bundle_name(place)):
+        return None
+    lease = Lease(layout)
+    with gate(layout):
+        lease.hold(bundle_name(place))
+    with suppress(OSError):
+        os.utime(place)
+    return lease
+
+
+def in_use(layout: Layout, now: float | None = None, *, sweep: bool = False) -> set[str]:
+    """The names on all leases that count at `now` (default: by this machine's clock); `sweep` removes the others."""
+    moment = time.time() if now is None else now
+    found: set[str] = set()
+    for item in scan(layout.leases):
+        with suppress(OSError):
+            found |= _names(Path(item.path), moment, sweep)
+    return found
+
+
+def _names(path: Path, now: float, sweep: bool) -> set[str]:
+    with probe(path) as free:
+        with open_regular(path) as file:
+            age = abs(now - os.fstat(file.fileno()).st_mtime)
+            lines = file.read(MAX_BYTES).decode(errors="replace").split("\n")
+        known = free is True and lines[0] == f"host {_host()}"
+        if free is False or (not known and age < LEASE_SECONDS):
+            return {line for line in lines if _NAME.fullmatch(line)}
+        if sweep:
+            discard(path)
+    return set()
+
+
+def _host() -> str:
+    """The running kernel: within it locks reach everybody, and it ends with all of its processes."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return os.uname().nodename

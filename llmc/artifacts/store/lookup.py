@@ -1,0 +1,103 @@
+"""Finding an entry with all that it names, in several areas, while others collect (see collect.py)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from llmc.artifacts.key import Key
+from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.leases import blob_name, entry_name
+from llmc.artifacts.store.workspace import Area
+
+T = TypeVar("T")
+PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
+"""Seconds between looks at what is not there: without locks, a collection puts back what it took a moment ago."""
+
+
+def find_blob(areas: Sequence[Area], digest: str, size: int | None, verify: bool) -> Path | None:
+    """The file of an intact blob in the first area that has one."""
+    return next(filter(None, (area.blobs.find(digest, size, verify=verify) for area in areas)), None)
+
+
+def claim_blob(areas: Sequence[Area], digest: str, size: int | None, verify: bool) -> Path | None:
+    """The file of an intact blob, which stays there as long as its area's object lives; None when there is none."""
+    for area in areas:
+        path = area.blobs.find(digest, size, verify=verify)
+        if path is not None and area.lease.claim_blob(digest):
+            return path
+    return None
+
+
+def insist(areas: Sequence[Area], digest: str, find: Callable[[], T | None]) -> T | None:
+    """What `find` finds of a blob; it looks again for one that was claimed before, and did not turn out damaged."""
+    for pause in (*PAUSES, None):
+        damaged = _damaged(areas)
+        if (found := find()) is not None:
+            return found
+        if pause is None or _damaged(areas) != damaged or not any(area.lease.holds_blob(digest) for area in areas):
+            return None
+        time.sleep(pause)
+    return None
+
+
+def lost_output(outputs: Mapping[str, Blob], areas: Sequence[Area], verify: bool) -> str | None:
+    """Name of the first output whose blob is missing or damaged."""
+    lost = (name for name, (digest, size) in outputs.items() if find_blob(areas, digest, size, verify) is None)
+    return next(lost, None)
+
+
+def find_entry(areas: Sequence[Area], key: Key, verify: bool) -> Entry | None:
+    """The entry of a key from the first area that has it with all of its blobs, noted as used.
+
+    One whose blobs are not all there is put aside, unless it was collected, or published again, meanwhile, or a blob
+    could not be read: that may pass.
+    """
+    for area in areas:
+        if key.is_local and area.layout.read_only:
+            continue  # it may come from another machine
+        if (entry := _find_in(area, areas, key, verify)) is not None:
+            return entry
+    return None
+
+
+def _find_in(area: Area, areas: Sequence[Area], key: Key, verify: bool) -> Entry | None:
+    for pause in (*PAUSES, None):
+        entry = area.entries.read(key)
+        if entry is None:
+            return None
+        damaged, unreadable = _damaged(areas), _unreadable(areas)
+        lost = lost_output(entry.outputs, areas, verify)
+        if lost is None:
+            if area.lease.claim(names_of(entry.key, entry.outputs), partial(_is_there, area, areas, entry)):
+                area.entries.touch(key)
+                return entry
+        elif _unreadable(areas) != unreadable:
+            return None
+        elif pause is None or _damaged(areas) != damaged:
+            area.entries.reject(entry, f"blob of {lost!r} is missing or damaged")
+            return None
+        time.sleep(pause or 0)
+    return None
+
+
+def names_of(key: Key, outputs: Mapping[str, Blob]) -> list[str]:
+    """What a lease calls an entry and all that it names. Raises ValueError for what is not a digest."""
+    return [entry_name(key), *(blob_name(blob.digest) for blob in outputs.values())]
+
+
+def _is_there(area: Area, areas: Sequence[Area], entry: Entry) -> bool:
+    path = area.layout.entry(entry.key.kind, entry.key.hex)
+    return path.exists() and lost_output(entry.outputs, areas, verify=False) is None
+
+
+def _damaged(areas: Sequence[Area]) -> int:
+    return sum(area.blobs.corrupt for area in areas)
+
+
+def _unreadable(areas: Sequence[Area]) -> int:
+    return sum(area.blobs.unreadable for area in areas)

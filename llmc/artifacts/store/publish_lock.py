@@ -1,0 +1,116 @@
+"""The gate between those who publish and the one who collects.
+
+    publishing, or finding something to use     shared: look that it is all there, and say so (entry, lease)
+    collecting                                  exclusive: see who uses what, and remove the rest
+
+So what was found there is there when it has been said that it is used. Nothing hangs on the gate: whoever cannot
+have it (read-only, no flock, a holder that was stopped for more than GATE_SECONDS) goes on without, and the order
+of steps in collect.py is right all the same, at the price that something may have to be built again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmc.artifacts.atomic_write import create_exclusive, discard, make_folder, temporary_name, writing
+from llmc.artifacts.flock import flock, probe
+from llmc.artifacts.log import logger
+from llmc.artifacts.store.layout import Layout
+
+GATE_SECONDS = 10.0
+LONGEST_PAUSE = 0.02
+REMEDY = "run this as the user who owns the store"
+MOUNTS = Path("/proc/self/mountinfo")
+_ONE_MACHINE = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "tmpfs", "ramfs", "overlay"}
+)
+
+
+@contextmanager
+def gate(layout: Layout, *, exclusive: bool = False) -> Iterator[bool]:
+    """Pass the gate of a store, or close it; False when it could not be had, and the caller goes on without."""
+    fd = None if layout.read_only else _enter(layout.gate, exclusive)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _enter(path: Path, exclusive: bool) -> int | None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        try:
+            fd = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            make_folder(path.parent)
+            fd = os.open(path, flags, 0o666)
+    except OSError as error:
+        logger().debug("no gate at %s (%s): going on without", path, error)
+        return None
+    deadline = time.monotonic() + GATE_SECONDS
+    pause = 0.0005
+    while (found := flock(fd, shared=not exclusive)) is False and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    if found:
+        return fd
+    os.close(fd)
+    logger().debug("no lock at %s: going on without", path)
+    return None
+
+
+def keeps_all_out(layout: Layout) -> bool:
+    """Whether the closed gate, which this process holds, really keeps everybody out.
+
+    Not so where the kernel grants every lock, and not known where other machines may have locks of their own.
+    """
+    try:
+        with probe(layout.gate) as found:
+            return found is False and is_of_one_machine(layout)
+    except OSError:
+        return False
+
+
+def is_of_one_machine(layout: Layout) -> bool:
+    """Whether only this machine can have mounted the store's file system, so that all see each other's locks.
+
+    Elsewhere they may not: a network file system can be mounted with locks that stay on each machine (`nolock`).
+    """
+    return _file_system(layout.base) in _ONE_MACHINE
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that a folder is on; "" when the system does not say."""
+    place = os.path.realpath(folder)
+    best = kind = ""
+    try:
+        lines = MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = before.split(" ")[4].encode().decode("unicode_escape")
+        if (place == point or place.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, after.split(" ")[0]
+    return kind
+
+
+def clock(layout: Layout) -> float:
+    """The time by the store's own file system, which all machines that share it agree on; seconds since 1970.
+
+    Raises CapacityError or UnwritableError where no file can be made.
+    """
+    with writing(layout.base, 0, REMEDY):
+        make_folder(layout.temporaries)
+        path = temporary_name(layout.temporaries)
+        fd = create_exclusive(path)
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+            discard(path)

@@ -1,0 +1,49 @@
+"""Where results go that a store has no room for."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from pathlib import Path
+
+from llmc.artifacts.log import logger
+from llmc.artifacts.store.workspace import Area
+from llmc.errors import CapacityError
+
+
+class Overflow:
+    """A folder with the layout of a store: the one given, which is kept, or a temporary one that is made when it is
+    needed and removed with this object.
+    """
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self._area = None if folder is None else Area(folder)
+        self._making = threading.Lock()
+
+    @property
+    def areas(self) -> list[Area]:
+        """The folder, if there is one by now."""
+        return [] if self._area is None else [self._area]
+
+    @property
+    def root(self) -> Path | None:
+        """Where it is, if there is one by now."""
+        return None if self._area is None else self._area.layout.root
+
+    def take(self, reason: Exception | None) -> Area:
+        """The folder, because of what happened in the store. Raises CapacityError where none can be made."""
+        with self._making:
+            if self._area is None:
+                import shutil
+                import tempfile
+
+                try:
+                    folder = tempfile.mkdtemp(prefix="llmc-uncached-")
+                except OSError as error:
+                    raise CapacityError(
+                        f"no room for results: {reason}; nor for a temporary folder: {error}"
+                    ) from error
+                weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+                self._area = Area(folder)
+                logger().warning("results are not cached but kept in %s for now: %s", folder, str(reason))
+            return self._area

@@ -1,0 +1,343 @@
+"""The store: blobs by digest, and entries that say which blobs a key was built into. See layout.py for the
+files.
+
+Any number of processes and threads may use one root at once. Whatever is damaged counts as a miss, is put
+into quarantine, and is built again; whatever cannot be written is done without.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from llmc.artifacts.atomic_write import UnwritableError
+from llmc.artifacts.gc.audit import Report, Usage, usage, verify
+from llmc.artifacts.key import Difference, Key
+from llmc.artifacts.log import logger
+from llmc.artifacts.store.blob_writer import BlobWriter
+from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.entries import Entry
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.locks import exclusive
+from llmc.artifacts.store.lookup import claim_blob, find_blob, find_entry, insist, lost_output, names_of
+from llmc.artifacts.store.publish_lock import gate
+from llmc.artifacts.store.spill import Overflow
+from llmc.artifacts.store.workspace import Area, Workspace, workspace
+from llmc.errors import ArtifactError, CapacityError
+from llmc.platforms import require_posix
+
+Build = Callable[[Workspace], Mapping[str, Blob]]
+SHORTEST_PREFIX = 4
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+
+
+class _GoneError(BlobMissingError):
+    """A build's blob that is not there when its entry is published."""
+
+
+class Upstream(Protocol):
+    """A far tier that a store asks before it builds (see remotes/read_through.py)."""
+
+    def fetch(self, key: Key, area: Area) -> Entry | None:
+        """The entry of `key`, verified, trusted, and with all of its blobs put into `area`; else None.
+
+        Never raises because the far side is away, wrong or not trusted: that is logged and is a miss. Raises
+        CapacityError or UnwritableError when `area` has no room.
+        """
+        ...
+
+
+class Store:
+    """A content-addressed store in a folder, which need not exist before something is put into it.
+
+    `shared` are further stores that are only read, in this order, and used where they are (a read-only network
+    mount, for instance): nothing is copied from them, moved in them, or locked there. `upstream` is asked for what
+    none of them has, before it is built.
+
+    `overflow` is a folder for results that the store has no room for, kept when the process ends and shared
+    by processes that name it (workers of one compile, for instance); without it each process makes a
+    temporary one when it must, and removes it at exit. A pickled store takes its overflow and its shared stores
+    along. What this object found, fetched or published is not collected before the object ends (see leases.py).
+    `counters` holds hits, misses, fetched (of the hits, those that came from upstream) and corrupt, since
+    this object was made.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        overflow: str | Path | None = None,
+        shared: Sequence[str | Path] = (),
+        upstream: Upstream | None = None,
+    ) -> None:
+        require_posix()
+        self._main = Area(root)
+        self._shared = [Area(folder, stamps_of=self._main) for folder in shared]
+        self._upstream = upstream
+        self._fetched = 0
+        self._overflow = Overflow(overflow)
+        self._hits = 0
+        self._misses = 0
+
+    @property
+    def root(self) -> Path:
+        """The folder, absolute."""
+        return self._main.layout.root
+
+    @property
+    def layout(self) -> Layout:
+        """Where this store keeps its files."""
+        return self._main.layout
+
+    def __reduce__(self) -> tuple[Callable[..., Store], tuple[Path, Path | None, list[Path]]]:
+        return _reopen, (self.root, self._overflow.root, [area.layout.root for area in self._shared])
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How often a lookup found its key, did not, and how many damaged files were met."""
+        corrupt = sum(area.blobs.corrupt + area.entries.corrupt for area in self._areas)
+        return {"hits": self._hits, "misses": self._misses, "fetched": self._fetched, "corrupt": corrupt}
+
+    # Blobs
+
+    def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
+        """Store bytes. Raises CapacityError or UnwritableError, with nothing left behind."""
+        return self._main.blobs.put_bytes(data)
+
+    def put_file(self, path: str | Path, *, move: bool = False, link: bool = False) -> Blob:
+        """Store a file's content; `move` consumes the file, without a copy within one file system; `link` shares a
+        read-only one.
+
+        Raises CapacityError or UnwritableError as `put_bytes`, and ArtifactError when the file cannot be
+        read.
+        """
+        return self._main.blobs.put_file(path, move=move, link=link)
+
+    def writer(self) -> AbstractContextManager[BlobWriter]:
+        """`with store.writer() as stream: stream.write(…)`; then `stream.blob`, if the block ended well."""
+        return self._main.blobs.writer()
+
+    def get_bytes(self, digest: str) -> bytes:
+        """A blob's content, its digest verified. Raises BlobMissingError when it is missing or damaged."""
+
+        def read() -> bytes | None:
+            return next((data for area in self._areas if (data := area.blobs.read(digest)) is not None), None)
+
+        if (data := insist(self._areas, digest, read)) is not None:
+            return data
+        raise self._missing(digest)
+
+    def path(self, blob: Blob | str, *, verify: bool = True) -> Path:
+        """The file of a blob: size verified when a Blob is given, and digest unless verified before and
+        untouched since.
+
+        The file is read-only and shared; never write to it. Raises BlobMissingError when it is missing or
+        damaged.
+        """
+        digest, size = (blob, None) if isinstance(blob, str) else blob
+        if found := insist(self._areas, digest, lambda: claim_blob(self._areas, digest, size, verify)):
+            return found
+        raise self._missing(digest)
+
+    def has(self, blob: Blob) -> bool:
+        """Whether the blob is there, by its size; then it stays there."""
+        return self.locate(blob) is not None
+
+    def locate(self, blob: Blob) -> Path | None:
+        """The file of a blob that is there, by its size; then it stays there."""
+        return claim_blob(self._areas, *blob, verify=False)
+
+    def hold(self, *names: str) -> None:
+        """Keep what leases.py calls by these names from being collected as long as this object lives."""
+        self._main.lease.hold(*names)
+
+    def is_intact(self, blob: Blob) -> bool:
+        """Whether the blob is there, by its digest; then it stays there."""
+        return claim_blob(self._areas, *blob, verify=True) is not None
+
+    # Entries
+
+    def lookup(self, key: Key, *, verify: bool = False) -> Entry | None:
+        """The entry of a key, all of its blobs present with the right size, and digest too if `verify`; else
+        None.
+
+        A damaged entry, or one with a damaged blob, is put into quarantine and is a miss. With the logger
+        "llmc.artifacts" at INFO, a miss names the components that differ from the nearest entry.
+        """
+        entry = find_entry(self._areas, key, verify)
+        if entry is not None:
+            self._hit(entry)
+            return entry
+        self._misses += 1
+        log = logger()
+        from logging import INFO
+
+        if log.isEnabledFor(INFO):
+            log.info("miss %s %s: %s", key.kind, key.short, self.why(key))
+        return None
+
+    def obtain(self, key: Key) -> Entry | None:
+        """As `lookup`, but what is not here is asked of upstream too."""
+        return self.lookup(key) or self._fetch(key)
+
+    def nearest(self, key: Key) -> tuple[Entry, list[Difference]] | None:
+        """Of the entries of this kind used last, the one most like `key`, and `key.explain` of it (see entries.py)."""
+        return self._main.entries.nearest(key)
+
+    def why(self, key: Key) -> str:
+        """Why `key`, which a lookup did not find, is not here (see key_diff.py): `theirs → mine`, in one line."""
+        from llmc.artifacts.store.key_diff import miss_reason
+
+        return miss_reason(key, self._areas)
+
+    def publish(self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any] | None = None) -> Entry:
+        """Say what a key was built into, atomically; replaces what was said before.
+
+        Raises BlobMissingError for an output that is not in the store, ValueError or TypeError for `meta`
+        that is not JSON, CapacityError or UnwritableError where the entry cannot be written.
+        """
+        with gate(self.layout):
+            self._require(key, outputs, [self._main, *self._shared])
+            return self._main.entries.write(key, outputs, meta or {})
+
+    def get_or_build(self, key: Key, build: Build) -> tuple[Entry, bool]:
+        """The entry of a key, built if need be, and whether it was there: every output is intact, by digest.
+
+        Processes that want one key at once build it once, the others wait; if the holder dies the next one
+        builds; where locks do nothing each builds, with the same result. Whatever `build` raises is passed on
+        and leaves nothing. A store without room, or one that cannot be written, does not fail the build: a
+        warning is logged and the result lives in a temporary folder, known to this object only. CapacityError
+        is raised when there is no room for that either. `build` may be run a second time: in another folder, when
+        the disk was full under its first, and when what its first stored was removed before it was published.
+        """
+        entry = self.lookup(key, verify=True)
+        if entry is not None:
+            return entry, True
+        log = logger()
+
+        def waiting() -> None:
+            log.info("waiting for another process that builds %s %s", key.kind, key.short)
+
+        with exclusive(self._main.layout.lock(key.kind, key.hex), waiting):
+            entry = find_entry(self._areas, key, verify=True)
+            if entry is not None:
+                self._hit(entry)
+                return entry, True
+            entry = self._fetch(key)
+            if entry is not None:
+                return entry, True
+            try:
+                return self._build(key, build), False
+            except _GoneError as error:
+                log.info("building %s %s again: %s", key.kind, key.short, error)
+                return self._build(key, build), False
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """Every sound entry (of a kind), by kind and then last use, newest first. Blobs are not looked at."""
+        return sorted(self._main.entries.all(kind), key=lambda entry: (entry.key.kind, -entry.used))
+
+    def find(self, prefix: str) -> Entry:
+        """The entry whose key digest starts with `prefix` (with or without "sha256:"; 4 digits at least).
+
+        Raises ArtifactError when there is none or more than one.
+        """
+        digits = prefix.removeprefix("sha256:").lower()
+        if len(digits) < SHORTEST_PREFIX:
+            raise ArtifactError(f"key {prefix!r} is too short: give {SHORTEST_PREFIX} digits or more")
+        found = [entry for entry in self.entries() if entry.key.hex.startswith(digits)]
+        return the_one(found, f"entry with key {prefix}", f"{self.root}; `llmc cache ls` lists them")
+
+    # Care
+
+    def verify(self, progress: Callable[[str, int], None] | None = None) -> Report:
+        """Read every blob and entry; what is damaged goes into quarantine.
+
+        `progress(digest, size)` is called after each blob. Stamps are not believed here: this finds damage
+        below the file system too. Remains of crashed processes are removed.
+        """
+        return verify(self._main, progress)
+
+    def usage(self) -> Usage:
+        """What the store holds, by its files' sizes."""
+        return usage(self._main.layout)
+
+    # Private
+
+    @property
+    def _areas(self) -> list[Area]:
+        return [self._main, *self._overflow.areas, *self._shared]
+
+    def _require(self, key: Key, outputs: Mapping[str, Blob], areas: Sequence[Area]) -> None:
+        """Have all outputs of what is about to be published, and keep them and their entry."""
+        self.hold(*names_of(key, outputs))
+        if (lost := lost_output(outputs, areas, verify=False)) is not None:
+            raise _GoneError(f"output {lost!r} is not in {self.root}: store it before the key")
+
+    def _missing(self, digest: str) -> BlobMissingError:
+        return BlobMissingError(f"{digest} is missing from {self.root}, or was damaged and put aside; compile again")
+
+    def _hit(self, entry: Entry) -> None:
+        self._hits += 1
+        logger().debug("hit %s %s", entry.key.kind, entry.key.short)
+
+    def _fetch(self, key: Key) -> Entry | None:
+        if self._upstream is None or key.is_local:
+            return None
+        try:
+            entry = self._upstream.fetch(key, self._main)
+        except (CapacityError, UnwritableError) as error:
+            entry = self._upstream.fetch(key, self._overflow.take(error))
+        if entry is not None and (entry := find_entry(self._areas, key, verify=False)) is not None:
+            self._hits += 1
+            self._fetched += 1
+        return entry
+
+    def _build(self, key: Key, build: Build) -> Entry:
+        try:
+            return self._build_in(self._main, key, build)
+        except (CapacityError, UnwritableError) as error:
+            reason: Exception = error
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            reason = error
+        area = self._overflow.take(reason)
+        try:
+            return self._build_in(area, key, build)
+        except UnwritableError as error:
+            raise CapacityError(f"no room for results: {reason}; nor beside the store: {error}") from error
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise CapacityError(
+                f"no room to compile: {reason}; nor in {area.layout.root}: {error}; free some space"
+            ) from error
+
+    def _build_in(self, area: Area, key: Key, build: Build) -> Entry:
+        with workspace(area, self._overflow.take) as space:
+            outputs, meta = dict(build(space)), space.meta
+        with gate(self.layout):
+            self._require(key, outputs, self._areas)
+            try:
+                if all(find_blob([area, *self._shared], *blob, verify=False) for blob in outputs.values()):
+                    return area.entries.write(key, outputs, meta)
+            except (CapacityError, UnwritableError) as error:
+                return self._overflow.take(error).entries.write(key, outputs, meta)
+            return self._overflow.take(None).entries.write(key, outputs, meta)
+
+
+def the_one(found: Sequence[Entry], name: str, place: str) -> Entry:
+    """The only one of the entries that a name fits. Raises ArtifactError when there is none or more than one."""
+    if not found:
+        raise ArtifactError(f"no {name} in {place}")
+    if len(found) > 1:
+        keys = ", ".join(entry.key.short for entry in found[:8])
+        raise ArtifactError(f"{name} is ambiguous: {keys}; give more digits")
+    return found[0]
+
+
+def _reopen(root: Path, overflow: Path | None, shared: list[Path]) -> Store:
+    return Store(root, overflow=overflow, shared=shared)

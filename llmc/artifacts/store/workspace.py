@@ -1,0 +1,98 @@
+"""What a build is given: a folder to work in, and a way to store what it makes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from llmc.artifacts.atomic_write import UnwritableError, make_folder, temporary_name, writing
+from llmc.artifacts.flock import flock
+from llmc.artifacts.store.blob_writer import BlobWriter
+from llmc.artifacts.store.blobs import REMEDY, Blob, Blobs
+from llmc.artifacts.store.entries import Entries
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.leases import Lease, blob_name
+from llmc.artifacts.verified_files import Stamps
+from llmc.errors import CapacityError
+
+
+class Area:
+    """One place with the layout of a store: the store, a shared one that is only read, or the folder of results
+    it had no room for.
+
+    `stamps_of` is the area whose table of verified files is used, for an area that cannot be written.
+    """
+
+    def __init__(self, root: str | Path, *, stamps_of: Area | None = None) -> None:
+        self.layout = Layout(root, read_only=stamps_of is not None)
+        self.stamps: Stamps = Stamps(self.layout.base) if stamps_of is None else stamps_of.stamps
+        self.lease = Lease(self.layout)
+        self.blobs = Blobs(self.layout, self.stamps, self.lease.claim_blob)
+        self.entries = Entries(self.layout)
+
+
+class Workspace:
+    """A build's own folder, removed after the build, and its door to the store.
+
+    `meta` is kept with the result (JSON values). A blob that the store has no room for goes where uncached
+    results are kept, so that a build never fails for want of a cache.
+    """
+
+    def __init__(self, area: Area, folder: Path, spill: Callable[[Exception], Area]) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = {}
+        self._area = area
+        self._spill = spill
+
+    def put_bytes(self, data: bytes | bytearray | memoryview) -> Blob:
+        """Store `data`. Raises CapacityError when nothing at all has room for it."""
+        return self._put(lambda blobs: blobs.put_bytes(data))
+
+    def put_file(self, path: str | Path, *, move: bool = True) -> Blob:
+        """Store a file, consumed by default. Raises CapacityError when nothing at all has room for it."""
+        return self._put(lambda blobs: blobs.put_file(path, move=move))
+
+    def writer(self) -> AbstractContextManager[BlobWriter]:
+        """Stream into a blob. Let its CapacityError out: the build is run again where there is room."""
+        return self._area.blobs.writer()
+
+    def _put(self, put: Callable[[Blobs], Blob]) -> Blob:
+        try:
+            blob = put(self._area.blobs)
+        except (CapacityError, UnwritableError) as error:
+            self._area = self._spill(error)
+            blob = put(self._area.blobs)
+        self._area.lease.hold(blob_name(blob.digest))
+        return blob
+
+
+@contextmanager
+def workspace(area: Area, spill: Callable[[Exception], Area]) -> Iterator[Workspace]:
+    """A workspace in an area, locked while it lives. Raises CapacityError or UnwritableError where none can be made."""
+    temporaries = area.layout.temporaries
+    with writing(temporaries, 0, REMEDY):
+        make_folder(temporaries)
+        folder, fd = _locked_folder(temporaries)
+    try:
+        yield Workspace(area, folder, spill)
+    finally:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
+def _locked_folder(temporaries: Path) -> tuple[Path, int]:
+    while True:
+        folder = temporary_name(temporaries)
+        os.mkdir(folder)  # noqa: PTH102
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # someone who sweeps was quicker
+            continue
+        if flock(fd) is not False and folder.exists():
+            return folder, fd
+        os.close(fd)

@@ -1,0 +1,191 @@
+"""Which files were verified before, so that weights of many gigabytes are not hashed at every start.
+
+    table  = {"schema": 1, "files": {real path: [device, inode, size, mtime_ns, ctime_ns, digest]}}
+    tables = <store>/v1/.stamps.json          of the files of a store that this user alone may write
+             <cache>/stamps/<32 hex>.json     of anything else, by the sha256 of its real path: bundle folders, and
+                                              stores that others may write
+
+A stamp says: this file had this digest when its inode looked so. Writing, replacing, linking or restoring a
+file changes its ctime, which no program can set, so every alteration made through the file system is noticed.
+Not noticed: damage below the file system. A table is believed only where this user alone may write, and never
+from inside a bundle, so that whoever may alter a file cannot vouch for it. A file that changed within the
+clock's granularity before it was hashed is never stamped, since a second change in the same tick would leave
+no trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc.artifacts.atomic_write import write_atomic
+from llmc.artifacts.digest import is_digest, open_regular
+from llmc.artifacts.ownership import is_own
+from llmc.errors import InputError
+
+SCHEMA = 1
+FILE_NAME = ".stamps.json"
+FOLDER = "stamps"
+MOST_TABLES = 512
+"""Tables beyond these are forgotten, those written longest ago first."""
+MAX_BYTES = 4 << 20
+MAX_FILES = 8192
+FINE_TICK_NS = 20_000_000
+COARSE_TICK_NS = 2_000_000_000
+
+
+class Signature(NamedTuple):
+    """What the file system says of a file; differs after any change to it."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def signature(status: os.stat_result) -> Signature:
+    """The part of a `stat` that changes when the file does."""
+    return Signature(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def settled(seen: Signature) -> bool:
+    """Whether a file, seen so just now, has been still for longer than its clock's granularity."""
+    coarse = seen.ctime_ns % 1_000_000_000 == 0
+    tick = COARSE_TICK_NS if coarse else FINE_TICK_NS
+    return time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > tick
+
+
+class Stamps:
+    """The table of one folder. Never raises, whatever the disk does: what is not stamped is hashed again."""
+
+    def __init__(self, folder: str | Path, *, inside: bool = True) -> None:
+        """`inside`: the table may be in the folder, where this user alone may write that."""
+        self._folder = Path(folder)
+        self._inside = inside
+        self._place: Path | None = None
+        self._table: dict[str, tuple[Signature, str]] | None = None
+        self._dirty = False
+        self._folders: dict[str, str] = {}
+
+    def verified(self, path: str | Path, digest: str) -> bool:
+        """Whether `path` was found to have this digest and has not been touched since. One `stat`."""
+        try:
+            seen = signature(os.stat(path))  # noqa: PTH116
+            return self._load().get(self._name(path)) == (seen, digest)
+        except (OSError, ValueError):
+            return False
+
+    def record(self, path: str | Path, digest: str, seen: Signature | None = None) -> None:
+        """Note that `path` has this digest; `seen` is its signature from before it was hashed.
+
+        Nothing is noted when the file changed since then, or so shortly before that a change could hide.
+        """
+        try:
+            name = self._name(path)
+            now = signature(os.stat(path))  # noqa: PTH116
+        except (OSError, ValueError):
+            return
+        if (seen is None or seen == now) and settled(now):
+            self._load()[name] = (now, digest)
+            self._dirty = True
+
+    def save(self) -> None:
+        """Write the table if it changed, together with what other processes saved meanwhile."""
+        if not self._dirty:
+            return
+        self._dirty = False
+        file = self._file
+        table = _read(file) | self._load()
+        kept = list(table.items())[-MAX_FILES:]
+        files = {name: [*seen, digest] for name, (seen, digest) in kept if os.path.exists(name)}  # noqa: PTH110
+        try:
+            data = json.dumps({"schema": SCHEMA, "files": files}, separators=(",", ":")).encode()
+            file.parent.mkdir(0o700, parents=True, exist_ok=True)
+            if file.name != FILE_NAME and not file.exists():
+                _forget_some(file.parent)
+            write_atomic(file, data, file.parent, durable=False, mode=0o600)
+        except (OSError, ValueError):
+            return
+
+    @property
+    def _file(self) -> Path:
+        if self._place is None:
+            self._place = self._choose()
+        return self._place
+
+    def _choose(self) -> Path:
+        if self._inside and _may_hold_own(self._folder):
+            return self._folder / FILE_NAME
+        from llmc.settings import Settings
+
+        try:
+            settings = Settings.from_environment()
+        except InputError:  # for those to tell who read the settings
+            settings = Settings()
+        cache = settings.cache_dir if _may_hold_own(settings.cache_dir) else settings.user_cache_dir
+        name = hashlib.sha256(os.fsencode(os.path.realpath(self._folder))).hexdigest()[:32]
+        return cache / FOLDER / f"{name}.json"
+
+    def _name(self, path: str | Path) -> str:
+        """The real path, by which a file is known. A wrong name is only a file not known: folders are remembered."""
+        folder, name = os.path.split(path)
+        if not os.path.isabs(folder) or os.path.islink(path):  # noqa: PTH114, PTH117
+            return os.path.realpath(path)
+        return os.path.join(self._real(folder), name)  # noqa: PTH118
+
+    def _real(self, folder: str) -> str:
+        if (found := self._folders.get(folder)) is None:
+            parent, name = os.path.split(folder)
+            if parent == folder or name in ("", ".", "..") or os.path.islink(folder):  # noqa: PTH114
+                found = os.path.realpath(folder)
+            else:
+                found = os.path.join(self._real(parent), name)  # noqa: PTH118
+            self._folders[folder] = found
+        return found
+
+    def _load(self) -> dict[str, tuple[Signature, str]]:
+        if self._table is None:
+            self._table = _read(self._file)
+        return self._table
+
+
+def _read(file: Path) -> dict[str, tuple[Signature, str]]:
+    """The table in `file`; empty when there is none, it is not one, or others could have written it."""
+    table: dict[str, tuple[Signature, str]] = {}
+    try:
+        with open_regular(file) as stream:
+            if not (is_own(os.fstat(stream.fileno())) and is_own(os.stat(file.parent))):  # noqa: PTH116
+                return {}
+            data = json.loads(stream.read(MAX_BYTES))
+        if data["schema"] != SCHEMA:
+            return {}
+        for name, (*numbers, digest) in data["files"].items():
+            if len(numbers) == len(Signature._fields) and is_digest(digest):
+                table[name] = (Signature(*numbers), digest)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+    return table
+
+
+def _may_hold_own(folder: Path) -> bool:
+    """Whether a folder is this user's alone, or not there yet."""
+    try:
+        return is_own(os.stat(folder))  # noqa: PTH116
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def _forget_some(folder: Path) -> None:
+    with suppress(OSError), os.scandir(folder) as items:
+        tables = [item for item in items if item.name.endswith(".json")]
+        if len(tables) >= MOST_TABLES:
+            for item in sorted(tables, key=lambda item: item.stat().st_mtime)[: MOST_TABLES // 4]:
+                os.unlink(item)  # noqa: PTH108

@@ -1,0 +1,1 @@
+"""What a compile will cost, before it is run."""

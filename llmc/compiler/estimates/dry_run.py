@@ -1,0 +1,108 @@
+"""What a compile would do, without doing it: which stages and executables are in the store, and rough time and size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.key import Key
+from llmc.compiler.estimates.footprint import Footprint
+from llmc.compiler.estimates.model_size import ModelSize, weights_in
+from llmc.compiler.pipeline import executable_key
+from llmc.compiler.stages import StageReport, Stages
+from llmc.compiler.verification.stage import probes_stage
+from llmc.errors import CheckpointError, LlmcError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.entries import Entry
+    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.options import CompileOptions
+
+
+class _NotBuiltError(LlmcError):
+    pass
+
+
+class _LookupStages(Stages):
+    """Stages that are only looked up: the first one that is missing ends the walk; `found` are those before it."""
+
+    def __init__(self, stages: Stages) -> None:
+        super().__init__(stages.store, stages.checkpoint, stages.plan, _ignore)
+        self.found: set[str] = set()
+
+    def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
+        key = Key(kind, components)
+        entry = self.store.lookup(key)
+        if entry is None:
+            raise _NotBuiltError(f"stage {kind} has to run: {self.store.why(key)}")
+        self.found.add(kind)
+        return entry
+
+
+def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
+    """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
+    lookup = _LookupStages(stages)
+    shapes = target.shapes(stages.plan.buckets, options)
+    prepared = None
+    why: list[str | None] = [None] * len(shapes)
+    try:
+        prepared = target.prepare(lookup, options)
+        keys = [executable_key(target, prepared, shape, options) for shape in shapes]
+        cached: list[bool | None] = [stages.store.lookup(key) is not None for key in keys]
+        why = [None if hit else stages.store.why(key) for key, hit in zip(keys, cached, strict=True)]
+    except _NotBuiltError as missing:
+        cached = [None] * len(shapes)
+        why = [str(missing)] * len(shapes)
+    size = _size_of(stages)
+    footprint = Footprint(
+        size, target, options, stages.plan.limits, stages.store, weights=weights_in(stages.checkpoint)
+    )
+    to_build, buckets = sum(not c for c in cached), stages.plan.buckets
+    seconds = to_build * footprint.seconds_each
+    if prepared is None:
+        seconds += sum(footprint.durations.stages(buckets, lookup.found).values())
+    if to_build:
+        seconds += footprint.verification_seconds(buckets, _reference_missing(lookup, target))
+    estimates = footprint.estimates(stages.plan.buckets)
+    return {
+        "device": options.device,
+        "choice": target.choice(options),
+        "executables": [
+            {
+                "phase": s.phase,
+                "batch": s.batch,
+                "query": s.query,
+                "context": s.context,
+                "buckets": s.buckets,
+                "cached": c,
+                "why": reason,
+            }
+            for s, c, reason in zip(shapes, cached, why, strict=True)
+        ],
+        "to_build": to_build,
+        "cached": sum(bool(c) for c in cached),
+        "estimated_seconds": round(seconds, 1),
+        "estimated_bytes": footprint.bundle_bytes(buckets),
+        "warnings": footprint.warnings(buckets),
+        "estimates": [estimate.to_dict() for estimate in estimates],
+    }
+
+
+def _reference_missing(lookup: _LookupStages, target: Target) -> bool:
+    try:
+        probes_stage(lookup, target)
+    except _NotBuiltError:
+        return True
+    return False
+
+
+def _size_of(stages: Stages) -> ModelSize | None:
+    """The model's sizes, or None for an architecture whose config names them otherwise."""
+    try:
+        return ModelSize.of(stages.checkpoint.config, stages.checkpoint.name)
+    except CheckpointError:
+        return None
+
+
+def _ignore(_: StageReport) -> None:
+    return None

@@ -1,0 +1,111 @@
+"""How long the parts of a compile take that executables share: stages, and verification.
+
+A measurement of this store wins: the last builds of a stage of a model of the same size. Else it is what SmolLM2-135M
+took on two cores (Cost), by the model's size: tracing grows with layers, all else with parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.estimates.model_size import ModelSize
+    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.options import CompileOptions
+    from llmc.compiler.verification.work import Work
+
+PARAMETERS, LAYERS = 134_515_008, 30
+"""Of SmolLM2-135M, which the costs are of."""
+
+RECENT = 32
+"""Builds of the store that a typical time is taken from."""
+
+METADATA = "parameters"
+"""What an entry of a stage says of its model."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds: whatever the model is, for each of SmolLM2-135M's layers, and for as many parameters as it has."""
+
+    fixed: float = 0.0
+    layers: float = 0.0
+    parameters: float = 0.0
+
+    def of(self, layers: int, parameters: int) -> float:
+        """For a model of such a size."""
+        return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
+
+
+LOWER = Cost(fixed=4.0, layers=11.0)
+"""One trace."""
+
+REFERENCE = Cost(fixed=2.0, parameters=12.0)
+WEIGHTS = Cost(parameters=2.5)
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """What verification takes: whatever it runs, each executable it opens, each step, and each 1,000 tokens of prompts
+    (verification/work.py counts them)."""
+
+    begin: Cost
+    opened: Cost
+    step: Cost
+    tokens: Cost
+
+
+class Durations:
+    """For one model, target and options (configured); `store` None: nothing was measured."""
+
+    def __init__(
+        self, target: Target, options: CompileOptions, model: ModelSize | None, parameters: int, store: Store | None
+    ) -> None:
+        self._target, self._options, self._store = target, options, store
+        self._layers, self._parameters = (model.layers if model else LAYERS), parameters
+
+    def stages(self, buckets: Sequence[Bucket], without: Iterable[str] = ()) -> dict[str, float]:
+        """Seconds of each shared stage that is not among `without`."""
+        costs = self._target.stage_costs(self._options, buckets)
+        return {kind: self._stage(kind, cost) for kind, cost in costs.items() if kind not in without}
+
+    def verification(self, work: Work, reference: bool = True) -> float:
+        """Seconds of so much verification; without `reference`, its predictions are there."""
+        each = self._target.verifying
+        seconds = (
+            self._of(each.begin) + work.executables * self._of(each.opened) + work.steps * self._of(each.step)
+            + work.tokens / 1000 * self._of(each.tokens)
+        )  # fmt: skip
+        return seconds + (self._stage("reference", REFERENCE) if reference else 0.0)
+
+    def _stage(self, kind: str, cost: Cost) -> float:
+        if self._store is not None:
+            alike = (e for e in self._store.entries(kind) if e.meta.get(METADATA) == self._parameters)
+            if (seen := typical(alike)) is not None:
+                return seen
+        return self._of(cost)
+
+    def _of(self, cost: Cost) -> float:
+        return cost.of(self._layers, self._parameters)
+
+
+def typical(entries: Iterable[Entry]) -> float | None:
+    """The median build time of the last of `entries`; None where there are none."""
+    timed = (float(entry.meta["seconds"]) for entry in entries if "seconds" in entry.meta)
+    recent = list(islice(timed, RECENT))
+    return median(recent) if recent else None
+
+
+def of_target(store: Store, target: str) -> Iterable[Entry]:
+    """Executables of a target in the store."""
+    return (entry for entry in store.entries("executable") if entry.key.components.get("target") == target)
+
+
+Costs = Mapping[str, Cost]

@@ -1,0 +1,296 @@
+"""What a plan costs on a device before it is compiled: executables, time, weights, KV cache, graph memory.
+
+Every number names its source: a formula over the model's configuration, a published measurement, or what this
+machine's store, a bundle's builds or a bench file measured; a measurement wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bench_file import Bench
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.buckets.text_table import table
+from llmc.compiler.checkpoint import DEMO, open_checkpoint, read_config
+from llmc.compiler.estimates.durations import Durations, of_target, typical
+from llmc.compiler.estimates.model_size import ModelSize, Weights, weights_of
+from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.verification.work import count
+from llmc.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.store.store import Store
+    from llmc.compiler.targets.base import Target
+    from llmc.settings import Settings
+
+TOKEN_BYTES = 76
+"""Of tokenizer.json and the index of it, for each token."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One number, in `unit` ("executables", "s" or "bytes"), and where it comes from."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+    def to_dict(self) -> dict[str, object]:
+        """The estimate as JSON holds it."""
+        return {"name": self.name, "value": self.value, "unit": self.unit, "source": self.source}
+
+    @property
+    def shown(self) -> str:
+        """The value for people."""
+        if self.unit == "s":
+            return _duration(self.value)
+        if self.unit == "bytes":
+            return f"{self.value / 1e9:.2f} GB" if self.value >= 1e9 else f"{self.value / 1e6:.1f} MB"
+        return f"{self.value:g}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:,.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
+
+
+class Footprint:
+    """Estimates for plans of one model, device, options and limits; without a model's size, of time only."""
+
+    def __init__(
+        self,
+        model: ModelSize | None,
+        target: Target,
+        options: CompileOptions,
+        limits: Limits,
+        store: Store | None = None,
+        bench: Bench | None = None,
+        bundle: BundleFiles | None = None,
+        weights: Sequence[Weights] | None = None,
+    ) -> None:
+        """`weights` are the checkpoint's own where they are known; None: what the model's sizes say."""
+        self._why, self._half = "", ""
+        self._model = model
+        self._weights = list(weights if weights is not None else model.weights if model else [])
+        self._target = target
+        self._options = target.configure(options)
+        self._limits = limits
+        self.durations = Durations(self._target, self._options, model, sum(w.count for w in self._weights), store)
+        self._bench = bench
+        self._store = store
+        self._typical = None if store is None else typical(of_target(store, target.name))
+        self._typical_source = "median of this store's last builds"
+        self._bundle = bundle
+        built = None if store is None or bundle is None else _built_seconds(store, bundle)
+        if built is not None and bundle is not None:
+            self._typical, self._typical_source = built, f"median of the builds of {bundle.folder}"
+
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        limits: Limits,
+        device: str,
+        settings: Settings,
+        bench: str | os.PathLike[str] | None = None,
+        bundle: Path | None = None,
+        options: CompileOptions | None = None,
+        facts: Mapping[str, object] | None = None,
+    ) -> Footprint:
+        """For a checkpoint or a config.json, compiled with `options` (default: the device's), as `settings`' store has
+        measured, and of `bundle`, one compiled before. What `cpu` stands for is chosen as by a compile, with a plan's
+        `facts`. Raises CheckpointError when the model cannot be read or has no sizes, UnknownNameError for an unknown
+        device, InputError for options that the device does not offer, a bad bench file or a bundle for another device,
+        and ArtifactError for what is no bundle.
+        """
+        from llmc.artifacts.bundle.reader import BundleFiles
+        from llmc.artifacts.store.store import Store
+        from llmc.compiler.targets import open_target
+        from llmc.compiler.targets.base import Deployment
+
+        files = None if bundle is None else BundleFiles.open(bundle)
+        if files is not None and files.manifest.device != device:
+            raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
+
+        config = read_config(model)
+        size = ModelSize.of(config, model)
+        weights = _stored(model) or size.weights
+        asked = replace(options or CompileOptions(device), jobs=settings.threads)
+        deployment = Deployment(limits, facts or {}, config, sum(one.count for one in weights))
+        target, asked, why = open_target(asked.device).resolve(asked, deployment)
+        found = cls(
+            size,
+            target,
+            asked,
+            limits,
+            Store(settings.cache_dir) if settings.cache_dir.is_dir() else None,
+            None if bench is None else Bench.load(bench),
+            files,
+            weights,
+        )
+        found._why, found._half = why, str(config.get("dtype") or config.get("torch_dtype"))
+        return found
+
+    def executables(self, buckets: Sequence[Bucket]) -> int:
+        """Distinct executables that serve the buckets on the device."""
+        return len(self._target.shapes(buckets, self._options))
+
+    @property
+    def seconds_each(self) -> float:
+        """Seconds that one executable more takes on this host."""
+        if self._typical is not None:
+            return self._typical / max(1, self._options.jobs)
+        return self._target.executable_seconds
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as the bundle holds them."""
+        return int(sum(one.count * self._target.weight_bits(self._options, one) for one in self._weights) / 8)
+
+    def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
+        """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
+        return self._compile_time(buckets).value
+
+    def verification_seconds(self, buckets: Sequence[Bucket], reference: bool = True) -> float:
+        """Seconds of verification; without `reference`, its predictions are there."""
+        if self._options.verify == "none":
+            return 0.0
+        work = count(buckets, self._limits, self._target, self._options, sum(w.count for w in self._weights))
+        return self.durations.verification(work, reference)
+
+    def graph_bytes(self, buckets: Sequence[Bucket]) -> int:
+        """Bytes that all executables of the buckets take when open, weights and KV cache not counted."""
+        return int(self._graph_memory(buckets).value)
+
+    def estimates(self, buckets: Sequence[Bucket]) -> list[Estimate]:
+        """Everything, in the order of `text`."""
+        found = [
+            Estimate(
+                "executables",
+                self.executables(buckets),
+                "executables",
+                f"{len(buckets)} buckets; fixed on this device: "
+                f"{', '.join(self._target.static_dims(self._options)) or 'none, one executable runs every shape'}",
+            ),
+            self._compile_time(buckets),
+        ]
+        return found if self._model is None else [*found, *self._memory(self._model), self._graph_memory(buckets)]
+
+    def _memory(self, model: ModelSize) -> list[Estimate]:
+        limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
+        weights, count = self.weight_bytes, sum(one.count for one in self._weights)
+        bits = 8 * weights / count
+        source = f"{count / 1e6:,.1f} M parameters × {bits:.3g} bits on average"
+        half = {"bfloat16": "bf16", "float16": "f16"}.get(self._half)
+        if bits == 32 and half in self._target.dtypes:
+            source += f" (the config says {self._half}: --dtype {half} holds half of it)"
+        if self._bundle is not None:
+            manifest = self._bundle.manifest
+            weights = sum(manifest.blobs[blob] for name, blob in manifest.files.items() if name.startswith("weights"))
+            source = f"as they are in {self._bundle.folder}"
+        if (devices := self._target.devices(self._options)) > 1:
+            source += f"; about {weights / devices / 1e9:.2f} GB on each of {devices} devices"
+        return [
+            Estimate("weights", weights, "bytes", source),
+            Estimate(
+                "KV cache",
+                limits.max_num_seqs * limits.max_model_len * model.cache_values * value_bytes,
+                "bytes",
+                f"{limits.max_num_seqs} sequences × {limits.max_model_len} tokens × {model.cache_values:,} values × "
+                f"{value_bytes} bytes",
+            ),
+        ]
+
+    def text(self, buckets: Sequence[Bucket]) -> str:
+        """The estimates as a table, each with its source; ends in a newline."""
+        rows = [(estimate.name, estimate.shown, estimate.source) for estimate in self.estimates(buckets)]
+        name = self._options.device
+        of = f" ({self._target.executor_of(self._options)}: {self._why})" if self._why else ""
+        warned = [f"warning: {warning}" for warning in self.warnings(buckets)]
+        return "\n".join([f"estimated for device {name}{of}:", *table(rows), *warned]) + "\n"
+
+    def bundle_bytes(self, buckets: Sequence[Bucket]) -> int:
+        """Bytes that a compile puts on the disk: weights, executables, and what goes with a tokenizer."""
+        vocabulary = self._model.vocabulary * TOKEN_BYTES if self._model is not None else 0
+        return self.weight_bytes + self.executables(buckets) * self._target.executable_bytes + vocabulary
+
+    def warnings(self, buckets: Sequence[Bucket], free: int | None = None) -> list[str]:
+        """What goes beyond an hour, the memory it has to fit into, or the disk, each with the flags that shrink it.
+
+        `free`: bytes of the disk; None: where the store is.
+        """
+        from llmc.compiler.estimates.beyond import beyond
+
+        return beyond(self, buckets, self._target, self._options, self._store, free)
+
+    def _compile_time(self, buckets: Sequence[Bucket]) -> Estimate:
+        count = self.executables(buckets)
+        measured = self._measured("compile_seconds")
+        each = self.seconds_each if measured is None else measured
+        if measured is not None:
+            source = "measured in the bench file"
+        else:
+            source = self._target.executable_source if self._typical is None else self._typical_source
+        source = f"{count} × {each:.2f} s ({source})"
+        if measured is None and self._target.device_seconds:
+            each += self._target.device_seconds
+            source += f" and × {self._target.device_seconds:.1f} s ({self._target.device_source})"
+        fixed, verify = sum(self.durations.stages(buckets).values()), self.verification_seconds(buckets)
+        parts = f"{_duration(fixed)} of shared stages, {source}"
+        if verify:
+            parts += f", {_duration(verify)} of verification against the reference model"
+        return Estimate("compile time", fixed + count * each + verify, "s", parts)
+
+    def _graph_memory(self, buckets: Sequence[Bucket]) -> Estimate:
+        shapes = self._target.shapes(buckets, self._options)
+        known: dict[tuple[str, int | None, int | None, int | None], int] = {}
+        if self._bench is not None:
+            for one in self._bench.measurements:
+                if one.memory_bytes is not None:
+                    bucket = one.bucket
+                    known[bucket.phase, bucket.batch, bucket.query, bucket.context] = one.memory_bytes
+        if self._model is None:
+            raise CheckpointError("the model's sizes are not known, so graph memory cannot be estimated")
+        largest = self._target.step_tokens(max(bucket.tokens for bucket in buckets), self._options)
+        total = 0
+        found = 0
+        for shape in shapes:
+            measured = known.get((shape.phase, shape.batch, shape.query, shape.context))
+            found += measured is not None
+            tokens = largest if shape.query is None or shape.batch is None else shape.batch * shape.query
+            total += self._target.graph_bytes(self._model, tokens) if measured is None else measured
+        source = self._target.graph_bytes_source
+        if found:
+            source = f"{found} of {len(shapes)} measured in the bench file" + (
+                f", else {source}" * (found < len(shapes))
+            )
+        return Estimate("graph memory", total, "bytes", source)
+
+    def _measured(self, name: str) -> float | None:
+        if self._bench is None:
+            return None
+        values = [getattr(one, name) for one in self._bench.measurements if getattr(one, name) is not None]
+        return float(median(values)) if values else None
+
+
+def _stored(model: str) -> list[Weights]:
+    """The weights of a checkpoint that is on this host; nothing is fetched for it."""
+    if model != DEMO and not Path(model).expanduser().exists():
+        return []
+    try:
+        return weights_of(open_checkpoint(model))
+    except CheckpointError:
+        return []
+
+
+def _built_seconds(store: Store, bundle: BundleFiles) -> float | None:
+    """The median build time of a bundle's own executables, as far as the store still has them."""
+    keys = {executable.key for executable in bundle.manifest.executables}
+    return typical(entry for entry in store.entries("executable") if entry.key.digest in keys)

@@ -1,0 +1,364 @@
+"""Rewrite the imported graph into the fused operators that compilers have kernels for.
+
+rms_norm(x, weight; eps)                      x · rsqrt(mean(x²) + eps) · weight over the last axis
+skip_rms_norm(x, residual, weight; eps)       (rms_norm(x + residual), x + residual)
+linear(x, w₀ … wₙ, b₀ … bₙ; parts)            x · concat(w)ᵀ + concat(b); `parts` are the widths of the pieces
+split(x; parts)                               pieces of the last axis
+gated_linear(x, w₀, w₁; parts) silu(x · w₀ᵀ) · (x · w₁ᵀ)
+gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
+                                              k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]
+Every rule matches arithmetic, never a module's name; what does not match stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.errors import CompileError
+
+_INT64_MAX = 2**63 - 1
+
+
+def fuse(graph: Graph, gate_width: int = 0) -> Graph:
+    """Apply every rule in place and return the graph; raises CompileError when attention has no fused form.
+
+    `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none.
+    """
+    gate = partial(fuse_gated, gate_width=gate_width)
+    for rule in (fuse_rms_norm, fuse_attention, fuse_qkv, fuse_gate_up, gate, fuse_residual, narrow_last_rows):
+        rule(graph)
+        graph.prune()
+    return graph
+
+
+class Matcher:
+    """Producer look-ups over one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.producers = graph.producers()
+        self.uses: Counter[Value] = graph.uses()
+
+    def made_by(self, value: Value | None, *ops: str) -> Node | None:
+        """The node making `value` when it is one of `ops`."""
+        node = self.producers.get(value) if value is not None else None
+        return node if node is not None and node.op in ops else None
+
+    def sole(self, value: Value) -> bool:
+        """Whether `value` has exactly one reader."""
+        return self.uses[value] == 1
+
+
+def _either(node: Node, predicate: Any) -> tuple[Value, Value] | None:
+    """For a commutative node: (the operand that satisfies `predicate`, the other one)."""
+    if len(node.inputs) != 2:
+        return None
+    a, b = node.inputs
+    if a is None or b is None:
+        return None
+    if predicate(a):
+        return a, b
+    return (b, a) if predicate(b) else None
+
+
+def fuse_rms_norm(graph: Graph) -> None:
+    """weight · (x · rsqrt(mean(x²) + eps)) → rms_norm."""
+    m = Matcher(graph)
+    for node in graph.nodes:
+        if node.op != "mul" or (pair := _either(node, lambda v: v in graph.weights)) is None:
+            continue
+        weight, scaled = pair
+        inner = m.made_by(scaled, "mul")
+        found = _either(inner, lambda v: m.made_by(v, "rsqrt")) if inner else None
+        if found is None or len(weight.shape) != 1:
+            continue
+        root, x = found
+        eps = _mean_square_eps(m, m.producers[root].inputs[0], x)
+        if eps is not None:
+            node.op, node.inputs, node.attrs = "rms_norm", [x, weight], {"eps": eps}
+
+
+def _mean_square_eps(m: Matcher, value: Value | None, x: Value) -> float | None:
+    added = m.made_by(value, "add")
+    mean = m.made_by(added.inputs[0], "mean") if added and "other" in added.attrs else None
+    power = m.made_by(mean.inputs[0], "pow") if mean else None
+    if added is None or mean is None or power is None or mean.attrs.get("dim") != [-1]:
+        return None
+    if power.attrs.get("exponent") != 2 or power.inputs[0] is not x:
+        return None
+    return float(added.attrs["other"])
+
+
+def fuse_attention(graph: Graph) -> None:
+    """Attention over [B, H, Q, D] heads, with or without rotary embedding before it → gqa over [B, Q, H·D]."""
+    m = Matcher(graph)
+    inserted: dict[int, list[Node]] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.op != "attention":
+            continue
+        query, key, value, past_k, past_v, past_lengths = node.inputs
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        rotary_q, rotary_k = _rotary(m, query), _rotary(m, key)
+        tables: list[Value | None] = [None, None]
+        if rotary_q and rotary_k and rotary_q[1:] == rotary_k[1:]:
+            tables = [_half_table(graph, m, t) for t in rotary_q[1:]]
+            query, key = rotary_q[0], rotary_k[0]
+        heads, head_dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
+        made: list[Node] = []
+        flat = [_flat_heads(m, v, made) for v in (query, key, value)]
+        out = Value(f"{node.out.name}_flat", (*node.out.shape[:2], int(heads) * int(head_dim)), node.out.dtype)
+        attrs = node.attrs | {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        made.append(Node("gqa", [*flat, past_k, past_v, past_lengths, *tables], [out, *node.outputs[1:]], attrs))
+        made.append(Node("reshape", [out], [node.out], {"shape": list(node.out.shape)}))
+        inserted[position] = made
+    graph.nodes = [n for i, old in enumerate(graph.nodes) for n in inserted.get(i, [old])]
+    _drop_inverse_reshapes(graph)
+
+
+def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
+    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin."""
+    total = m.made_by(value, "add")
+    if total is None or len(total.inputs) != 2:
+        return None
+    for plain, turned in (total.inputs, total.inputs[::-1]):
+        a, b = m.made_by(plain, "mul"), m.made_by(turned, "mul")
+        first = _either(a, lambda v: m.made_by(v, "position_table")) if a else None
+        second = _either(b, lambda v: m.made_by(v, "position_table")) if b else None
+        if first and second and _is_rotated_half(m, second[1], first[1]):
+            return first[1], first[0], second[0]
+    return None
+
+
+def _is_rotated_half(m: Matcher, rotated: Value, x: Value) -> bool:
+    """rotated == concat(−x[D/2:], x[:D/2]) on the last axis."""
+    cat = m.made_by(rotated, "cat")
+    if cat is None or len(cat.inputs) != 2 or cat.attrs.get("dim", 0) not in (-1, 3):
+        return False
+    negated = m.made_by(cat.inputs[0], "neg")
+    upper = m.made_by(negated.inputs[0], "slice") if negated else None
+    lower = m.made_by(cat.inputs[1], "slice")
+    if upper is None or lower is None or upper.inputs[0] is not x or lower.inputs[0] is not x:
+        return False
+    half = int(x.shape[3]) // 2
+    ends = (int(x.shape[3]), _INT64_MAX)
+    return (
+        upper.attrs["start"] == half and upper.attrs["end"] in ends and lower.attrs.get("start") in (0, None)
+        and lower.attrs["end"] == half
+    )  # fmt: skip
+
+
+def _half_table(graph: Graph, m: Matcher, value: Value) -> Value:
+    """The [P, D/2] table behind a position_table value whose two halves repeat each other."""
+    full = m.producers[value].inputs[0]
+    assert full is not None
+    name = f"{full.name}_half"
+    for known in graph.tables:
+        if known.name == name:
+            return known
+    array = graph.tables[full]
+    half = array.shape[1] // 2
+    if not np.array_equal(array[:, :half], array[:, half:]):
+        raise CompileError("rotary embedding with different angles in its two halves has no fused form")
+    table = Value(name, (array.shape[0], half), "float32")
+    graph.tables[table] = np.ascontiguousarray(array[:, :half])
+    return table
+
+
+def _flat_heads(m: Matcher, value: Value, made: list[Node]) -> Value:
+    """[B, H, Q, D] → the [B, Q, H·D] tensor it was made from, or a reshape of it."""
+    transposed = m.made_by(value, "transpose")
+    if transposed is None or {transposed.attrs["dim0"], transposed.attrs["dim1"]} != {1, 2}:
+        raise CompileError(f"attention input {value} is not a transposed [B, Q, H, D] tensor: no fused form")
+    source = transposed.inputs[0]
+    assert source is not None
+    batch, query, heads, head_dim = source.shape
+    flat_shape = (batch, query, int(heads) * int(head_dim))
+    viewed = m.made_by(source, "view", "reshape")
+    if viewed is not None and viewed.inputs[0] is not None and viewed.inputs[0].shape == flat_shape:
+        return viewed.inputs[0]
+    flat = Value(f"{source.name}_flat", flat_shape, source.dtype)
+    made.append(Node("reshape", [source], [flat], {"shape": list(flat_shape)}))
+    return flat
+
+
+def _drop_inverse_reshapes(graph: Graph) -> None:
+    """reshape(reshape(x)) with x's own shape → x."""
+    producers = graph.producers()
+    replaced: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if node.op in ("reshape", "view") and (before := producers.get(node.inputs[0])) is not None:  # type: ignore[arg-type]
+            source = before.inputs[0] if before.op in ("reshape", "view") else None
+            if source is not None and source.shape == node.out.shape:
+                replaced[node.out] = source
+    graph.substitute(replaced)
+
+
+def _concat_linears(nodes: list[Node], name: str) -> Node:
+    """One linear over the concatenated weights (and biases) of `nodes`, which read the same input."""
+    widths = [int(n.out.shape[-1]) for n in nodes]
+    out = Value(name, (*nodes[0].out.shape[:-1], sum(widths)), nodes[0].out.dtype)
+    weights = [n.inputs[1] for n in nodes]
+    biases = [n.inputs[2] for n in nodes if len(n.inputs) > 2 and n.inputs[2] is not None]
+    return Node("linear", [nodes[0].inputs[0], *weights, *biases], [out], {"parts": widths})
+
+
+def _alike(nodes: list[Node | None]) -> bool:
+    """Linears of one input, all with a bias or all without."""
+    first = nodes[0]
+    return first is not None and all(
+        n is not None and n.inputs[0] is first.inputs[0] and len(_bias(n)) == len(_bias(first)) for n in nodes
+    )
+
+
+def _bias(node: Node) -> list[Value]:
+    return [v for v in node.inputs[2:] if v is not None]
+
+
+def fuse_qkv(graph: Graph) -> None:
+    """gqa over three linears of one input → gqa over one packed linear."""
+    m = Matcher(graph)
+    added: dict[int, list[Node]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op != "gqa":
+            continue
+        linears = [m.made_by(v, "linear") for v in node.inputs[:3]]
+        if not _alike(linears) or not all(m.sole(v) for v in node.inputs[:3] if v is not None):
+            continue
+        packed = _concat_linears([n for n in linears if n], f"qkv_{node.out.name}")
+        node.inputs[:3] = [packed.out, None, None]
+        added[i] = [packed, node]
+    graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
+
+
+def fuse_gate_up(graph: Graph) -> None:
+    """silu(linear(x, gate)) · linear(x, up) → one linear, split in two."""
+    m = Matcher(graph)
+    added: dict[int, list[Node]] = {}
+    index = {id(n): i for i, n in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if node.op != "mul" or (pair := _either(node, lambda v: m.made_by(v, "silu", "gelu"))) is None:
+            continue
+        gate = m.made_by(m.producers[pair[0]].inputs[0], "linear")
+        up = m.made_by(pair[1], "linear")
+        if gate is None or up is None or not _alike([gate, up]) or not (m.sole(gate.out) and m.sole(up.out)):
+            continue
+        both = _concat_linears([gate, up], f"gate_up_{node.out.name}")
+        halves = Node("split", [both.out], [gate.out, up.out], {"parts": both.attrs["parts"]})
+        added[min(index[id(gate)], index[id(up)])] = [both, halves]
+        added[max(index[id(gate)], index[id(up)])] = []
+    graph.nodes = [n for i, old in enumerate(graph.nodes) for n in added.get(i, [old])]
+
+
+def fuse_gated(graph: Graph, gate_width: int) -> None:
+    """silu(a) · b of a split linear without biases → gated_linear."""
+    m = Matcher(graph)
+    for node in graph.nodes:
+        if not gate_width or node.op != "mul" or (pair := _either(node, lambda v: m.made_by(v, "silu"))) is None:
+            continue
+        gate = m.producers[pair[0]].inputs[0]
+        halves = m.made_by(gate, "split")
+        both = m.made_by(halves.inputs[0], "linear") if halves else None
+        if halves is None or both is None or halves.outputs != [gate, pair[1]]:
+            continue
+        if len(both.inputs) == 3 and all(w % gate_width == 0 for w in both.attrs["parts"]):
+            node.op, node.inputs, node.attrs = "gated_linear", both.inputs, both.attrs
+
+
+def fuse_residual(graph: Graph) -> None:
+    """rms_norm(x + y) → skip_rms_norm, which also yields x + y."""
+    m = Matcher(graph)
+    fused: set[int] = set()
+    for node in graph.nodes:
+        if node.op != "rms_norm":
+            continue
+        total = m.made_by(node.inputs[0], "add")
+        if total is None or len(total.inputs) != 2 or id(total) in fused or total.attrs.get("alpha", 1) != 1:
+            continue
+        if any(v is None or v.shape != total.out.shape for v in total.inputs):
+            continue
+        fused.add(id(total))
+        node.op, node.inputs = "skip_rms_norm", [*total.inputs, node.inputs[1]]
+        node.outputs = [node.out, total.out]
+    graph.nodes = _after_inputs([n for n in graph.nodes if id(n) not in fused])
+
+
+_ROW_WISE = frozenset({"rms_norm", "skip_rms_norm", "linear", "gated_linear", "split", "silu", "mul", "add"})
+
+
+def narrow_last_rows(graph: Graph) -> None:
+    """Take each row's last live token before the last row-wise operators, not after: the others' results are unused.
+
+    last_rows(f(x)) = f(last_rows(x)) for every operator f that treats tokens alike; in a decoder that moves the
+    selection from the head up to the last layer's attention.
+    """
+    last = next((n for n in graph.nodes if n.op == "last_rows"), None)
+    if last is None:
+        return
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            if v is not None:
+                readers.setdefault(v, []).append(node)
+    outputs = {v for _, v in graph.outputs}
+    cone: set[int] = {id(last)}
+    for node in reversed(graph.nodes):
+        read_by = [r for o in node.outputs for r in readers.get(o, [])]
+        kept = any(o in outputs for o in node.outputs)
+        if node.op in _ROW_WISE and read_by and not kept and all(id(r) in cone for r in read_by):
+            cone.add(id(node))
+    narrowed: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if id(node) not in cone:
+            nodes.append(node)
+            continue
+        for v in node.inputs if node is not last else node.inputs[:1]:
+            if v is not None and len(v.shape) == 3 and v not in narrowed:
+                narrowed[v] = _last(v)
+                nodes.append(Node("last_rows", [v, last.inputs[1]], [narrowed[v]]))
+        if node is last:
+            continue
+        node.inputs = [narrowed.get(v, v) if v is not None else None for v in node.inputs]
+        for o in node.outputs:
+            narrowed[o] = _last(o)
+        node.outputs = [narrowed[o] for o in node.outputs]
+        nodes.append(node)
+    graph.nodes = nodes
+    assert last.inputs[0] is not None
+    graph.substitute({last.out: narrowed[last.inputs[0]]})
+
+
+def _last(v: Value) -> Value:
+    return Value(f"{v.name}_last", (v.shape[0], *v.shape[2:]), v.dtype)
+
+
+def _after_inputs(nodes: list[Node]) -> list[Node]:
+    """Stable topological order, for when a fused node took over an earlier node's output."""
+    made_by = {o: n for n in nodes for o in n.outputs}
+    ordered: list[Node] = []
+    done: set[int] = set()
+
+    def visit(node: Node) -> None:
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            if id(top) in done:
+                stack.pop()
+                continue
+            missing = [made_by[v] for v in top.inputs if v in made_by and id(made_by[v]) not in done]
+            if missing:
+                stack.extend(missing)
+            else:
+                done.add(id(top))
+                ordered.append(stack.pop())
+
+    for node in nodes:
+        visit(node)
+    return ordered

@@ -1,0 +1,268 @@
+"""Traced program (torch.export) → graph language.
+
+What has no meaning for a compiler is dropped on the way: assertions, no-op casts, views and slices, gradient-mode
+wrappers. Tensors that depend on nothing but a token's position (rotary cosines and sines) become tables over
+positions 0 … max_positions − 1, computed by running those very operators, so that every scaling rule a model has
+(linear, llama3, yarn …) is kept without being named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from llmc.compiler.program.ir import Dim, Graph, Node, Value
+from llmc.errors import CompileError
+
+_IDENTITY = {"detach", "alias", "clone", "contiguous", "dropout", "lift_fresh_copy"}
+_INT64_MAX = 2**63 - 1
+_SYMBOLS = ("B", "Q", "S")
+
+
+def import_program(program: ExportedProgram, max_positions: int) -> Graph:
+    """Translate `program`; raises CompileError naming the operator and layer it cannot translate."""
+    return _Importer(program, max_positions).run()
+
+
+class _Importer:
+    def __init__(self, program: ExportedProgram, max_positions: int) -> None:
+        self.program = program
+        self.max_positions = max_positions
+        self.graph = _inline_wrappers(program.graph_module)
+        self.values: dict[fx.Node, Value] = {}
+        self.tuples: dict[fx.Node, Node] = {}
+        self.symbols: dict[str, str] = {}
+        self.out = Graph({}, [], [], {}, {})
+        self.positional = _positional_nodes(self.graph)
+        self.positional_values: dict[tuple[bytes, tuple[Dim, ...]], Value] = {}
+
+    def run(self) -> Graph:
+        kinds = {s.arg.name: s for s in self.program.graph_signature.input_specs}
+        users = [n for n in self.graph.nodes if n.op == "placeholder" and kinds[n.name].kind == InputKind.USER_INPUT]
+        names = ["token_ids", "past_lengths", "new_lengths"]
+        names += [f"past_{'kv'[i % 2]}{i // 2}" for i in range(len(users) - 3)]
+        for node, name in zip(users, names, strict=True):
+            self._bind_symbols(node, name)
+        for node, name in zip(users, names, strict=True):
+            self.out.inputs[name] = self.values[node] = self._value(node, name)
+        for node in self.graph.nodes:
+            if node.op == "placeholder" and node not in self.values:
+                spec = kinds[node.name]
+                if spec.kind == InputKind.PARAMETER:
+                    value = self.values[node] = self._value(node, node.name)
+                    self.out.weights[value] = str(spec.target).removeprefix("model.")
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                results = [self._operand(a) for a in node.args[0]]
+                out_names = ["logits"] + [f"present_{'kv'[i % 2]}{i // 2}" for i in range(len(results) - 1)]
+                self.out.outputs = [(n, v) for n, v in zip(out_names, results, strict=True) if v is not None]
+        self.out.prune()
+        return self.out
+
+    def _bind_symbols(self, node: fx.Node, name: str) -> None:
+        axes = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}.get(name, "B S ")
+        for size, symbol in zip(node.meta["val"].shape, axes, strict=False):
+            if symbol in _SYMBOLS and not isinstance(size, int):
+                self.symbols[str(size.node.expr)] = symbol
+
+    def _dim(self, size: Any) -> Dim:
+        if isinstance(size, int):
+            return size
+        expr = size.node.expr
+        renamed = expr.xreplace({s: sympy.Symbol(self.symbols.get(str(s), str(s))) for s in expr.free_symbols})
+        return int(renamed) if renamed.is_number else str(renamed)
+
+    def _value(self, node: fx.Node, name: str, val: Any = None) -> Value:
+        val = node.meta["val"] if val is None else val
+        return Value(name, tuple(self._dim(d) for d in val.shape), str(val.dtype).removeprefix("torch."))
+
+    def _operand(self, arg: Any) -> Value | None:
+        if arg is None:
+            return None
+        if isinstance(arg, fx.Node):
+            if arg in self.positional and arg not in self.values:
+                return self._table(arg)
+            return self.values[arg]
+        raise CompileError(f"the traced program passes {arg!r} where a tensor is expected")
+
+    def _table(self, node: fx.Node) -> Value:
+        """A function of positions alone, [B, Q, D] or [B, 1, Q, D], as a lookup of a [max_positions, D] table."""
+        result = _evaluate(node, self.program, self.max_positions)
+        if result.ndim == 4 and result.shape[1] == 1:
+            result = result[:, 0]
+        if result.ndim != 3 or result.shape[:2] != (1, self.max_positions):
+            raise CompileError(
+                f"position-dependent tensor {node.name} has shape {tuple(result.shape)}, not [B, Q, D]: this rotary "
+                "form is not supported"
+            )
+        array = result[0].float().numpy()
+        value = self.values[node] = self._value(node, node.name)
+        key = (array.tobytes(), value.shape)
+        if key in self.positional_values:
+            self.values[node] = self.positional_values[key]
+            return self.values[node]
+        self.positional_values[key] = value
+        table = Value(f"table_{node.name}", array.shape, "float32")
+        self.out.tables[table] = array
+        inputs = [table, self.out.inputs["past_lengths"], self.out.inputs["token_ids"]]
+        self.out.nodes.append(Node("position_table", list(inputs), [value]))
+        return value
+
+    def _call(self, node: fx.Node) -> None:
+        if node in self.positional:
+            return  # evaluated when a tensor operator reads it
+        name = _op_name(node)
+        if name == "getitem":
+            source, index = node.args
+            if isinstance(source, fx.Node) and source in self.tuples:
+                self.values[node] = self.tuples[source].outputs[int(index)]
+            return
+        if not isinstance(node.meta.get("val"), Tensor | tuple | list):
+            return  # shape arithmetic is in the shapes; assertions need not run again
+        first = node.args[0] if node.args else None
+        if isinstance(first, fx.Node) and self._is_identity(name, node, first):
+            source_value = self._operand(first)
+            assert source_value is not None
+            self.values[node] = source_value
+            return
+        inputs: list[Value | None] = []
+        attrs: dict[str, Any] = {}
+        schema = node.target._schema.arguments
+        bound: Mapping[str, Any] = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+        for key, arg in bound.items():
+            if isinstance(arg, fx.Node) and isinstance(arg.meta.get("val"), Tensor):
+                inputs.append(self._operand(arg))
+            elif isinstance(arg, list | tuple) and any(self._is_tensor(a) for a in arg):
+                inputs += [self._operand(a) for a in arg]
+            elif arg is None and key == "bias":
+                inputs.append(None)
+            elif key not in ("device", "pin_memory", "layout", "memory_format"):
+                attrs[key] = self._attribute(arg)
+        vals = node.meta["val"]
+        outputs = (
+            [self._value(node, f"{node.name}_{i}", v) for i, v in enumerate(vals)]
+            if isinstance(vals, tuple | list)
+            else [self._value(node, node.name)]
+        )
+        made = Node(name, inputs, outputs, attrs)
+        self.out.nodes.append(made)
+        self.tuples[node] = made
+        self.values[node] = outputs[0]
+
+    @staticmethod
+    def _is_tensor(arg: Any) -> bool:
+        return isinstance(arg, fx.Node) and isinstance(arg.meta.get("val"), Tensor)
+
+    def _attribute(self, arg: Any) -> Any:
+        if isinstance(arg, fx.Node):
+            return self._dim(arg.meta["val"])
+        if isinstance(arg, torch.SymInt):
+            return self._dim(arg)
+        if isinstance(arg, list | tuple):
+            return [self._attribute(a) for a in arg]
+        return str(arg).removeprefix("torch.") if isinstance(arg, torch.dtype) else arg
+
+    def _is_identity(self, name: str, node: fx.Node, source: fx.Node) -> bool:
+        if name in _IDENTITY:
+            return True
+        before, after = source.meta.get("val"), node.meta["val"]
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return False
+        if name in ("to", "_to_copy"):
+            return bool(before.dtype == after.dtype)
+        if name == "slice":
+            rest = [*node.args[2:], *([None] * 3)]
+            return bool(rest[0] in (0, None) and rest[1] in (_INT64_MAX, None) and rest[2] in (1, None))
+        if name in ("view", "reshape", "expand"):
+            return [self._dim(d) for d in before.shape] == [self._dim(d) for d in after.shape]
+        return False
+
+
+def _op_name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name.split("::")[1])
+    return getattr(target, "__name__", str(target))
+
+
+def _inline_wrappers(module: fx.GraphModule) -> fx.Graph:
+    """Copy of the graph with the bodies of gradient-mode wrappers put in their place."""
+    out = fx.Graph()
+    env: dict[fx.Node, Any] = {}
+
+    def copy(graph: fx.Graph, owner: fx.GraphModule, env: dict[fx.Node, Any]) -> Any:
+        for node in graph.nodes:
+            if node.op == "output":
+                return fx.map_arg(node.args[0], lambda n: env[n])
+            if node.op == "get_attr":
+                env[node] = getattr(owner, str(node.target))
+            elif node.op == "call_function" and getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled":
+                body = env[node.args[1]]
+                inner = dict(zip((n for n in body.graph.nodes if n.op == "placeholder"),
+                                 (env[a] for a in node.args[2:]), strict=True))  # fmt: skip
+                env[node] = copy(body.graph, body, inner)
+            elif node.op == "call_function" and isinstance(env.get(node.args[0] if node.args else None), tuple | list):
+                env[node] = env[node.args[0]][node.args[1]]
+            elif node not in env:
+                made = env[node] = out.node_copy(node, lambda n: env[n])
+                made.meta = dict(node.meta)
+        return None
+
+    out.output(copy(module.graph, module, env))
+    return out
+
+
+def _positional_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Tensor nodes that depend on past_lengths and on buffers, and on no token and no weight."""
+    positional: set[fx.Node] = set()
+    names = [n for n in graph.nodes if n.op == "placeholder"]
+    past = next((n for n in names if n.name == "past_lengths"), None)
+    free: set[fx.Node] = {n for n in names if n.name.startswith("b_") or n.name.startswith("c_")}
+    for node in graph.nodes:
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        tensors = [a for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor | tuple | list)]
+        if all(a is past or a in positional or a in free for a in tensors):
+            (positional if any(a is past or a in positional for a in tensors) else free).add(node)
+    return positional | {n for n in free if n.op == "call_function"}
+
+
+def _evaluate(node: fx.Node, program: ExportedProgram, length: int) -> Tensor:
+    """Value of a positional node for one row at past length 0 with `length` new tokens."""
+    memo: dict[fx.Node, Any] = {}
+    buffers = {s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind == InputKind.BUFFER}
+    constants = {
+        s.arg.name: s.target for s in program.graph_signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR
+    }
+
+    def value(n: fx.Node) -> Any:
+        if n in memo:
+            return memo[n]
+        if n.op == "placeholder":
+            if n.name in buffers:
+                name = buffers[n.name]
+                result: Any = program.state_dict.get(name, program.constants.get(name))
+            elif n.name in constants:
+                result = program.constants[constants[n.name]]
+            elif n.name == "token_ids":
+                result = torch.zeros(1, length, dtype=torch.long)
+            else:
+                result = torch.zeros(1, dtype=torch.long)
+        else:
+            args = fx.map_arg(n.args, value)
+            kwargs = fx.map_arg(n.kwargs, value)
+            result = n.target(*args, **kwargs)
+        memo[n] = result
+        return result
+
+    with torch.no_grad():
+        out = value(node)
+    assert isinstance(out, Tensor)
+    return out

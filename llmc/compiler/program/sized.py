@@ -1,0 +1,207 @@
+"""A traced program (torch's model.json, see runtime/portable_program.py) at one bucket's sizes, without torch.
+
+A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S, all of it over sizes
+of inputs. `at` settles that arithmetic and the guards that tracing recorded, and keeps the operators with numbers in
+place of symbols: some milliseconds a bucket.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator as builtin
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.errors import CompileError
+from llmc.runtime.portable_program import FIXED_INPUTS, Fields, output_names, weight_names
+
+ATEN = "torch.ops.aten."
+_SIZE = ATEN + "sym_size.int"
+_ASSERTION = ATEN + "_assert_scalar.default"
+_CHECKED_ELSEWHERE = ATEN + "_assert_tensor_metadata.default"
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{f"_operator.{name}": getattr(builtin, name) for name in (
+        "add", "sub", "mul", "floordiv", "mod", "pow", "neg", "eq", "ne", "le", "ge", "lt", "gt", "and_", "or_")},
+    "torch.sym_min": min, "torch.sym_max": max, "torch.sym_not": builtin.not_, "torch.sym_int": int,
+    "math.trunc": math.trunc,
+}  # fmt: skip
+_INT64 = 5
+_NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float")
+_LITERALS = ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools")
+_ABSENT = ("as_none", "as_device", "as_layout", "as_memory_format")
+"""Arguments without a meaning here: what is made lies where XLA wants it."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor by the name that the program gives it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class DType:
+    """A dtype argument, by torch's number."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operator, named "name.overload", with arguments by ATen's names: Ref, DType, numbers, or lists of them.
+
+    Absent arguments are left out, except in lists, where they are None.
+    """
+
+    operator: str
+    arguments: Mapping[str, Any]
+    outputs: tuple[str, ...]
+    several: bool
+    """Whether the operator returns its outputs in a list or tuple."""
+
+    def refs(self) -> list[str]:
+        """The tensors it reads, in order."""
+        flat = [a for v in self.arguments.values() for a in (v if isinstance(v, list) else [v])]
+        return [a.name for a in flat if isinstance(a, Ref)]
+
+
+@dataclass(frozen=True)
+class BoundProgram:
+    """A program at one bucket's sizes. Inputs are FIXED_INPUTS, `cache` and `weights`, all by name.
+
+    `weights` maps the program's names to the checkpoint's; `cache` has key and value of each layer in turn and is empty
+    without context; `outputs` are logits, with `top` the largest and their ids, then key and value of each layer.
+    """
+
+    operations: tuple[Operation, ...]
+    weights: Mapping[str, str]
+    cache: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dtypes: Mapping[str, int]
+    """torch's dtype number of every tensor."""
+    top: bool
+
+    @property
+    def new_entries(self) -> tuple[str, ...]:
+        """The outputs that go into the cache: key and value of each layer in turn."""
+        return self.outputs[3 if self.top else 1 :]
+
+
+@dataclass(frozen=True)
+class TracedProgram:
+    """A traced program with symbolic sizes."""
+
+    graph: Fields
+    weights: Mapping[str, str]
+    cache: tuple[str, ...]
+    top: bool
+
+    @classmethod
+    def parse(cls, data: bytes) -> TracedProgram:
+        """Read the file that tracing leaves (program/to_export.py, `serialise`); raises ValueError for another."""
+        try:
+            fields: Fields = json.loads(data)
+            graph = fields["graph_module"]["graph"]
+            inputs = [i["as_tensor"]["name"] for i in graph["inputs"]]
+            names = weight_names(fields)
+        except (KeyError, TypeError, IndexError) as e:
+            raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
+        fixed = len(FIXED_INPUTS)
+        if tuple(inputs[:fixed]) != FIXED_INPUTS or len(inputs) < fixed + len(names):
+            raise ValueError(f"the program takes {inputs[:4]} …, not the inputs of a step")
+        first = len(inputs) - len(names)
+        return cls(
+            graph, dict(zip(inputs[first:], names, strict=True)), tuple(inputs[fixed:first]),
+            _returns_top(graph),
+        )  # fmt: skip
+
+    def at(self, batch: int, query: int, context: int) -> BoundProgram:
+        """The program at B, Q and S. Raises CompileError where a guard of the trace does not hold there."""
+        binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context})
+        operations = [o for node in self.graph["nodes"] if (o := binding.operation(node)) is not None]
+        outputs = tuple(o["as_tensor"]["name"] for o in self.graph["outputs"])
+        dtypes = {name: meta["dtype"] for name, meta in self.graph["tensor_values"].items()}
+        return BoundProgram(_needed(operations, outputs), self.weights, self.cache, outputs, dtypes, self.top)
+
+
+class _Binding:
+    """Numbers for the symbols of one walk over the nodes."""
+
+    def __init__(self, metas: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        self._metas = metas
+        self._sizes = sizes
+        self._numbers: dict[str, Any] = {}
+
+    def operation(self, node: Fields) -> Operation | None:
+        """The node with numbers for symbols; None for one that is size arithmetic, or a guard that holds."""
+        target = node["target"]
+        if target == _CHECKED_ELSEWHERE:
+            return None
+        given = {i["name"]: v for i in node["inputs"] if (v := self._value(i["arg"])) is not None}
+        if target == _SIZE:
+            self._numbers[_number_name(node)] = self._size(given["self"].name, given["dim"])
+        elif target in _ARITHMETIC:
+            self._numbers[_number_name(node)] = _ARITHMETIC[target](*given.values())
+        elif target == _ASSERTION:
+            if not given["self"]:
+                at = ", ".join(f"{k}={v}" for k, v in self._sizes.items())
+                raise CompileError(f"a guard of the traced program does not hold at {at}: {given.get('assert_msg')}")
+        elif not target.startswith(ATEN):
+            raise CompileError(f"the traced program calls {target!r:.80}, which is no ATen operator")
+        else:
+            names, several = output_names(node)
+            return Operation(target.removeprefix(ATEN), given, tuple(names), several)
+        return None
+
+    def _size(self, name: str, dim: int) -> int:
+        size = self._metas[name]["sizes"][dim]
+        if "as_int" in size:
+            return int(size["as_int"])
+        axes = "BQ" if name in FIXED_INPUTS else "B S "
+        return self._sizes[axes[dim]]
+
+    def _value(self, tagged: Mapping[str, Any]) -> Any:
+        ((kind, value),) = tagged.items()
+        if kind in _ABSENT:
+            return None
+        if kind in _LITERALS or kind == "as_string":
+            return value
+        if kind == "as_tensor":
+            return Ref(value["name"])
+        if kind == "as_tensors":
+            return [Ref(v["name"]) for v in value]
+        if kind == "as_optional_tensors":
+            return [self._value(v) for v in value]
+        if kind in _NUMBERS:
+            ((inner, content),) = value.items()
+            return self._numbers[content] if inner == "as_name" else content
+        if kind == "as_sym_ints":
+            return [self._value({"as_sym_int": v}) for v in value]
+        if kind == "as_scalar_type":
+            return DType(value)
+        raise CompileError(f"the traced program has an argument of kind {kind!r:.40}")
+
+
+def _returns_top(graph: Fields) -> bool:
+    """Whether the third output is the ids of the largest logits, int64, rather than a layer's value."""
+    third = graph["outputs"][2]["as_tensor"]["name"]
+    return bool(graph["tensor_values"][third]["dtype"] == _INT64)
+
+
+def _number_name(node: Fields) -> str:
+    (output,) = node["outputs"]
+    ((_, named),) = output.items()
+    return str(named["as_name"])
+
+
+def _needed(operations: Sequence[Operation], outputs: Sequence[str]) -> tuple[Operation, ...]:
+    """The operations that `outputs` depend on, in order."""
+    needed = set(outputs)
+    kept: list[Operation] = []
+    for operation in reversed(operations):
+        if needed.intersection(operation.outputs):
+            kept.append(operation)
+            needed.update(operation.refs())
+    return tuple(reversed(kept))

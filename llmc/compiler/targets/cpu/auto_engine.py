@@ -1,0 +1,152 @@
+"""Which engine `--device cpu` compiles for, by what was measured: ONNX Runtime or OpenVINO.
+
+Measurements (cpu/measurements.py) that are kept with the code were made by `llmc bench cpu` on the machine that they
+name; the user's own, made by the same command, come first. They count where they hold: for this host, these versions,
+as many threads, models alike, and the options that would be compiled with.
+
+Rule: of the engines that are installed, offer what was asked for and keep the user's limits, the one whose decode step
+at the plan's max_num_seqs takes less time; with the lengths of traffic, the one whose mean request does. Times and
+memory are scaled by the model's parameters over the measured model's. Within TIE, ONNX Runtime, which opens sooner.
+Where no measurement holds, ONNX Runtime, and the reason names what does not and the command that measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.cpu.measurements import OPTIONS, Case, Measured, measurements
+from llmc.compiler.targets.options import CompileOptions
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.host import cpu_features
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.compiler.targets.base import Deployment
+
+ENGINES = ("onnxruntime", "openvino")
+TIE = 0.03
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a bundle is for. `prompt_tokens` and `new_tokens` are the mean request's, 0 where only decode counts."""
+
+    max_num_seqs: int
+    quantize: str | None = None
+    dtype: str = "auto"
+    max_memory: int | None = None
+    max_start: float | None = None
+    prompt_tokens: float = 0.0
+    new_tokens: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine, and why in a sentence with the numbers."""
+
+    engine: str
+    why: str
+
+
+def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment) -> Choice:
+    """`choose` by what was measured, for this host and the engines that are here."""
+    settings, here = Settings.from_environment(), installed()
+    case = Case(
+        cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
+        versions(here), {engine: configured(engine, options) for engine in here},
+    )  # fmt: skip
+    return choose(wanted, measurements(settings.cache_dir), case)
+
+
+def versions(engines: Sequence[str]) -> dict[str, str]:
+    """Installed version of each engine; "" of one that was not installed as a distribution of its name."""
+    found = {}
+    for engine in engines:
+        try:
+            found[engine] = version(engine)
+        except PackageNotFoundError:
+            found[engine] = ""
+    return found
+
+
+def configured(engine: str, options: CompileOptions) -> dict[str, Any]:
+    """What of an engine's options its figures depend on, as it would be compiled with; empty where it refuses them."""
+    try:
+        found = open_target(engine).configure(replace(options, device=engine))
+    except (InputError, DeviceError):
+        return {}
+    return {name: found.get(name) for name in OPTIONS}
+
+
+def installed() -> tuple[str, ...]:
+    """The engines whose package is here."""
+    return tuple(engine for engine in ENGINES if find_spec(engine) is not None)
+
+
+def choose(wanted: Wanted, measured: Sequence[Measured], case: Case) -> Choice:
+    """The engine for `wanted` on a host and for a model (`case`, whose options name the engines that are here).
+
+    Raises InputError when no engine keeps the limits, saying what each would take.
+    """
+    here = tuple(case.options)
+    if len(here) < 2:
+        first = here[0] if here else ENGINES[0]
+        other = next(e for e in ENGINES if e != first)
+        return Choice(first, f"{other} is not installed")
+    if wanted.dtype not in ("auto", "f32"):
+        return Choice("openvino", f"only openvino offers dtype {wanted.dtype}")
+    kind = wanted.quantize or "int8"
+    unfit = [(one.unfit(case, kind), one) for one in measured]
+    record = next((one for why, one in unfit if not why), None)
+    if record is None:
+        tried = (
+            "; ".join(dict.fromkeys(f"{one.model} was measured {why}" for why, one in unfit)) or "nothing was measured"
+        )
+        return Choice(ENGINES[0], f"no measurement of {kind} holds here ({tried}): `llmc bench cpu MODEL` makes one")
+    found = {engine: record.engines[engine][kind] for engine in here}
+    scale = case.parameters / record.parameters
+    kept = {e: one for e, one in found.items() if _keeps(one, wanted, scale)}
+    if not kept:
+        raise InputError(f"no engine keeps the limits: {'; '.join(_takes(e, one, scale) for e, one in found.items())}")
+    times = {e: _milliseconds(one, wanted) * scale for e, one in kept.items()}
+    best = min(times, key=lambda e: (times[e] > min(times.values()) * (1 + TIE), ENGINES.index(e)))
+    what = "a mean request" if wanted.prompt_tokens else f"a decode step of {wanted.max_num_seqs}"
+    numbers = ", ".join(f"{e}{_kernels(found[e])} {ms:.1f} ms" for e, ms in times.items())
+    over = [e for e in found if e not in kept]
+    limits = f"; {', '.join(over)} would not keep the limits" if over else ""
+    of = "" if scale == 1 else f", scaled from {record.model}"
+    return Choice(best, f"{what} in {kind} measured: {numbers} ({record.machine}{of}){limits}")
+
+
+def _kernels(one: Mapping[str, Any]) -> str:
+    """Whose kernels figures are of, where an engine has several."""
+    name = one["options"]["kernels"]
+    return f" with {name}'s kernels" if name else ""
+
+
+def _keeps(one: Mapping[str, Any], wanted: Wanted, scale: float) -> bool:
+    memory = wanted.max_memory is None or one["memory_bytes"] * scale <= wanted.max_memory
+    return memory and (wanted.max_start is None or one["start_s"] * scale <= wanted.max_start)
+
+
+def _takes(engine: str, one: Mapping[str, Any], scale: float) -> str:
+    memory, start = one["memory_bytes"] * scale / 1e6, one["start_s"] * scale
+    return f"{engine} takes about {memory:.0f} MB and {start:.2f} s to start"
+
+
+def _milliseconds(one: Mapping[str, Any], wanted: Wanted) -> float:
+    """Of a decode step, or of a mean request's prompt and its share of decode steps."""
+    batches = sorted(one["decode_ms"])
+    step: float = float(np.interp(wanted.max_num_seqs, batches, [one["decode_ms"][b] for b in batches]))
+    if not wanted.prompt_tokens:
+        return step
+    tokens, ms = max(one["prefill_ms"].items())
+    total: float = wanted.prompt_tokens * ms / tokens + wanted.new_tokens * step / wanted.max_num_seqs
+    return total

@@ -1,0 +1,45 @@
+"""`--device cpu`: whichever engine decodes soonest here, ONNX Runtime or OpenVINO (auto_engine.py)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from llmc.compiler.targets.base import Deployment, Target
+from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
+from llmc.compiler.targets.options import CompileOptions, Option
+
+MAX_MEMORY: Option[int | None] = Option(
+    "max_memory", int, None, "Memory that the engine which cpu stands for may take.", metavar="SIZE", is_size=True
+)
+MAX_START: Option[float | None] = Option(
+    "max_start", float, None, "Time to its first token that it may take.", metavar="SECONDS"
+)
+
+
+class CpuTarget(OnnxRuntimeTarget):
+    """Stands for another target; where that is not asked which, as ONNX Runtime's."""
+
+    name: ClassVar[str] = "cpu"
+    options: ClassVar[tuple[Option[Any], ...]] = (*OnnxRuntimeTarget.options, MAX_MEMORY, MAX_START)
+
+    def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
+        """The engine that alone takes an option that was given, or the one that measurements say."""
+        from llmc.compiler.targets import open_target, refuse_foreign
+        from llmc.compiler.targets.cpu.auto_engine import ENGINES, Wanted, choice_for
+
+        engines = {engine: open_target(engine) for engine in ENGINES}
+        takers = {o.name: (engine, o) for engine, target in engines.items() for o in target.options}
+        for name, value in options.own.items():
+            if name not in takers and all(name != option.name for option in self.options):
+                refuse_foreign(name, value, self.name)
+        memory, start = MAX_MEMORY.of(options), MAX_START.of(options)
+        plain = options.changed(max_memory=None, max_start=None)
+        for engine, option in takers.values():
+            if option.of(plain) != option.default:
+                return engines[engine], plain, f"only {engine} takes {option.flag}"
+        wanted = Wanted(
+            deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,
+            float(deployment.facts.get("mean_prompt_tokens", 0)), float(deployment.facts.get("mean_new_tokens", 0)),
+        )  # fmt: skip
+        choice = choice_for(wanted, plain, deployment)
+        return engines[choice.engine], plain, choice.why

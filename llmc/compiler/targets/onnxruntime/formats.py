@@ -1,0 +1,59 @@
+"""How each matrix of a model is held: which family of blocks, how many bits, and in blocks of how many inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmc.compiler.weights.nbits import KEPT_BLOCK
+
+NORMED_BLOCK = 32
+_BLOCKS = (256, 128, 64, 32, 16)
+
+
+@dataclass(frozen=True)
+class MatrixFormat:
+    """A matrix in blocks: the family of its recipes (nbits.py, recipes.py), and whether blocks have an offset."""
+
+    family: str
+    bits: int
+    block: int
+    offsets: bool = False
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """What a lowered model's matrices are held in.
+
+    `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head and
+    the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its type
+    (Q8_0, Q4_0, Q4_1). `fold`: the packed form of a matrix holds its offsets (packing.py); otherwise graphs add
+    blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add
+    offsets themselves.
+
+    8-bit blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise activations
+    by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
+    """
+
+    block: int
+    bits: int = 8
+    head_bits: int = 8
+    stored: Mapping[str, str] = field(default_factory=dict)
+    fold: bool = False
+    panels: bool = False
+
+    def block_for(self, width: int, normed: bool = False) -> int:
+        """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""
+        most = min(self.block, NORMED_BLOCK) if normed else self.block
+        return next((b for b in _BLOCKS if b <= most and width % b == 0), min(most, 32))
+
+    def format(self, sources: Sequence[str], width: int, normed: bool = False, head: bool = False) -> MatrixFormat:
+        """Format of the matrix of `sources`, one above the other, with `width` inputs."""
+        types = {self.stored.get(name) for name in sources}
+        if types <= {"Q4_0", "Q4_1"}:
+            return MatrixFormat("kept4", 4, KEPT_BLOCK, "Q4_1" in types)
+        if (self.head_bits if head else self.bits) == 4:
+            return MatrixFormat("q4", 4, self.block_for(width, normed), offsets=True)
+        if types != {None}:
+            return MatrixFormat("kept8", 8, KEPT_BLOCK, "Q4_1" in types)
+        return MatrixFormat("q8", 8, self.block_for(width, normed))

@@ -1,0 +1,29 @@
+"""Where the kernels run, and what they take (source/attention.c)."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from llmc.compiler.targets.unfit import unfit_for_kernels
+from llmc.runtime.host import KERNEL_FEATURES
+
+_LANES, _MOST_DIM, _MOST_GROUP = 16, 256, 48
+
+
+def runs_on(features: Collection[str]) -> bool:
+    """Whether a host with these features (runtime/host.py) runs the kernels."""
+    return sys.platform == "linux" and platform.machine() == "x86_64" and set(KERNEL_FEATURES) <= set(features)
+
+
+def require_heads(attrs: Mapping[str, Any]) -> None:
+    """Raise UnfitError for a gqa node (program/fuse.py) that the kernel does not take."""
+    dim, heads, kv_heads = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
+    if dim % _LANES or dim > _MOST_DIM or heads // kv_heads > _MOST_GROUP or attrs["softcap"]:
+        capped = f" and scores capped at {attrs['softcap']}" if attrs["softcap"] else ""
+        raise unfit_for_kernels(
+            f"attention of {heads} heads of {dim} over {kv_heads}{capped}: llmc's kernels take heads of a multiple of "
+            f"{_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not capped"
+        )

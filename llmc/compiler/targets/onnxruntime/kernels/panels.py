@@ -1,0 +1,118 @@
+"""Matrices in panels, as the kernels read them (source/panels.h), made of the blocks of recipes.py and nbits.py.
+
+Families pq8, pq4, pkept4 and pkept8 are q8, q4, kept4 and kept8 with scales and offsets in float16: those of pq8 and of
+tensors without blocks in pkept8 are rounded before codes are, a checkpoint's own are in float16 already. Their parts:
+  panels           uint8, one panel after the other, each of 16 rows
+  gated            the same of a matrix [2 · N, K] whose first half gates the second: panels of both in turn
+  panels+offsets, gated+offsets   the same with an offset for each block
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.targets.unfit import unfit_for_kernels
+from llmc.compiler.weights import nbits
+from llmc.compiler.weights.recipes import TensorSource, quantise_q8
+from llmc.errors import CheckpointError
+
+Codes = NDArray[np.uint8]
+Array = NDArray[np.float32]
+LANES = 16
+SCALE_UNIT = 256
+"""Scales are stored so many times larger: small ones keep their precision in float16."""
+
+_ALIGNMENT = 64
+_PARTS = ("panels", "gated", "panels+offsets", "gated+offsets")
+
+
+class Panels(Mapping[str, NDArray[Any]]):
+    """The parts of a matrix, each made when it is asked for.
+
+    `codes` uint8 [N, B, block] of `bits` each; w = scales · (code − 2^(bits − 1)) + offsets, both float32 [N, B].
+    `names` is for messages.
+    """
+
+    def __init__(self, names: Sequence[str], bits: int, codes: Codes, scales: Array, offsets: Array) -> None:
+        self.names, self.bits, self.codes, self.scales, self.offsets = "+".join(names), bits, codes, scales, offsets
+
+    def __getitem__(self, part: str) -> Codes:
+        if part not in _PARTS:
+            raise KeyError(part)
+        return self._packed(gated=part.startswith("gated"), with_offsets=part.endswith("offsets"))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PARTS)
+
+    def __len__(self) -> int:
+        return len(_PARTS)
+
+    def _packed(self, *, gated: bool, with_offsets: bool) -> Codes:
+        rows, blocks, block = self.codes.shape
+        order = _in_turn(rows) if gated else np.arange(rows)
+        lines = -(-rows // LANES) * LANES
+        codes = np.zeros((lines, blocks * block), np.uint8)
+        codes[:rows] = self.codes[order].reshape(rows, -1)
+        steps = block // 4
+        laid = codes.reshape(-1, LANES, blocks, steps, 4).transpose(0, 2, 3, 1, 4)
+        if self.bits == 4:
+            laid = laid[:, :, : steps // 2] | laid[:, :, steps // 2 :] << np.uint8(4)
+        scales = self.scales[order] * np.float32(SCALE_UNIT)
+        once = [scales]
+        if with_offsets:
+            once.append(self.offsets[order] - np.float32(1 << (self.bits - 1)) * self.scales[order])
+        elif self.offsets.any():
+            raise CheckpointError(f"{self.names} has offsets now: the checkpoint changed; compile again")
+        heads = np.zeros((lines // LANES, -(-blocks * LANES * 2 * len(once) // _ALIGNMENT) * _ALIGNMENT), np.uint8)
+        each = np.zeros((lines, blocks, len(once)), np.float16)
+        for i, values in enumerate(once):
+            if not (np.abs(values) <= np.finfo(np.float16).max).all():
+                raise unfit_for_kernels(f"{self.names}: weights are too large for the float16 scales of llmc's kernels")
+            each[:rows, :, i] = values
+        head = np.ascontiguousarray(each.reshape(-1, LANES, blocks, len(once)).transpose(0, 2, 3, 1))
+        heads[:, : head[0].nbytes] = head.reshape(len(heads), -1).view(np.uint8)
+        return np.concatenate([heads, laid.reshape(len(heads), -1)], axis=1).reshape(-1)
+
+
+def panel_bytes(rows: int, width: int, block: int, bits: int, offsets: bool) -> int:
+    """Bytes of a matrix [rows, width] in panels."""
+    blocks = -(-width // block)
+    head = -(-blocks * LANES * (4 if offsets else 2) // _ALIGNMENT) * _ALIGNMENT
+    return -(-rows // LANES) * (head + blocks * block * LANES * bits // 8)
+
+
+def pq8(names: Sequence[str], source: TensorSource, block: int) -> Panels:
+    """The parts of family pq8."""
+    codes, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block, to_float16)
+    return Panels(names, 8, codes, scales, np.zeros_like(scales))
+
+
+def pq4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
+    """The parts of family pq4."""
+    return Panels(names, 4, *nbits.q4_blocks(names, source, block))
+
+
+def pkept4(names: Sequence[str], source: TensorSource, block: int) -> Panels:
+    """The parts of family pkept4; raises CheckpointError for a source without 4-bit blocks of this size."""
+    return Panels(names, 4, *nbits.kept4_blocks(names, source, block))
+
+
+def pkept8(names: Sequence[str], source: TensorSource, block: int) -> Panels:
+    """The parts of family pkept8."""
+    return Panels(names, 8, *nbits.kept8_blocks(names, source, block, to_float16))
+
+
+def to_float16(scales: Array) -> Array:
+    """Scales as they come back from panels: the nearest that float16 holds, in float32; infinite where too large."""
+    with np.errstate(over="ignore"):
+        held = (scales * np.float32(SCALE_UNIT)).astype(np.float16)
+    return held.astype(np.float32) / np.float32(SCALE_UNIT)
+
+
+def _in_turn(rows: int) -> NDArray[np.int64]:
+    """Rows of both halves, 16 of the first, 16 of the second, and so on."""
+    return np.arange(rows).reshape(2, -1, LANES).transpose(1, 0, 2).reshape(-1)

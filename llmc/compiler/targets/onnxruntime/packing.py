@@ -1,0 +1,207 @@
+"""Weights packed for ONNX Runtime's kernels, beside the plain ones in one file, for executables to share.
+
+Every session repacks matrices into its kernels' layout, in private memory. Saved prepacked, they are mapped from one
+file by all sessions instead: specialised bundles need that, a bundle with one executable does not. The layout belongs
+to an ONNX Runtime version and an instruction set, so both are in the key. The format is the runtime's own external
+data entry `prepacked_N` = key|offset;length;checksum….
+
+Offsets of blocks (nbits.py) cost nothing in the packed form on x86. There the kernels undo the codes' zero point by
+adding blocksum(x) · sumᵀ, where sum is −2^(bits − 1) · scale, and keep those sums behind the packed codes (MLAS,
+qnbitgemm.h: codes, then [N/16 rounded up, K/block, 16] float32, then scales). `pack_weights` adds the offsets to them
+there, after it has seen that they are what they should be. ONNX Runtime 1.32 packs again at open and refuses packed
+copies whose bytes differ from what it made; there graphs add the offsets, as they do where the layout is another one.
+`folds_offsets` asks the runtime itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
+from llmc.compiler.weights.recipes import ALIGNMENT
+from llmc.errors import CompileError
+
+_CHUNK = 1 << 20
+_LANES = 16
+_CODES_ALIGNMENT = 64
+
+
+def pack_weights(
+    model: bytes,
+    weights: Path,
+    placements: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    folded: Mapping[str, str] | None = None,
+) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """A weights file with packed copies, made in `folder`, and where each tensor and its packed copy lies.
+
+    `folded` names the matrices whose packed copies take in offsets, and the tensors that hold those. Raises
+    CompileError when ONNX Runtime cannot pack, or packs otherwise than offsets can be added to.
+    """
+    (folder / "weights").hardlink_to(weights) if _same_device(weights, folder) else shutil.copyfile(
+        weights, folder / "weights"
+    )
+    placed = folder / "placed.onnx"
+    placed.write_bytes(place(load_model(model), "weights", placements).SerializeToString())
+    saved = _save_packed(placed, folder)
+    packed = folder / "packed"
+    result: dict[str, dict[str, Any]] = {name: dict(at) for name, at in placements.items()}
+    with weights.open("rb") as plain, packed.open("wb") as out, (folder / "saved.data").open("rb") as source:
+        shutil.copyfileobj(plain, out, _CHUNK)
+        for tensor in saved.graph.initializer:
+            if tensor.data_location == TensorProto.EXTERNAL:
+                for entry in tensor.external_data:
+                    if entry.key.startswith("prepacked"):
+                        result[tensor.name][entry.key] = _move(entry.value, source, out)
+    if folded:
+        _fold(saved, packed, result, folded)
+    return packed, result
+
+
+def folds_offsets() -> bool:
+    """Whether ONNX Runtime packs here in the one layout that offsets can be added to, and computes with them added."""
+    rows, blocks, block = 24, 4, 32
+    matrix = _Matrix(rows, blocks * block, 4, block)
+    codes = np.arange(rows * blocks * block // 2, dtype=np.uint32).astype(np.uint8).reshape(rows, blocks, -1)
+    scales = np.arange(1, rows * blocks + 1, dtype=np.float32).reshape(rows, blocks)
+    node = helper.make_node(
+        "MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft",
+        K=matrix.width, N=rows, bits=4, block_size=block, accuracy_level=4,
+    )  # fmt: skip
+    tensors = [TensorProto(name="codes", data_type=TensorProto.UINT8), TensorProto(name="scales", data_type=1)]
+    for tensor, shape in zip(tensors, (codes.shape, scales.shape), strict=True):
+        tensor.dims.extend(shape)
+        tensor.data_location = TensorProto.EXTERNAL
+    model = helper.make_model(
+        helper.make_graph(
+            [node], "probe", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, matrix.width])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, rows])], tensors,
+        ),
+        opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10,
+    )  # fmt: skip
+    places = {
+        "codes": {"offset": 0, "length": codes.nbytes}, "scales": {"offset": ALIGNMENT, "length": scales.nbytes},
+        "offsets": {"offset": ALIGNMENT, "length": scales.nbytes},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "plain"
+        weights.write_bytes(codes.tobytes().ljust(ALIGNMENT, b"\0") + scales.tobytes())
+        try:
+            file, places = pack_weights(model.SerializeToString(), weights, places, Path(folder), {"codes": "offsets"})
+            got = _run(place(model, file.name, places), file.parent, np.ones((1, matrix.width), np.float32))
+        except CompileError:
+            return False
+    values = np.stack([codes & 15, codes >> 4], -1).reshape(rows, blocks, -1).astype(np.float32) - 8
+    wanted = ((values + 1) * scales[..., None]).sum((1, 2))
+    return bool(np.allclose(got[0], wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max()))
+
+
+def _run(model: ModelProto, folder: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    from llmc.runtime.executors.onnxruntime.session import open_session
+
+    try:
+        session = open_session(
+            model.SerializeToString(), session__model_external_initializers_file_folder_path=str(folder)
+        )
+        made: NDArray[np.float32] = session.run(None, {"x": x})[0]
+    except Exception as e:
+        raise CompileError(f"ONNX Runtime does not run packed weights with offsets: {e}") from e
+    return made
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A MatMulNBits node's matrix [rows, width]."""
+
+    rows: int
+    width: int
+    bits: int
+    block: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.width // self.block)
+
+    def laid_out(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[rows, blocks] as the packed form orders it."""
+        padded = np.zeros((-(-self.rows // _LANES) * _LANES, self.blocks), np.float32)
+        padded[: self.rows] = values
+        return padded.reshape(-1, _LANES, self.blocks).transpose(0, 2, 1).copy()
+
+
+def _fold(
+    saved: ModelProto, file: Path, placements: Mapping[str, Mapping[str, Any]], folded: Mapping[str, str]
+) -> None:
+    """Add offsets to the block sums of packed copies in `file`."""
+    for node in saved.graph.node:
+        if node.op_type != "MatMulNBits" or node.input[1] not in folded:
+            continue
+        attrs = {a.name: a.i for a in node.attribute}
+        matrix = _Matrix(attrs["N"], attrs["K"], attrs["bits"], attrs["block_size"])
+        at = placements[node.input[1]]
+        blobs = [b for key, entry in at.items() if key.startswith("prepacked") for b in str(entry).split("|")[1:]]
+        size = matrix.rows * matrix.blocks * matrix.block * matrix.bits // 8
+        start = -(-size // _CODES_ALIGNMENT) * _CODES_ALIGNMENT
+        tensors = [_read(file, placements[name], matrix) for name in (node.input[2], folded[node.input[1]])]
+        scales, offsets = map(matrix.laid_out, tensors)
+        if len(blobs) != 1 or int(blobs[0].split(";")[1]) < start + scales.nbytes + tensors[0].nbytes:
+            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} has no place for offsets")
+        mapped = np.memmap(file, np.float32, "r+", int(blobs[0].split(";")[0]) + start, scales.shape)
+        if not np.array_equal(mapped, np.float32(-(1 << (matrix.bits - 1))) * scales):
+            raise CompileError(f"ONNX Runtime's packed form of {node.input[1]} is not laid out as this llmc knows it")
+        mapped += offsets
+        mapped.flush()
+
+
+def _read(file: Path, at: Mapping[str, Any], matrix: _Matrix) -> NDArray[np.float32]:
+    count = matrix.rows * matrix.blocks
+    return np.fromfile(file, np.float32, count, offset=int(at["offset"])).reshape(matrix.rows, matrix.blocks)
+
+
+def _same_device(a: Path, b: Path) -> bool:
+    return a.stat().st_dev == b.stat().st_dev
+
+
+def _save_packed(model: Path, folder: Path) -> Any:
+    from llmc.runtime.executors.onnxruntime.session import open_session
+
+    try:
+        open_session(
+            str(model),
+            saved_as=str(folder / "saved.onnx"),
+            session__optimized_model_external_initializers_file_name="saved.data",
+            session__optimized_model_external_initializers_min_size_in_bytes="16",
+            session__save_external_prepacked_constant_initializers="1",
+        )
+    except Exception as e:
+        raise CompileError(f"ONNX Runtime cannot save packed weights: {e}") from e
+    return load_model((folder / "saved.onnx").read_bytes())
+
+
+def _move(entry: str, source: BinaryIO, out: BinaryIO) -> str:
+    """Copy the blobs of one prepacked entry to the end of `out`; returns the entry with the new offsets."""
+    key, *blobs = entry.split("|")
+    moved = [key]
+    for blob in blobs:
+        offset, length, *rest = blob.split(";")
+        out.write(b"\0" * (-out.tell() % ALIGNMENT))
+        at = out.tell()
+        source.seek(int(offset))
+        left = int(length)
+        while left:
+            chunk = source.read(min(left, _CHUNK))
+            if not chunk:
+                raise CompileError("ONNX Runtime saved fewer packed bytes than it lists")
+            out.write(chunk)
+            left -= len(chunk)
+        moved.append(";".join([str(at), length, *rest]))
+    return "|".join(moved)

@@ -1,0 +1,324 @@
+"""ONNX Runtime, on this host's CPU.
+
+Measured here (benchmarks/RESULTS.md): static shapes gain nothing on this runtime, one dynamic executable runs every
+shape as fast without padding, opens faster and holds less. So the default is one executable for all buckets;
+`--specialise` makes one a bucket.
+
+Quantised matrices lie in panels that llmc's own operators read (onnxruntime/kernels), where the CPU has what those
+need; the bundle holds their library. Elsewhere, or with `--kernels onnxruntime`, the runtime's own kernels run. Then
+the weights file also holds their packed form, as that of specialised bundles does: executables share it, and a process
+reaches its first token sooner by what packing at open would take.
+
+Quantisations (formats.py): int8; keep, the checkpoint's own blocks exactly and 8 bits for matrices that it has
+no blocks of; int4, 4 bits with an offset for each block, and 8 for the embedding and the head. What the checkpoint has
+in 4 bits already is kept by int4.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.artifacts.bundle.native import KERNELS
+from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
+from llmc.compiler.code import code_digest
+from llmc.compiler.estimates.durations import Cost
+from llmc.compiler.stages import Stages, toolchain, version_of
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
+from llmc.compiler.targets.options import CompileOptions, Option
+from llmc.compiler.weights.stage import weights_stage
+from llmc.errors import CompileError, InputError
+from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.estimates.model_size import ModelSize, Weights
+    from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
+
+INT8_BLOCK = 64
+BLOCK = 32
+SESSION_BYTES = 2_400_000
+TWICE_BITS = {"q8": 9 + 9.7, "kept8": 9 + 10, "kept4": 6 + 6.1, "q4": 6 + 7}
+"""By family (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
+PANEL_BITS = {"q8": 8.5, "kept8": 8.5, "kept4": 4.5, "q4": 5}
+"""In panels: codes and float16 scales; OFFSET_BITS more where a checkpoint's own 4-bit blocks have offsets."""
+OFFSET_BITS = 0.5
+
+
+LLMC, OWN = "llmc", "onnxruntime"
+KERNELS_OPTION: Option[str | None] = Option(
+    "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX-512 VNNI.",
+    metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
+)  # fmt: skip
+
+
+class OnnxRuntimeTarget(Target):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "onnxruntime"
+    executor: ClassVar[str] = "onnxruntime"
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
+    default_quantize: ClassVar[str] = "int8"
+    options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION,)
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""
+        options = super().configure(options)
+        fits, asked = runs_on(self.isa()), KERNELS_OPTION.of(options)
+        if asked is not None and options.quantize == "none":
+            raise InputError(f"--kernels {asked} is for quantised matrices; --quantize none leaves none")
+        if asked == LLMC and options.specialise:
+            raise InputError("--kernels llmc runs any shape as it is; leave out --specialise, or --kernels")
+        if asked == LLMC and not fits:
+            raise InputError(
+                f"--kernels llmc needs a CPU with {', '.join(KERNEL_FEATURES)} on x86-64 Linux; this one has "
+                f"{', '.join(self.isa())}; leave it out, or use --kernels onnxruntime"
+            )
+        default = LLMC if fits and not options.specialise and options.quantize != "none" else None
+        return options.changed(kernels=asked or default)
+
+    def executor_of(self, options: CompileOptions) -> str:
+        """With llmc's kernels rows lie end to end."""
+        return "onnxruntime-llmc" if _ours(options) else self.executor
+
+    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
+        """What llmc's kernels keep keys and values in."""
+        return {"kv_cache_dtype": "f16"} if _ours(options) else {}
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """llmc's kernels keep float16."""
+        return 2 if _ours(options) else super().cache_bytes(options)
+
+    @property
+    def specialises_by_default(self) -> bool:
+        """No: static shapes were measured and gain nothing."""
+        return False
+
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """All three when specialised, else none."""
+        return ("batch", "query", "context") if options.specialise else ()
+
+    def choice(self, options: CompileOptions) -> str:
+        """The measurement behind the default."""
+        if _ours(options):
+            return "one executable for all buckets, its rows laid end to end: nothing is padded"
+        if options.specialise:
+            return "one executable per bucket, as asked for with --specialise; this target measured no gain from it"
+        return "one executable for all buckets, run at the exact shape: this target measured no gain from static shapes"
+
+    def toolchain(self) -> dict[str, str]:
+        """The runtime decides layouts and kernels, the other writes the graph."""
+        return {package: version_of(package) for package in ("onnxruntime", "onnx")}
+
+    def isa(self) -> tuple[str, ...]:
+        """Packed weights and verified numbers hold for this instruction set."""
+        return cpu_features()
+
+    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
+        """With llmc's kernels what these are written in: the library is built for no more on any host."""
+        return (cpu_features()[0], *KERNEL_FEATURES) if _ours(options) else self.isa()
+
+    def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
+        """A prompt chunk over a past runs row by row: the attention kernel takes one row there."""
+        batch = 1 if bucket.phase == "prompt" and bucket.context else bucket.batch
+        return batch, bucket.query, bucket.context
+
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """For the runtime's kernels, quantised weights are there twice."""
+        if options.quantize == "none":
+            return super().weight_bits(options, weights)
+        kept = {"keep": "kept8" if weights.stored else "q8", "int4": "q8" if weights.outer else "q4", "int8": "q8"}
+        four = options.quantize != "int8" and (weights.stored or "").startswith("Q4")
+        family = "kept4" if four else kept[str(options.quantize)]
+        if not _ours(options):
+            return TWICE_BITS[family]
+        return PANEL_BITS[family] + OFFSET_BITS * (family == "kept4" and weights.stored == "Q4_1")
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """llmc's kernels are built once for all models; for the runtime's, weights are packed."""
+        more: dict[str, Cost] = {}
+        if _ours(options):
+            more = {"kernels": Cost(fixed=20.0)}
+        elif options.specialise or options.quantize != "none":
+            more = {"pack": Cost(parameters=3.0)}
+        return {**super().stage_costs(options, buckets), **more}
+
+    def step_tokens(self, largest: int, options: CompileOptions) -> int:
+        """Where any shape runs, long prompts run in chunks."""
+        return min(largest, KERNELS_PROMPT_CHUNK if _ours(options) else PROMPT_CHUNK)
+
+    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
+        """ONNX Runtime's graph objects, measured (benchmarks/RESULTS.md), and the arena of the largest step."""
+        return SESSION_BYTES + super().graph_bytes(model, tokens)
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace and lower once, make the weights file, and pack it where that pays."""
+        own = _ours(options)
+        lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize), panels=own))
+        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
+        if not own and (options.specialise or options.quantize != "none"):
+            weights = self._pack(stages, lowered, weights)
+        file = weights.outputs["weights"]
+        library = {KERNELS: self._kernels(stages).digest} if own else {}
+        return Prepared(
+            files={"weights": file.digest, **library},
+            components={
+                "lowered": lowered.outputs["model"].digest,
+                "weights": file.digest,
+                "placements": weights.outputs["placements"].digest,
+                **library,
+            },
+            inputs={
+                "model": stages.path(lowered.outputs["model"]),
+                "placements": stages.path(weights.outputs["placements"]),
+            },
+        )
+
+    def _kernels(self, stages: Stages) -> Blob:
+        """The library of llmc's own operators."""
+
+        from llmc.compiler.targets.onnxruntime.kernels.build import build as build_library
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            with tempfile.TemporaryDirectory(dir=workspace.folder) as folder:
+                return {KERNELS: workspace.put_file(build_library(Path(folder)))}
+
+        components = {**toolchain("ziglang"), "code": code_digest(build_library), "state": "native"}
+        return stages.run("kernels", components, build).outputs[KERNELS]
+
+    def _onnx_options(self, stages: Stages, quantize: str, *, panels: bool) -> OnnxOptions:
+        from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
+
+        if quantize in ("none", "int8"):
+            return OnnxOptions(INT8_BLOCK if quantize == "int8" else 0, panels=panels)
+        stored = stored_types(stages.checkpoint)
+        if quantize == "keep":
+            if not stored:
+                raise InputError(
+                    f"--quantize keep: {stages.checkpoint.path} has no matrix in blocks that could be kept (GGUF Q8_0, "
+                    "Q4_0, Q4_1); quantise it with --quantize int8 or int4, or compile a GGUF file of those types"
+                )
+            return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
+        heads = (EMBEDDING, HEAD)
+        kept = {name: kind for name, kind in stored.items() if kind in ("Q4_0", "Q4_1") or name in heads}
+        fold = not panels and self._folds(stages)
+        return OnnxOptions(BLOCK, bits=4, stored=kept, fold=fold, panels=panels)
+
+    def _folds(self, stages: Stages) -> bool:
+        """Whether packed matrices take in offsets here."""
+        components = {
+            **toolchain(*self.toolchain()), "isa": " ".join(self.isa()), "code": code_digest(self._folds),
+        }  # fmt: skip
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.targets.onnxruntime.packing import folds_offsets
+
+            workspace.meta["folds"] = folds_offsets()
+            return {}
+
+        return bool(stages.run("layout", components, build).meta["folds"])
+
+    def _lower(self, stages: Stages, options: OnnxOptions) -> Entry:
+        components = {
+            "config": stages.config_digest,
+            "dialect": "fused",
+            **_components(options),
+            "max_positions": stages.max_positions,
+            **toolchain("torch", "transformers", "sympy", "onnx", "numpy", python=True),
+            "code": code_digest(self._lower),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.frontend.trace import trace
+            from llmc.compiler.program.fuse import fuse
+            from llmc.compiler.program.import_fx import import_program
+            from llmc.compiler.targets.onnxruntime.kernels.panels import LANES
+            from llmc.compiler.targets.onnxruntime.to_onnx import lower
+            from llmc.compiler.weights.recipes import written
+
+            traced = import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions)
+            graph = fuse(traced, LANES if options.panels else 0)
+            lowered = lower(graph, options)
+            files = {
+                "model": lowered.model.SerializeToString(deterministic=True),
+                "program": graph.text().encode(),
+                "folded": json.dumps(lowered.folded, sort_keys=True).encode(),
+                **written(lowered.recipes, lowered.tables),
+            }
+            return {name: workspace.put_bytes(data) for name, data in files.items()}
+
+        return stages.run("lower", components, build)
+
+    def _pack(self, stages: Stages, lowered: Entry, weights: Entry) -> Entry:
+        components = {
+            "lowered": lowered.outputs["model"].digest,
+            "folded": lowered.outputs["folded"].digest,
+            "weights": weights.outputs["weights"].digest,
+            "placements": weights.outputs["placements"].digest,
+            **toolchain(*self.toolchain()),
+            "isa": " ".join(self.isa()),
+            "code": code_digest(self._pack),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.targets.onnxruntime.packing import pack_weights
+
+            packed, placements = pack_weights(
+                stages.path(lowered.outputs["model"]).read_bytes(), stages.path(weights.outputs["weights"]),
+                json.loads(stages.store.get_bytes(weights.outputs["placements"].digest)), workspace.folder,
+                json.loads(stages.store.get_bytes(lowered.outputs["folded"].digest)),
+            )  # fmt: skip
+            return {
+                "weights": workspace.put_file(packed),
+                "placements": workspace.put_bytes(json.dumps(placements, sort_keys=True).encode()),
+            }
+
+        return stages.run("pack", components, build)
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
+        from llmc.artifacts.digest import parse
+        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place
+
+        model = load_model(prepared.inputs["model"].read_bytes())
+        sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
+        if shape.context is not None and shape.query is not None:
+            sizes["S"] = shape.context + shape.query
+        bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
+        placements = json.loads(prepared.inputs["placements"].read_bytes())
+        data: bytes = place(bound, parse(prepared.files["weights"]), placements).SerializeToString(deterministic=True)
+        library = prepared.files.get(KERNELS)
+        try_opening(data, prepared.folder, str(shape), library and str(prepared.folder / parse(library)))
+        return Compiled(data, "native")
+
+
+def _ours(options: CompileOptions) -> bool:
+    """Whether llmc's kernels run."""
+    return KERNELS_OPTION.of(options) == LLMC
+
+
+def _components(options: OnnxOptions) -> dict[str, Any]:
+    """The options of a lowering for its key: blocks, and what else is not as it is for float32 and int8."""
+    found: dict[str, Any] = {"block": options.block}
+    if options.bits != 8:
+        found |= {"bits": options.bits, "head_bits": options.head_bits}
+    if options.stored:
+        found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
+    return found | ({"fold": True} if options.fold else {}) | ({"panels": True} if options.panels else {})
+
+
+def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:
+    """Open executable bytes with ONNX Runtime; weights and `library` are in `folder` under their bundle names."""
+    from llmc.runtime.executors.onnxruntime.session import open_session
+
+    try:
+        open_session(data, library=library, session__model_external_initializers_file_folder_path=str(folder))
+    except Exception as e:
+        raise CompileError(f"ONNX Runtime refuses the executable for {what}: {e}") from e

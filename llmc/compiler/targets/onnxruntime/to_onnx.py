@@ -1,0 +1,370 @@
+"""Fused graph → ONNX with ONNX Runtime's operators, weights outside.
+
+One model with symbolic B, Q, S and R covers every bucket; `bind` fixes some of them for one bucket. Its inputs and
+outputs are the program contract's (frontend/trace.py), caches being updated in place when past and present are bound
+to one buffer, with one difference: instead of new_lengths [B] it takes logit_rows [R] int64, the tokens whose logits
+are wanted as indices into [B · Q], and logits are [R, V]. A step that samples names each row's last live token.
+
+With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
+lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches are float16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
+from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
+from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
+from llmc.compiler.targets.onnxruntime.onnx_model import shorten
+from llmc.compiler.weights.recipes import Recipe
+from llmc.errors import CompileError
+
+MICROSOFT = "com.microsoft"
+OWN = "llmc"
+"""The domain of llmc's own operators (compiler/targets/onnxruntime/kernels)."""
+
+OPSET, IR_VERSION = 21, 10
+_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
+_UNPLACED = "weights"
+LOGIT_ROWS = "logit_rows"
+ROWS = "rows"
+
+
+@dataclass
+class Lowered:
+    """An ONNX model without weights, the recipes of its tensors, and its computed tables.
+
+    `folded`: matrices whose packed form has to take in offsets, each with the recipe of those; no graph reads them.
+    """
+
+    model: ModelProto
+    recipes: list[Recipe]
+    tables: dict[str, NDArray[np.float32]]
+    folded: dict[str, str] = field(default_factory=dict)
+
+
+def lower(graph: Graph, options: OnnxOptions) -> Lowered:
+    """Emit `graph`; raises CompileError naming an operator that has no ONNX form here."""
+    return _Emitter(graph, options).run()
+
+
+class _Emitter:
+    def __init__(self, graph: Graph, options: OnnxOptions) -> None:
+        self.graph = graph
+        self.options = options
+        self.nodes: list[Any] = []
+        self.initializers: dict[str, TensorProto] = {}
+        self.recipes: list[Recipe] = []
+        self.folded: dict[str, str] = {}
+        self.shared: dict[str, str] = {}
+        self.normed: set[Value | None] = set()
+
+    def run(self) -> Lowered:
+        for node in self.graph.nodes:
+            emit = getattr(self, "_add_" if node.op == "add" else f"_{node.op}", None)
+            if emit is None:
+                raise CompileError(f"operator {node.op!r} has no ONNX lowering (at {node.out})")
+            emit(node)
+        outputs = []
+        for name, v in self.graph.outputs:
+            self._rename(v.name, name)
+            outputs.append(self._info(v, name))
+        inputs = [self._info(v, name) for name, v in self.graph.inputs.items()]
+        if self.options.panels:
+            inputs = [self._rows() if info.name == "past_lengths" else info for info in inputs]
+            for info in (*inputs, *outputs):
+                if info.name.startswith(("past_", "present_")):
+                    info.type.tensor_type.elem_type = TensorProto.FLOAT16
+                    info.type.tensor_type.shape.dim[0].dim_param = "P"
+        if "last_rows" in self.shared:
+            inputs = [self._logit_rows() if info.name == "new_lengths" else info for info in inputs]
+            outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
+        model = helper.make_model(
+            helper.make_graph(self.nodes, "llmc", inputs, outputs, list(self.initializers.values())),
+            opset_imports=[
+                helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1),
+                *([helper.make_opsetid(OWN, 1)] if self.options.panels else []),
+            ],
+            ir_version=IR_VERSION, producer_name="llmc",
+        )  # fmt: skip
+        short = shorten(model)
+        recipes = [replace(r, name=short.get(r.name, r.name)) for r in self.recipes]
+        tables = {short[v.name]: t for v, t in self.graph.tables.items() if v.name in self.initializers}
+        folded = {short[data]: short.get(offsets, offsets) for data, offsets in self.folded.items()}
+        return Lowered(model, recipes, tables, folded)
+
+    def _logit_rows(self) -> ValueInfoProto:
+        return helper.make_tensor_value_info(LOGIT_ROWS, TensorProto.INT64, ["R"])
+
+    def _rows(self) -> ValueInfoProto:
+        return helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["N", 4])
+
+    def _info(self, value: Value, name: str) -> ValueInfoProto:
+        return helper.make_tensor_value_info(name, _TYPES[value.dtype], list(value.shape))
+
+    def _rename(self, old: str, new: str) -> None:
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for i, name in enumerate(names):
+                    if name == old:
+                        names[i] = new
+
+    def _add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
+        self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
+        return outputs[0]
+
+    def _const(self, values: Any, dtype: type = np.int64) -> str:
+        array: NDArray[Any] = np.asarray(values, dtype)
+        name = f"const_{dtype.__name__}_{'_'.join(map(str, array.ravel().tolist()))}_{array.ndim}"
+        if name not in self.initializers:
+            self.initializers[name] = helper.make_tensor(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True
+            )
+        return name
+
+    def _external(self, recipe: Recipe, dtype: int, shape: tuple[int, ...]) -> str:
+        """Declare a tensor that lies in the weights file."""
+        if recipe.name not in self.initializers:
+            tensor = TensorProto(name=recipe.name, data_type=dtype, data_location=TensorProto.EXTERNAL)
+            tensor.dims.extend(shape)
+            tensor.external_data.add(key="location", value=_UNPLACED)
+            self.initializers[recipe.name] = tensor
+            self.recipes.append(recipe)
+        return recipe.name
+
+    def _dense(self, value: Value) -> str:
+        shape = tuple(int(d) for d in value.shape)
+        if value in self.graph.tables:
+            return self._external(Recipe(value.name, "table", ()), TensorProto.FLOAT, shape)
+        name = self.graph.weights[value]
+        return self._external(Recipe(name, "dense", (name,)), TensorProto.FLOAT, shape)
+
+    def _name(self, value: Value | None) -> str:
+        if value is None:
+            return ""
+        if value in self.graph.weights or value in self.graph.tables:
+            return self._dense(value)
+        return next((n for n, v in self.graph.inputs.items() if v is value), value.name)
+
+    # ---- operators ----
+
+    def _embedding(self, node: Node) -> None:
+        weight, ids = node.inputs[0], self._name(node.inputs[1])
+        assert weight is not None
+        rows, width = (int(d) for d in weight.shape)
+        sources = [self.graph.weights[weight]]
+        # the head's format, which it is tied to
+        held = self.options.format(sources, width, normed=True, head=True) if self.options.block else None
+        if held is None or (width % held.block and not self.options.panels):
+            self._add("Gather", [self._name(weight), ids], [node.out.name])
+            return
+        if self.options.panels:
+            panels = self._panels(sources, (rows, width), held, "panels")
+            self._add("Embedding", [ids, panels], [node.out.name], OWN, **_matrix(rows, width, held))
+            return
+        out = f"{node.out.name}_codes" if held.offsets else node.out.name
+        data, scales = self._blocks(sources, rows, width, held, as_rows=True)
+        self._add(
+            "GatherBlockQuantized", [data, ids, scales], [out], MICROSOFT,
+            bits=held.bits, block_size=held.block, gather_axis=0, quantize_axis=1,
+        )  # fmt: skip
+        if held.offsets:
+            blocks, stem = width // held.block, node.out.name
+            recipe = self._part(sources, held, "offsets")
+            self._add("Gather", [self._external(recipe, TensorProto.FLOAT, (rows, blocks)), ids], [f"{stem}_rows"])
+            self._add("Unsqueeze", [f"{stem}_rows", self._const([-1])], [f"{stem}_offsets"])
+            shape = self._const([0, 0, blocks, held.block])
+            self._add("Reshape", [out, shape], [f"{stem}_blocks"])
+            self._add("Add", [f"{stem}_blocks", f"{stem}_offsets"], [f"{stem}_sums"])
+            self._add("Reshape", [f"{stem}_sums", self._const([0, 0, width])], [node.out.name])
+
+    def _part(self, sources: list[str], held: MatrixFormat, part: str) -> Recipe:
+        return Recipe(f"{'+'.join(sources)}.{held.family}_{part}", f"{held.family}_{part}", tuple(sources), held.block)
+
+    def _blocks(
+        self, sources: list[str], rows: int, width: int, held: MatrixFormat, as_rows: bool = False
+    ) -> tuple[str, str]:
+        """Codes, seen as rows or as blocks, and scales."""
+        blocks = -(-width // held.block)
+        size = held.block * held.bits // 8
+        shape = (rows, blocks * size) if as_rows else (rows, blocks, size)
+        recipe = self._part(sources, held, "rows" if as_rows else "data")
+        data = self._external(recipe, TensorProto.UINT8, shape)
+        return data, self._external(self._part(sources, held, "scales"), TensorProto.FLOAT, (rows, blocks))
+
+    def _linear(self, node: Node) -> None:
+        count = len(node.attrs.get("parts", [0]))
+        weights = [v for v in node.inputs[1 : 1 + count] if v is not None]
+        biases = [v for v in node.inputs[1 + count :] if v is not None]
+        sources = [self.graph.weights[w] for w in weights]
+        rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
+        x = self._name(node.inputs[0])
+        bias = ""
+        if biases:
+            names = [self.graph.weights[b] for b in biases]
+            bias = self._external(Recipe("+".join(names), "dense", tuple(names)), TensorProto.FLOAT, (rows,))
+        head = len(node.out.shape) == 2 and count == 1
+        if self.options.block:
+            normed = node.inputs[0] in self.normed
+            held = self.options.format(sources, width, normed, head and node.out is self.graph.outputs[0][1])
+            if self.options.panels:
+                gated = node.op == "gated_linear"
+                panels = self._panels(sources, (rows, width), held, "gated" if gated else "panels")
+                self._add(
+                    "Linear", [x, panels, *([bias] if bias else [])], [node.out.name, f"{node.out.name}_scratch"], OWN,
+                    **_matrix(rows, width, held), gated=int(gated),
+                )  # fmt: skip
+                return
+            self._nbits(node, x, sources, (rows, width), held, bias)
+            return
+        out = f"{node.out.name}_product" if biases else node.out.name
+        if head:
+            self._add("Gemm", [x, self._dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
+        else:
+            recipe = Recipe("+".join(sources) + ".T", "transposed", tuple(sources))
+            self._add("MatMul", [x, self._external(recipe, TensorProto.FLOAT, (width, rows))], [out])
+        if biases:
+            self._add("Add", [out, bias], [node.out.name])
+
+    _gated_linear = _linear
+
+    def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
+        family, part = f"p{held.family}", f"{part}+offsets" if held.offsets else part
+        recipe = Recipe(f"{'+'.join(sources)}.{family}_{part}", f"{family}_{part}", tuple(sources), held.block)
+        size = panel_bytes(*shape, held.block, held.bits, held.offsets)
+        return self._external(recipe, TensorProto.UINT8, (size,))
+
+    def _nbits(
+        self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat, bias: str
+    ) -> None:
+        rows, width = shape
+        data, scales = self._blocks(sources, rows, width, held)
+        apart = held.offsets and not self.options.fold
+        out = f"{node.out.name}_codes" if apart else node.out.name
+        self._add(
+            "MatMulNBits", [x, data, scales, *(["", "", bias] if bias else [])], [out], MICROSOFT,
+            K=width, N=rows, bits=held.bits, block_size=held.block, accuracy_level=4,
+        )  # fmt: skip
+        if held.offsets and self.options.fold:
+            recipe = self._part(sources, held, "offsets")
+            self.recipes.extend([recipe] if recipe not in self.recipes else [])
+            self.folded[data] = recipe.name
+        elif apart:
+            self._add_offsets(node, x, sources, shape, held)
+
+    def _add_offsets(self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat) -> None:
+        """blocksum(x) · offsetsᵀ, added to the product with the codes."""
+        rows, width = shape
+        blocks, stem = -(-width // held.block), node.out.name
+        if width % held.block:
+            raise CompileError(f"{'+'.join(sources)}: its {width} inputs do not fill blocks of {held.block}")
+        keep = self._const([0] * (len(node.out.shape) - 1) + [blocks, held.block])
+        self._add("Reshape", [x, keep], [f"{stem}_blocks"])
+        self._add("ReduceSum", [f"{stem}_blocks", self._const([-1])], [f"{stem}_sums"], keepdims=0)
+        recipe = self._part(sources, held, "columns")
+        columns = self._external(recipe, TensorProto.FLOAT, (blocks, rows))
+        self._add("MatMul", [f"{stem}_sums", columns], [f"{stem}_offsets"])
+        self._add("Add", [f"{stem}_codes", f"{stem}_offsets"], [stem])
+
+    def _rms_norm(self, node: Node) -> None:
+        self.normed.add(node.out)
+        self._add(
+            "SimplifiedLayerNormalization", [self._name(v) for v in node.inputs], [node.out.name],
+            axis=-1, epsilon=node.attrs["eps"], stash_type=1,
+        )  # fmt: skip
+
+    def _skip_rms_norm(self, node: Node) -> None:
+        self.normed.add(node.out)
+        if self.options.panels:
+            names = [self._name(v) for v in node.inputs]
+            self._add("AddNorm", names, [o.name for o in node.outputs], OWN, eps=node.attrs["eps"])
+            return
+        outputs = [node.outputs[0].name, "", "", node.outputs[1].name]
+        self._add(
+            "SkipSimplifiedLayerNormalization", [self._name(v) for v in node.inputs], outputs, MICROSOFT,
+            epsilon=node.attrs["eps"],
+        )  # fmt: skip
+
+    def _gqa(self, node: Node) -> None:
+        if self.options.panels:
+            require_heads(node.attrs)
+            q, k, v, past_k, past_v, _, cos, sin = (self._name(x) for x in node.inputs)
+            self._add(
+                "Attention", [q, k, v, past_k, past_v, ROWS, *([cos, sin] if cos else [])],
+                [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
+                heads=node.attrs["heads"], kv_heads=node.attrs["kv_heads"], head_dim=node.attrs["head_dim"],
+                window=max(0, node.attrs["window"]), scale=node.attrs["scale"],
+            )  # fmt: skip
+            return
+        seqlens, total = self._lengths()
+        q, k, v, past_k, past_v, _, cos, sin = (self._name(x) for x in node.inputs)
+        self._add(
+            "GroupQueryAttention", [q, k, v, past_k, past_v, seqlens, total, cos, sin],
+            [o.name for o in node.outputs], MICROSOFT,
+            num_heads=node.attrs["heads"], kv_num_heads=node.attrs["kv_heads"], scale=node.attrs["scale"],
+            do_rotary=int(bool(cos)), rotary_interleaved=0, local_window_size=node.attrs["window"],
+            softcap=node.attrs["softcap"],
+        )  # fmt: skip
+
+    def _lengths(self) -> tuple[str, str]:
+        """seqlens_k [B] (index of the last key of each row, pad tokens counted) and the largest total length."""
+        if "seqlens" not in self.shared:
+            self.shared["seqlens"] = "seqlens_k"
+            self._add("Shape", ["token_ids"], ["query_length"], start=1, end=2)
+            self._add("Add", ["past_lengths", "query_length"], ["total_lengths"])
+            self._add("Sub", ["total_lengths", self._const([1])], ["last_positions"])
+            self._add("Cast", ["last_positions"], ["seqlens_k"], to=TensorProto.INT32)
+            self._add("ReduceMax", ["total_lengths"], ["longest"], keepdims=0)
+            self._add("Cast", ["longest"], ["total_length"], to=TensorProto.INT32)
+        return "seqlens_k", "total_length"
+
+    def _last_rows(self, node: Node) -> None:
+        self.shared["last_rows"] = LOGIT_ROWS
+        hidden = node.inputs[0]
+        assert hidden is not None
+        flat = f"{node.out.name}_flat"
+        self._add("Reshape", [self._name(hidden), self._const([-1, int(hidden.shape[-1])])], [flat])
+        self._add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
+
+    def _silu(self, node: Node) -> None:
+        self._add("QuickGelu", [self._name(node.inputs[0])], [node.out.name], MICROSOFT, alpha=1.0)
+
+    def _split(self, node: Node) -> None:
+        parts = self._const(node.attrs["parts"])
+        self._add("Split", [self._name(node.inputs[0]), parts], [o.name for o in node.outputs], axis=-1)
+
+    def _reshape(self, node: Node) -> None:
+        source = node.inputs[0]
+        assert source is not None
+        shape = [0 if i < len(source.shape) and d == source.shape[i] else d for i, d in enumerate(node.out.shape)]
+        unknown = [i for i, d in enumerate(shape) if isinstance(d, str)]
+        if len(unknown) > 1:
+            raise CompileError(f"reshape of {source} to {node.out.shape} has more than one unknown dimension")
+        target = [-1 if isinstance(d, str) else d for d in shape]
+        self._add("Reshape", [self._name(source), self._const(target)], [node.out.name])
+
+    _view = _reshape
+
+    def _binary(self, op: str, node: Node) -> None:
+        operands = [self._name(v) for v in node.inputs]
+        if "other" in node.attrs:
+            operands.append(self._const(node.attrs["other"], np.float32))
+        self._add(op, operands, [node.out.name])
+
+    def _mul(self, node: Node) -> None:
+        self._binary("Mul", node)
+
+    def _add_(self, node: Node) -> None:
+        self._binary("Add", node)
+
+
+def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
+    """What llmc's own operators have to know of a matrix."""
+    return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": int(held.offsets)}

@@ -1,0 +1,205 @@
+"""What OpenVINO's targets share: lowered models without weights, their weights file, and models finished over it."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.code import code_digest
+from llmc.compiler.estimates.durations import Cost
+from llmc.compiler.stages import Stages, toolchain, version_of
+from llmc.compiler.targets.base import Prepared, Target
+from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
+from llmc.compiler.targets.options import CompileOptions, Option
+from llmc.compiler.weights.stage import weights_stage
+from llmc.runtime.host import cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.code import Maker
+    from llmc.compiler.estimates.model_size import Weights
+    from llmc.compiler.targets.openvino.constants import Constants
+    from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.runtime.executors.openvino.device import MappedWeights
+
+Lowered = tuple[Mapping[str, str], str, "Constants"]
+"""XML of every model by name, the program that it was made of as text, and the constants that they share."""
+
+Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
+"""Compiles the model of a name, XML over a weights file, and puts its constants into another."""
+
+
+KV_CACHE_DTYPE: Option[str | None] = Option(
+    "kv_cache_dtype", str, None, "Precision of the KV cache. Default: u8, and f32 where nothing is quantised.",
+    metavar="u8|f32|bf16", choices=("u8", "f32", "bf16"), what="KV cache dtype",
+)  # fmt: skip
+GROUP_SIZE: Option[int | None] = Option(
+    "group_size", int, None,
+    "Inputs of a row of quantised weights that share a scale: int8 0 (the whole row), 32, 64, 128; int4 32, 64, 128; "
+    "keep 32. Default: int8 as the shape of step asks for, the first of the others.",
+    metavar="N", least=0,
+)  # fmt: skip
+ACTIVATION_GROUP_SIZE: Option[int | None] = Option(
+    "activation_group_size", int, None,
+    "Inputs that share a scale where activations are quantised to 8 bits as they are multiplied (on CPU): 0 (not at "
+    "all), 16, 32, 64, 128. Default: int8 as the shape of step asks for, 32 beside a named --group-size and for the "
+    "others, 0 where nothing is quantised.",
+    metavar="N", least=0,
+)  # fmt: skip
+SPECIALISE_MEMORY: Option[int | None] = Option(
+    "specialise_memory", int, None,
+    "Memory that graphs of fixed decode batches may take, as in 1G, with --specialise. Default: 512M.",
+    metavar="SIZE", least=0, is_size=True, shapes_executable=False,
+)  # fmt: skip
+STARTER: Option[bool] = Option(
+    "starter", bool, False, "Put graphs beside that open at once, and serve until the others are open.",
+    shapes_executable=False,
+)  # fmt: skip
+
+
+class OpenVinoBase(Target):
+    """Base of the targets that OpenVINO compiles for."""
+
+    name: ClassVar[str] = "openvino"
+    default_quantize: ClassVar[str] = "int8"
+    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "gguf", "openvino")
+    run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
+    install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
+    run_install: ClassVar[str] = "pip install 'llmc[openvino]'"
+    options: ClassVar[tuple[Option[Any], ...]] = (
+        KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER,
+    )  # fmt: skip
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """The group that weights share scales in is named only where it is another than the default."""
+        options = super().configure(options)
+        asked = GROUP_SIZE.of(options)
+        group = group_of(str(options.quantize), asked)
+        named = asked is not None and group != self.default_group(str(options.quantize))
+        return options.changed(group_size=group if named else None)
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """And what the plugin makes of the models and their weights."""
+        return {**super().stage_costs(options, buckets), "finish": Cost(fixed=1.0, parameters=2.0)}
+
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """Codes, and float32 scales and zero points of each group."""
+        quantize = str(options.quantize)
+        if quantize == "none":
+            return super().weight_bits(options, weights)
+        four = quantize != "int8" and (weights.stored or "").startswith("Q4")
+        four = four or (quantize == "int4" and not weights.outer)
+        asked = GROUP_SIZE.of(options)
+        group = self.default_group(quantize) if asked is None else asked
+        parts = 2 if four else 1
+        group = PAGED_INT8[0] if group is None else group
+        return (4 if four else 8) + (parts * 32 / group if group else 0)
+
+    def default_group(self, quantize: str) -> int | None:
+        """The group that stands for none named; None: none does."""
+        return group_of(quantize, None)
+
+    def cache_dtype(self, options: CompileOptions) -> str:
+        """As asked for, or as everything that is not quantised."""
+        return KV_CACHE_DTYPE.of(options) or options.dtype
+
+    @abstractmethod
+    def settings(self, options: CompileOptions) -> dict[str, Any]:
+        """OpenVINO's settings that executables are compiled and opened with, as the manifest names them."""
+
+    def toolchain(self) -> dict[str, str]:
+        """OpenVINO decides operators, layouts and kernels."""
+        return {"openvino": version_of("openvino", "openvino")}
+
+    def isa(self) -> tuple[str, ...]:
+        """Compiled models and verified numbers hold for one instruction set, portable models for any."""
+        return cpu_features() if self.state == "native" else ()
+
+    def lower_stage(
+        self, stages: Stages, options: CompileOptions, form: Mapping[str, Any], code: Maker,
+        lower: Callable[[Path], Lowered],
+    ) -> Entry:  # fmt: skip
+        """Models by name, "program", and "recipes" and "tables" of their constants.
+
+        `form` are the key's components that say what kind of model, `code` is the method that asks; `lower` makes the
+        models, and may write in the folder that it is given.
+        """
+        components = {
+            "config": stages.config_digest,
+            "quantize": options.quantize,
+            "dtype": options.dtype,
+            "max_positions": stages.max_positions,
+            "sample_top_k": options.sample_top_k,
+            **({} if (group := GROUP_SIZE.of(options)) is None else {"group_size": group}),
+            **form,
+            **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
+            "code": code_digest(code),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.weights.recipes import written
+
+            models, program, constants = lower(workspace.folder)
+            texts = {**models, "program": program}
+            made = {name: text.encode() for name, text in texts.items()}
+            made |= written(constants.recipes, constants.tables)
+            return {name: workspace.put_bytes(data) for name, data in made.items()}
+
+        return stages.run("lower", components, build)
+
+    def weights_stage(self, stages: Stages, lowered: Entry) -> Entry:
+        """The weights file of lowered models, and its placements."""
+        return weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
+
+    def finish_stage(
+        self, stages: Stages, options: CompileOptions, names: Iterable[str], lowered: Entry, code: Maker,
+        finish: Finish,
+    ) -> Entry:  # fmt: skip
+        """The models `names`, each as `finish` compiles it, and "weights", the file of what became of their weights.
+
+        `code` is the method that asks.
+        """
+        models = {name: lowered.outputs[name].digest for name in names}
+        weights = self.weights_stage(stages, lowered)
+        components = {
+            **models,
+            "weights": weights.outputs["weights"].digest,
+            "placements": weights.outputs["placements"].digest,
+            "settings": json.dumps(self.settings(options), sort_keys=True),
+            **toolchain(*self.toolchain()),
+            "isa": " ".join(self.isa()),
+            "code": code_digest(code),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.targets.openvino.constants import place
+            from llmc.compiler.targets.openvino.finish import FinishedWeights
+            from llmc.compiler.weights.recipes import read_placements
+            from llmc.runtime.executors.openvino.device import MappedWeights
+
+            placements = read_placements(stages.store.get_bytes(weights.outputs["placements"].digest))
+            given = MappedWeights(stages.path(weights.outputs["weights"]))
+            made = {}
+            with workspace.writer() as out:
+                file = FinishedWeights(out)
+                for name, digest in models.items():
+                    xml = place(stages.store.get_bytes(digest).decode(), placements)
+                    made[name] = workspace.put_bytes(finish(name, xml.encode(), given, file))
+            assert out.blob is not None
+            return {"weights": out.blob, **made}
+
+        return stages.run("finish", components, build)
+
+    def prepared(self, stages: Stages, weights: Blob, models: Mapping[str, Blob], **inputs: Blob) -> Prepared:
+        """Models by name, over the weights file of the bundle; `inputs` are what else compiling reads."""
+        return Prepared(
+            files={"weights": weights.digest},
+            components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},
+            inputs={name: stages.path(blob) for name, blob in {**inputs, **models}.items()},
+        )

@@ -1,0 +1,141 @@
+"""The families of weight transforms that OpenVINO's decompression takes (see weights/recipes.py, FAMILIES).
+
+The rule of all: w ≈ scale · (code − zero), a scale for every `group` inputs of a row, or for the whole row (group 0).
+Their parts, [N, K/group, …] or, for whole rows, [N, …]:
+  data     codes: int8 or uint8 [.., group], 4-bit ones two in a byte, the first one low
+  scales   float32 [.., 1]
+  zeros    float32 [.., 1]: zero points, which need not be whole numbers; only in families with unsigned codes
+
+i8       int8, symmetric: scale = largest magnitude / 127 (1 where that is 0), codes −127 … 127
+u4       4 bits with zero points, by the rule of weights/nbits.py; the checkpoint's own 4-bit blocks where it has some
+         of this size
+u4kept   the checkpoint's own 4-bit blocks (GGUF Q4_0, Q4_1)
+i8kept   the checkpoint's own 8-bit blocks (GGUF Q8_0)
+u8kept   both of these one above the other as uint8, and tensors without blocks by the rule of i8
+f16      float16: `data` alone
+
+Blocks with a minimum have zero = −minimum / scale, which gives back scale · code + minimum to within 2⁻²² of
+|minimum| + |scale| · (largest code); a block whose scale is 0 holds its minimum alone, exactly: scale = minimum,
+zero = −1 and codes 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.weights.nbits import quantise_q4
+from llmc.compiler.weights.recipes import TensorSource
+from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import QuantisedBlocks
+
+Floats = NDArray[np.float32]
+Parts = dict[str, NDArray[Any]]
+Blocks = tuple[NDArray[np.uint8], Floats, Floats]
+"""Codes [N, K/group, group], scales and zero points [N, K/group]."""
+
+_SIGN = 128
+_Q4_ZERO = np.float32(8)
+
+
+def i8(names: Sequence[str], source: TensorSource, group: int) -> Parts:
+    """The parts of family i8."""
+    data, scales = quantise_i8(np.concatenate([source.tensor(n) for n in names]), group)
+    return {"data": data, "scales": scales}
+
+
+def u4(names: Sequence[str], source: TensorSource, group: int) -> Parts:
+    """The parts of family u4."""
+
+    def blocks(name: str) -> Blocks:
+        stored = source.quantised_blocks(name)
+        if stored is not None and stored.bits == 4 and stored.block == group:
+            return _exact(stored)
+        codes, scales, offsets = quantise_q4(source.tensor(name), group)
+        return with_zeros(codes, scales, offsets - _Q4_ZERO * scales)
+
+    return _parts(names, blocks, 4)
+
+
+def u4kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
+    """The parts of family u4kept. Raises CheckpointError for a tensor without 4-bit blocks of this size."""
+    return _parts(names, lambda name: _exact(_stored(name, source, 4, group)), 4)
+
+
+def i8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
+    """The parts of family i8kept. Raises CheckpointError for a tensor without 8-bit blocks of this size."""
+    stored = [_stored(name, source, 8, group) for name in names]
+    data = np.concatenate([(s.q ^ np.uint8(_SIGN)).view(np.int8) for s in stored])
+    return {"data": data, "scales": np.concatenate([s.scale for s in stored])[..., None]}
+
+
+def u8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
+    """The parts of family u8kept. Raises CheckpointError for blocks of another size."""
+
+    def blocks(name: str) -> Blocks:
+        stored = source.quantised_blocks(name)
+        if stored is not None:
+            return _exact(_stored(name, source, stored.bits, group))
+        data, scales = quantise_i8(source.tensor(name), group)
+        zeros = np.full_like(scales[..., 0], _SIGN)
+        return data.view(np.uint8) ^ np.uint8(_SIGN), scales[..., 0], zeros
+
+    return _parts(names, blocks, 8)
+
+
+def f16(names: Sequence[str], source: TensorSource, _: int) -> Parts:
+    """The one part of family f16. Raises CheckpointError for a tensor that float16 cannot hold."""
+    return {"data": np.concatenate([_to_f16(name, source) for name in names])}
+
+
+def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
+    """Symmetric 8 bits: [N, K] → codes [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N, 1]."""
+    rows, width = weight.shape
+    grouped = weight.reshape(rows, width // group, group) if group else weight
+    scale = np.abs(grouped).max(-1, keepdims=True) / np.float32(127)
+    scale[scale < np.finfo(np.float32).tiny] = 1
+    return np.clip(np.rint(grouped / scale), -127, 127).astype(np.int8), scale
+
+
+def with_zeros(codes: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Blocks:
+    """Blocks of value scale · code + minimum, as scale · (code − zero)."""
+    constant = scale == 0
+    zero = np.full_like(scale, -1)
+    np.divide(-minimum, scale, out=zero, where=~constant)
+    return np.where(constant[..., None], np.uint8(0), codes), np.where(constant, minimum, scale), zero
+
+
+def _exact(stored: QuantisedBlocks) -> Blocks:
+    if stored.minimum is None:
+        return stored.q, stored.scale, np.full_like(stored.scale, stored.zero_point)
+    return with_zeros(stored.q, stored.scale, stored.minimum)
+
+
+def _stored(name: str, source: TensorSource, bits: int, group: int) -> QuantisedBlocks:
+    stored = source.quantised_blocks(name)
+    if stored is None or stored.bits != bits or stored.block != group:
+        found = "no blocks" if stored is None else f"{stored.type} blocks of {stored.block}"
+        raise CheckpointError(
+            f"{name} has {found} in the checkpoint, not blocks of {group} in {bits} bits: the file changed since its "
+            "types were read; compile again"
+        )
+    return stored
+
+
+def _parts(names: Sequence[str], blocks: Callable[[str], Blocks], bits: int) -> Parts:
+    codes, scales, zeros = (np.concatenate(p) for p in zip(*map(blocks, names), strict=True))
+    data = codes if bits == 8 else codes[..., 0::2] | codes[..., 1::2] << np.uint8(4)
+    return {"data": data, "scales": scales[..., None], "zeros": zeros[..., None]}
+
+
+def _to_f16(name: str, source: TensorSource) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        half = source.tensor(name).astype(np.float16)
+    if not np.isfinite(half).all():
+        raise CheckpointError(f"{name} has values beyond float16's 65504; choose --dtype bf16 or f32")
+    return half

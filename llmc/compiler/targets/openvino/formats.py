@@ -1,0 +1,236 @@
+"""How matrices are held in an OpenVINO model: the constants they are declared as, and their decompression.
+
+A decompression is a few operators that OpenVINO's plugins fuse into the matrix product: convert, subtract the zero
+point, multiply by the scale, back to [N, K]. Linear weights are [N, K], N outputs by K inputs. Scales and zero points
+are float32: the CPU plugin of OpenVINO 2026.4 turns float16 ones into float32 when it compiles.
+
+That plugin multiplies matrices without zero points in 8-bit integers, activations quantised in groups as it runs, and
+those with zero points in float32 or bfloat16: exact for activations, and slower (benchmarks/openvino_formats.py).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from llmc.compiler.checkpoint.base import EMBEDDING, HEAD
+from llmc.compiler.targets.openvino.constants import Constants
+from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
+from llmc.compiler.weights.recipes import Recipe
+from llmc.errors import InputError
+
+Shape = tuple[int, ...]
+_LEAST_GROUP = 16
+
+_KEPT_CONVERSION = (
+    '<net name="kept" version="11"><layers>'
+    '<layer id="0" name="c" type="Const" version="opset1"><data element_type="{0}" shape="1" offset="0" size="2"/>'
+    '<output><port id="0" precision="{1}"><dim>1</dim></port></output></layer>'
+    '<layer id="1" name="f" type="Convert" version="opset1"><data destination_type="f32"/>'
+    '<rt_info><attribute name="decompression" version="0"/></rt_info>'
+    '<input><port id="0" precision="{1}"><dim>1</dim></port></input>'
+    '<output><port id="1" precision="FP32"><dim>1</dim></port></output></layer>'
+    '<layer id="2" name="r" type="Result" version="opset1">'
+    '<input><port id="0" precision="FP32"><dim>1</dim></port></input></layer>'
+    '</layers><edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/>'
+    '<edge from-layer="1" from-port="1" to-layer="2" to-port="0"/></edges></net>'
+)
+
+
+class WeightFormat:
+    """float32, and the base of the others."""
+
+    def __init__(self, constants: Constants) -> None:
+        self.constants = constants
+
+    def vector(self, source: str, shape: Shape) -> Any:
+        """A tensor that stays as it is: norms and biases."""
+        return self.constants.declare(Recipe(source, "dense", (source,)), ov.Type.f32, shape)
+
+    def concatenated(self, sources: Sequence[str], shapes: Sequence[Shape]) -> Any:
+        """Vectors one after the other."""
+        if len(sources) == 1:
+            return self.vector(sources[0], shapes[0])
+        recipe = Recipe("+".join(sources), "dense", tuple(sources))
+        return self.constants.declare(recipe, ov.Type.f32, (sum(s[0] for s in shapes),))
+
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False) -> Any:
+        """The rows of several matrices [N, K] one after the other, as float32.
+
+        `looked_up`: rows are gathered from it (an embedding), which a tied head shares.
+        """
+        rows, width = stacked(shapes)
+        recipe = Recipe("+".join(sources), "dense", tuple(sources))
+        return self.constants.declare(recipe, ov.Type.f32, (rows, width))
+
+
+class Half(WeightFormat):
+    """bfloat16 or float16 matrices, which OpenVINO keeps so in memory and multiplies as they are."""
+
+    def __init__(self, constants: Constants, dtype: str) -> None:
+        super().__init__(constants)
+        self._transform, self._type = ("bf16", ov.Type.bf16) if dtype == "bf16" else ("f16_data", ov.Type.f16)
+
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False) -> Any:
+        """As float32 [N, K]."""
+        recipe = Recipe(f"{'+'.join(sources)}.{self._type.get_type_name()}", self._transform, tuple(sources))
+        return kept_conversion(self.constants.declare(recipe, self._type, stacked(shapes)))
+
+
+@dataclass(frozen=True)
+class Held:
+    """A matrix in codes: the family of its recipes (compression.py), the group that shares a scale, 0 for the row."""
+
+    family: str
+    group: int
+
+    @property
+    def type(self) -> ov.Type:
+        """Of the codes."""
+        return {"i8": ov.Type.i8, "u8": ov.Type.u8, "u4": ov.Type.u4}[self.family[:2]]
+
+    @property
+    def zeros(self) -> bool:
+        """Whether there are zero points."""
+        return self.family[0] == "u"
+
+
+class Compressed(WeightFormat):
+    """Base of formats of codes and scales: w ≈ scale · (code − zero point)."""
+
+    @abstractmethod
+    def held(self, sources: Sequence[str], width: int) -> Held:
+        """How the matrix of `sources`, one above the other, of `width` inputs is held."""
+
+    def matrix(self, sources: Sequence[str], shapes: Sequence[Shape], looked_up: bool = False) -> Any:
+        """As float32 [N, K]."""
+        rows, width = stacked(shapes)
+        held = self.held(sources, width)
+        groups: Shape = (width // held.group,) if held.group else ()
+        stem, names = f"{'+'.join(sources)}.{held.family}{f'_{held.group}' if held.group else ''}", tuple(sources)
+
+        def part(name: str, what: str, dtype: ov.Type, last: int) -> Any:
+            recipe = Recipe(f"{stem}{name}", f"{held.family}_{what}", names, held.group)
+            return self.constants.declare(recipe, dtype, (rows, *groups, last))
+
+        made = ops.convert(part("", "data", held.type, held.group or width), ov.Type.f32)
+        if held.zeros:
+            made = ops.subtract(made, part(".zero", "zeros", ov.Type.f32, 1))
+        made = ops.multiply(made, part(".scale", "scales", ov.Type.f32, 1))
+        return ops.reshape(made, self.constants.small([rows, width]), False) if held.group else made
+
+
+class Int8(Compressed):
+    """Symmetric 8-bit integers, a scale for every row (`group` 0) or every `group` inputs."""
+
+    def __init__(self, constants: Constants, group: int = 0) -> None:
+        super().__init__(constants)
+        self.group = group
+
+    def held(self, sources: Sequence[str], width: int) -> Held:
+        """Where the group does not divide the inputs, the largest common divisor, or the row if that is small."""
+        return Held("i8", _fitting(self.group, width))
+
+
+class Int4(Compressed):
+    """4-bit codes with zero points; 8-bit ones for the embedding and the head, unless `stored` has those in 4 bits.
+
+    `stored`: the names of tensors that the checkpoint holds in blocks, each with its type; 4-bit blocks are kept.
+    """
+
+    def __init__(self, constants: Constants, group: int, stored: Mapping[str, str]) -> None:
+        super().__init__(constants)
+        self.group = group
+        self.stored = stored
+
+    def held(self, sources: Sequence[str], width: int) -> Held:
+        """By name, where the group fits the width; 8 bits where it does not."""
+        group = _fitting(self.group, width)
+        if group and all(self.stored.get(s, "").startswith("Q4") for s in sources):
+            return Held("u4", group)
+        outer = any(s in (EMBEDDING, HEAD) for s in sources)
+        return Held("i8", group) if outer or not group else Held("u4", group)
+
+
+class Kept(Compressed):
+    """The blocks that the checkpoint stores, exactly; other matrices in 8 bits, in groups of the same size.
+
+    Matrices one above the other that are stored in different ways all become 8-bit codes with zero points: what is
+    stored keeps its own.
+    """
+
+    def __init__(self, constants: Constants, stored: Mapping[str, str]) -> None:
+        super().__init__(constants)
+        self.stored = stored
+
+    def held(self, sources: Sequence[str], width: int) -> Held:
+        """By the types of `sources`."""
+        group = GROUPS["keep"][0]
+        types = {self.stored.get(s) for s in sources}
+        if types == {None}:
+            return Held("i8", _fitting(group, width))
+        if types == {"Q8_0"}:
+            return Held("i8kept", group)
+        return Held("u4kept" if types <= {"Q4_0", "Q4_1"} else "u8kept", group)
+
+
+Factory = Callable[[Constants], WeightFormat]
+
+
+def format_for(
+    quantize: str, dtype: str = "f32", group: int | None = None, stored: Mapping[str, str] | None = None
+) -> Factory:
+    """What makes the format that was asked for; `group` None is the default of GROUPS.
+
+    `stored`: names of tensors that the checkpoint holds in blocks → type (Checkpoint.stored_type), a tied head under
+    its own name too. Raises InputError, listing what is offered, for a combination that is not.
+    """
+    if quantize not in GROUPS or dtype not in DTYPES[quantize]:
+        offered = "; ".join(f"{q} with {', '.join(d)}" for q, d in DTYPES.items())
+        raise InputError(f"openvino does not offer --quantize {quantize} with --dtype {dtype}; it offers {offered}")
+    group = group_of(quantize, group)
+    if quantize == "int8":
+        return lambda constants: Int8(constants, group)
+    if quantize == "int4":
+        return lambda constants: Int4(constants, group, stored or {})
+    if quantize == "keep":
+        if not stored:
+            raise InputError(
+                "--quantize keep keeps the blocks of a GGUF file in Q8_0, Q4_0 or Q4_1, and this checkpoint has none; "
+                "choose int8, int4 or none"
+            )
+        return lambda constants: Kept(constants, stored)
+    return WeightFormat if dtype == "f32" else lambda constants: Half(constants, dtype)
+
+
+def kept_conversion(constant: ov.Node) -> ov.Node:
+    """`constant`, bfloat16 or float16, as float32: a conversion that OpenVINO carries out where it multiplies.
+
+    Others it carries out once, when it compiles, and then holds float32. Those it keeps bear a mark, `decompression`,
+    which Python cannot set; a model that is read can have it.
+    """
+    kind = constant.get_element_type().get_type_name()
+    xml = _KEPT_CONVERSION.format(kind, {"bf16": "BF16", "f16": "FP16"}[kind])
+    model = ov.Core().read_model(xml.encode(), ov.Tensor(np.zeros(2, np.uint8)))
+    conversion = next(n for n in model.get_ops() if n.get_type_name() == "Convert")
+    conversion.input(0).replace_source_output(constant.output(0))
+    conversion.validate_and_infer_types()
+    return conversion
+
+
+def _fitting(group: int, width: int) -> int:
+    """The group itself, or as much of it as divides `width`; 0 where that is too little."""
+    found = math.gcd(group, width) if group else 0
+    return found if found >= _LEAST_GROUP else 0
+
+
+def stacked(shapes: Sequence[Shape]) -> tuple[int, int]:
+    """(N, K) of matrices one after the other."""
+    return sum(s[0] for s in shapes), shapes[0][1]

@@ -1,0 +1,200 @@
+"""Fused graph → the nodes of an OpenVINO model, tokens laid end to end: all but attention, which a form of model adds.
+
+Where the graph has [B, Q, …] the model has [T, …], T being all new tokens of the step, and where it has [B, …] after
+`last_rows` it has [R, …], one for each row of logits that is asked for. Rotary embedding and RMS norm are written as
+OpenVINO's plugins fuse them. Which weights are compressed, and how, is the format's business (formats.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from openvino import opset15
+
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.errors import CompileError
+
+_INT32_MAX = 2**31 - 1
+
+
+class GraphModel:
+    """Base of the forms of model: a form has `_op_gqa`, and puts the inputs that hold caches into `caches`."""
+
+    def __init__(self, graph: Graph, weights: WeightFormat) -> None:
+        self.graph = graph
+        self.weights = weights
+        self.constants = weights.constants
+        self.inputs: Mapping[str, Any] = {}
+        self.caches: list[Any] = []
+        self._made: dict[Value, Any] = {}
+        self._rotary: dict[Value, Any] = {}
+
+    def lower(self, inputs: Mapping[str, Any], top_k: int) -> dict[str, Any]:
+        """Nodes for the whole graph: "logits"; with `top_k` also "top_values" and "top_ids".
+
+        `inputs` are nodes of all tokens, input_ids and position_ids [T], and `rows` [R], the tokens whose logits are
+        wanted, with whatever else the form reads. Raises CompileError naming an operator that has no form here.
+        """
+        self.inputs = inputs
+        for node in self.graph.nodes:
+            emit = getattr(self, f"_op_{node.op}", None)
+            if emit is None:
+                raise CompileError(f"operator {node.op!r} has no OpenVINO lowering (at {node.out})")
+            made = emit(node)
+            for value, output in zip(node.outputs, made if isinstance(made, list) else [made], strict=False):
+                self._made[value] = output
+        logits = output_of(self._get(self.graph.outputs[0][1]))
+        return {"logits": logits} | (self._top(logits, top_k) if top_k else {})
+
+    def qkv(self, node: Node) -> tuple[Any, Any, Any]:
+        """Query, key and value [T, H · D] of an attention, apart and turned to their positions."""
+        q, k, v, _, _, _, cos, sin = node.inputs
+        heads, kv_heads, size = heads_of(node)
+        if k is None:
+            query, key, value = self._split(self._get(q), [heads * size, kv_heads * size, kv_heads * size])
+        else:
+            query, key, value = (self._get(x) for x in (q, k, v))
+        if cos is not None:
+            query, key = (self._turned(x, n, size, cos, sin) for x, n in ((query, heads), (key, kv_heads)))
+        return query, key, value
+
+    def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
+        """Rotary embedding of [T, H·D], the two halves of a head turned against each other."""
+        small = self.constants.small
+        x = ops.transpose(ops.reshape(x, small([-1, 1, heads, size]), False), small([0, 2, 1, 3]))
+        low = ops.slice(x, small([0]), small([size // 2]), small([1]), small([3]))
+        high = ops.slice(x, small([size // 2]), small([_INT32_MAX]), small([1]), small([3]))
+        turned = ops.concat([ops.multiply(high, small(-1, np.float32)), low], -1)
+        x = ops.add(ops.multiply(x, self._angles(cos, size)), ops.multiply(turned, self._angles(sin, size)))
+        return ops.reshape(ops.transpose(x, small([0, 2, 1, 3])), small([-1, heads * size]), False)
+
+    def _angles(self, table: Value | None, size: int) -> Any:
+        """cos or sin of each token's position, [T, 1, 1, D], from a table [P, D/2]."""
+        assert table is not None
+        if table not in self._rotary:
+            small = self.constants.small
+            half = ops.gather(
+                self.constants.table(table.name, self.graph.tables[table]), self.inputs["position_ids"], small(0)
+            )
+            self._rotary[table] = ops.reshape(ops.concat([half, half], -1), small([-1, 1, 1, size]), False)
+        return self._rotary[table]
+
+    def _get(self, value: Value | None) -> Any:
+        assert value is not None
+        if value in self._made:
+            return self._made[value]
+        if value in self.graph.weights:
+            shape = tuple(int(d) for d in value.shape)
+            return self.weights.vector(self.graph.weights[value], shape)
+        raise CompileError(f"{value} has no value in an OpenVINO model")
+
+    def _op_embedding(self, node: Node) -> Any:
+        weight = node.inputs[0]
+        assert weight is not None
+        matrix = self.weights.matrix([self.graph.weights[weight]], [_shape(weight)], looked_up=True)
+        return ops.gather(matrix, self.inputs["input_ids"], self.constants.small(0))
+
+    def _op_linear(self, node: Node) -> Any:
+        count = len(node.attrs.get("parts", [0]))
+        matrices = [v for v in node.inputs[1 : 1 + count] if v is not None]
+        biases = [v for v in node.inputs[1 + count :] if v is not None]
+        weight = self.weights.matrix([self.graph.weights[w] for w in matrices], [_shape(w) for w in matrices])
+        out = ops.matmul(self._get(node.inputs[0]), weight, False, True)
+        if biases:
+            out = ops.add(
+                out, self.weights.concatenated([self.graph.weights[b] for b in biases], [_shape(b) for b in biases])
+            )
+        return out
+
+    def _op_rms_norm(self, node: Node) -> Any:
+        return self._norm(self._get(node.inputs[0]), node.inputs[1], node.attrs["eps"])
+
+    def _op_skip_rms_norm(self, node: Node) -> list[Any]:
+        total = ops.add(self._get(node.inputs[0]), self._get(node.inputs[1]))
+        return [self._norm(total, node.inputs[2], node.attrs["eps"]), total]
+
+    def _norm(self, x: Any, weight: Value | None, eps: float) -> Any:
+        small = self.constants.small
+        mean = ops.reduce_mean(ops.power(x, small(2, np.float32)), small([-1]), True)
+        root = ops.divide(small(1, np.float32), ops.sqrt(ops.add(mean, small(eps, np.float32))))
+        return ops.multiply(self._get(weight), ops.multiply(x, root))
+
+    def _op_split(self, node: Node) -> list[Any]:
+        return self._split(self._get(node.inputs[0]), node.attrs["parts"])
+
+    def _split(self, x: Any, parts: list[int]) -> list[Any]:
+        small = self.constants.small
+        return list(ops.variadic_split(x, small(-1), small(parts)).outputs())
+
+    def _op_last_rows(self, node: Node) -> Any:
+        return ops.gather(self._get(node.inputs[0]), self.inputs["rows"], self.constants.small(0))
+
+    def _op_silu(self, node: Node) -> Any:
+        return ops.swish(self._get(node.inputs[0]), self.constants.small(1, np.float32))
+
+    def _op_reshape(self, node: Node) -> Any:
+        shape = node.out.shape
+        tail = [int(d) for d in (shape[2:] if shape[:2] == ("B", "Q") else shape[1:])]
+        return ops.reshape(self._get(node.inputs[0]), self.constants.small([-1, *tail]), False)
+
+    _op_view = _op_reshape
+
+    def _op_mul(self, node: Node) -> Any:
+        return ops.multiply(*self._operands(node))
+
+    def _op_add(self, node: Node) -> Any:
+        return ops.add(*self._operands(node))
+
+    def _operands(self, node: Node) -> list[Any]:
+        operands = [self._get(v) for v in node.inputs]
+        if "other" in node.attrs:
+            operands.append(self.constants.small(node.attrs["other"], np.float32))
+        return operands
+
+    def _top(self, logits: Any, k: int) -> dict[str, Any]:
+        """The k largest logits, descending, and their ids; of equal ones the lower id first, which `stable` means."""
+        top = opset15.topk(
+            logits, self.constants.small(k), -1, "max", "value", index_element_type="i64", stable=True
+        )  # fmt: skip
+        return {"top_values": top.output(0), "top_ids": top.output(1)}
+
+
+def heads_of(node: Node) -> tuple[int, int, int]:
+    """Heads, heads of keys and values, and the size of a head."""
+    heads, kv_heads, size = (int(node.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
+    return heads, kv_heads, size
+
+
+def parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:
+    """An input of the model; -1 is a size that stays open."""
+    made = ops.parameter(list(shape), dtype, name=name)
+    made.output(0).set_names({name})
+    return made
+
+
+def model_of(inputs: Iterable[Any], outputs: Iterable[tuple[str, Any]]) -> ov.Model:
+    """The model with `outputs` by name.
+
+    Values that are one and the same, or an input, get an operator of their own: a tensor keeps one name.
+    """
+    results = []
+    for name, value in outputs:
+        result = ops.result(value)
+        result.set_friendly_name(name)
+        result.output(0).set_names({name})
+        results.append(result)
+    return ov.Model(results, list(inputs), "llmc")
+
+
+def output_of(node: Any) -> Any:
+    """A node's first output; an output is its own."""
+    return node.output(0) if hasattr(node, "output") else node
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    return tuple(int(d) for d in value.shape)

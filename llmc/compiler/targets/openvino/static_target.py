@@ -1,0 +1,197 @@
+"""Models of one shape for what has no paged attention: NPU and GPU, or the CPU where it is asked for.
+
+For a device that is not here, executables are portable: each bucket's model as OpenVINO's IR, over one weights file,
+verified on this CPU; nothing that OpenVINO's wheels bring compiles for NPU or GPU without the device's driver. For the
+CPU they are native: compiled models without weights (blobs.py), over one weights file.
+
+The form is the fused graph's (static.py); a model whose graph has no fused form takes the portable one (portable.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from llmc.compiler.stages import Stages
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
+from llmc.compiler.targets.openvino.base_target import (
+    ACTIVATION_GROUP_SIZE,
+    GROUP_SIZE,
+    KV_CACHE_DTYPE,
+    Lowered,
+    OpenVinoBase,
+)
+from llmc.compiler.targets.options import CompileOptions
+from llmc.errors import CompileError, InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.entries import Entry
+    from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.compiler.targets.openvino.formats import WeightFormat
+    from llmc.runtime.executors.openvino.device import MappedWeights
+
+_REMAINING = {
+    "GPU": "the GPU's host compiles each model when it is first opened, with the plugin and OpenCL driver there",
+    "NPU": "the NPU's host compiles each model when it is first opened, with the compiler in its driver",
+}
+
+Sizes = tuple[int, int, int]
+
+
+class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
+    """See the module's docstring. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1")."""
+
+    executor: ClassVar[str] = "openvino-static"
+    why_static: ClassVar[str] = "models over contiguous caches have one shape each, since NPUs take no other"
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
+
+    def __init__(self, device: str = "CPU") -> None:
+        self.device = device
+
+    @classmethod
+    def of(cls, detail: str) -> Self:
+        """The device behind the name."""
+        return cls(detail.upper() or "CPU")
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Caches are float32; the plugins convert them to what they compute in."""
+        asked, activations = KV_CACHE_DTYPE.of(options), ACTIVATION_GROUP_SIZE.of(options)
+        if asked not in (None, "f32"):
+            raise InputError(
+                f"--kv-cache-dtype {asked} is for paged attention on openvino:CPU; models of one "
+                f"shape (openvino:{self.device}) take f32"
+            )
+        if activations is not None:
+            raise InputError(
+                f"--activation-group-size {activations} is for paged models on openvino:CPU; models "
+                f"of one shape (openvino:{self.device}) leave to the plugin how activations are multiplied"
+            )
+        return super().configure(options)
+
+    @property
+    def state(self) -> State:
+        """Native on the CPU."""
+        return "native" if self.device == "CPU" else "portable"
+
+    def choice(self, options: CompileOptions) -> str:
+        """A property of the form."""
+        return f"one executable per bucket: {self.why_static}"
+
+    def remaining(self) -> str:
+        """What turns a portable model into what the device runs."""
+        return _REMAINING.get(self.device.split(".", maxsplit=1)[0], "")
+
+    def settings(self, options: CompileOptions) -> dict[str, Any]:
+        """On the CPU: float32 throughout is exact, other weights take activations in 8 bits."""
+        exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if options.quantize == "none" else {}
+        return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
+
+    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
+        """What the executor opens executables with."""
+        return {**self.settings(options), "openvino_device": self.device}
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
+        sizes = sorted({_sizes(shape) for shape in self.shapes(stages.plan.buckets, options)})
+        names = [_name(s) for s in sizes]
+        lowered = self._lower(stages, options, sizes)
+        if self.state == "native":
+            made = self._finish(stages, options, names, lowered).outputs
+            return self.prepared(stages, made["weights"], {name: made[name] for name in names})
+        weights, models = self.weights_stage(stages, lowered).outputs, lowered.outputs
+        chosen = {name: models[name] for name in names}
+        return self.prepared(stages, weights["weights"], chosen, placements=weights["placements"])
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """The model of that shape: as it was compiled, or its IR with the places of its weights."""
+        from llmc.compiler.targets.openvino.constants import place
+        from llmc.compiler.weights.recipes import read_placements
+
+        data = prepared.inputs[_name(_sizes(shape))].read_bytes()
+        if self.state == "portable":
+            placements = read_placements(prepared.inputs["placements"].read_bytes())
+            data = place(data.decode(), placements).encode()
+        return Compiled(data, self.state)
+
+    def _lower(self, stages: Stages, options: CompileOptions, sizes: Sequence[Sizes]) -> Entry:
+        def lower(folder: Path) -> Lowered:
+            try:
+                return _fused(stages, options, sizes, folder)
+            except CompileError as unfused:
+                try:
+                    return _traced(stages, options, sizes, folder)
+                except CompileError as e:
+                    raise CompileError(f"{e}; and no fused form: {unfused}") from e
+
+        form = {"form": "static", "shapes": " ".join(map(_name, sizes))}
+        return self.lower_stage(stages, options, form, self._lower, lower)
+
+    def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
+        properties = self.settings(options)["properties"]
+
+        def finish(_: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
+            from llmc.compiler.targets.openvino.blobs import weightless
+            from llmc.runtime.executors.openvino.device import open_core
+
+            return weightless(open_core().read_model(xml, given.tensor), properties, weights)
+
+        return self.finish_stage(stages, options, names, lowered, self._finish, finish)
+
+
+def _fused(stages: Stages, options: CompileOptions, sizes: Sequence[Sizes], folder: Path) -> Lowered:
+    """From the fused graph."""
+    from llmc.compiler.frontend.trace import trace
+    from llmc.compiler.program.fuse import fuse
+    from llmc.compiler.program.import_fx import import_program
+    from llmc.compiler.targets.openvino.constants import to_xml
+    from llmc.compiler.targets.openvino.static import static_model
+
+    graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
+    weights = _weights(options)
+    models = {}
+    for shape in sizes:
+        models[_name(shape)] = to_xml(static_model(graph, weights, *shape, options.sample_top_k), folder)
+    return models, graph.text(), weights.constants
+
+
+def _traced(stages: Stages, options: CompileOptions, sizes: Sequence[Sizes], folder: Path) -> Lowered:
+    """From the traced program."""
+    from llmc.compiler.frontend.trace import trace_weightless
+    from llmc.compiler.program.sized import TracedProgram
+    from llmc.compiler.program.to_export import serialise
+    from llmc.compiler.targets.openvino.constants import to_xml
+    from llmc.compiler.targets.openvino.portable import portable_model
+
+    weights = _weights(options)
+    models, programs = {}, {}
+    for shape in sizes:
+        cached = shape[2] > 0
+        if cached not in programs:
+            traced = trace_weightless(stages.checkpoint.config, "two_part", cached=cached, top_k=options.sample_top_k)
+            data = json.dumps(serialise(traced.exported), sort_keys=True).encode()
+            tables = {name: b.float().numpy() for name, b in traced.buffers.items()}
+            programs[cached] = TracedProgram.parse(data), tables, data
+        program, tables, _ = programs[cached]
+        model = portable_model(program, tables, weights, stages.max_positions, *shape)
+        models[_name(shape)] = to_xml(model, folder)
+    return models, "\n".join(data.decode() for _, _, data in programs.values()), weights.constants
+
+
+def _weights(options: CompileOptions) -> WeightFormat:
+    from llmc.compiler.targets.openvino.constants import Constants
+    from llmc.compiler.targets.openvino.formats import format_for
+
+    return format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
+
+
+def _sizes(shape: Shape) -> Sizes:
+    assert shape.batch is not None
+    assert shape.query is not None
+    assert shape.context is not None
+    return shape.batch, shape.query, shape.context
+
+
+def _name(sizes: Sizes) -> str:
+    return "model_" + "_".join(map(str, sizes))

@@ -1,0 +1,241 @@
+"""OpenVINO: on CPU one paged-attention model for all buckets, finished for the CPU plugin when it is compiled.
+
+What all executables share is made in four cached stages: the lowered models (XML without weights), the weights that
+their recipes name, and the finished models with the weights file that they share (targets/openvino/finish.py). One
+executable runs every step, padded to nothing. `--specialise` adds executables of a fixed number of decode rows, which
+are faster and hold their own packed copy of the weights in memory: as many as the budget allows, hottest first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.checkpoint.base import stored_types
+from llmc.compiler.stages import Stages
+from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.openvino.base_target import (
+    ACTIVATION_GROUP_SIZE,
+    GROUP_SIZE,
+    KV_CACHE_DTYPE,
+    SPECIALISE_MEMORY,
+    STARTER,
+    Lowered,
+    OpenVinoBase,
+)
+from llmc.compiler.targets.openvino.precision import (
+    ACTIVATIONS,
+    FEW_ROWS,
+    MIXED,
+    computes_in,
+    groups_of,
+    properties,
+    require_precision,
+)  # fmt: skip
+from llmc.compiler.targets.options import CompileOptions
+from llmc.errors import InputError
+from llmc.runtime.host import cpu_features
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llmc.artifacts.store.entries import Entry
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.estimates.model_size import ModelSize
+    from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.runtime.executors.openvino.device import MappedWeights
+
+KINDS = ("CPU", "GPU", "NPU")
+DEFAULT_BUDGET = 512 << 20
+"""Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
+
+STARTER_DEVICE = "onnxruntime"
+CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
+
+
+class OpenVinoTarget(OpenVinoBase):
+    """See the module's docstring."""
+
+    executor: ClassVar[str] = "openvino"
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
+    dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
+    graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
+
+    @classmethod
+    def of(cls, detail: str) -> Target:
+        """CPU, GPU or NPU behind the name; VLLM_OPENVINO_DEVICE, or CPU, for the name alone.
+
+        GPU and NPU get models of one shape each (openvino/static_target.py).
+        """
+        kind = (detail or Settings.from_environment().openvino_device or "CPU").upper()
+        if kind.split(".")[0] not in KINDS:
+            raise InputError(f"--device openvino:{detail or kind}: OpenVINO compiles here for {', '.join(KINDS)}")
+        if kind != "CPU":
+            from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget
+
+            return OpenVinoStaticTarget(kind)
+        return cls()
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """VLLM_OPENVINO_* count where a flag is not given."""
+        settings = Settings.from_environment()
+        if options.quantize is None and settings.openvino_quantized is not None:
+            options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
+        options = super().configure(options)
+        require_precision(options.dtype, cpu_features())
+        quantize = str(options.quantize)
+        asked = KV_CACHE_DTYPE.of(options) or settings.openvino_kv_precision
+        chosen = properties(quantize, options.dtype, asked)
+        activations = ACTIVATION_GROUP_SIZE.of(options)
+        _, used = groups_of(quantize, GROUP_SIZE.of(options), activations)
+        if quantize != MIXED and used == ACTIVATIONS[quantize]:
+            activations = None
+        return options.changed(kv_cache_dtype=chosen["KV_CACHE_PRECISION"], activation_group_size=activations)
+
+    def default_group(self, quantize: str) -> int | None:
+        """None for the quantisation whose groups differ by shape: naming one is something else."""
+        return None if quantize == MIXED else super().default_group(quantize)
+
+    def default_dtype(self, quantize: str) -> str:
+        """bf16 for int8 where the CPU computes in it: prompts take 0.8 of the time, at the same KL divergence."""
+        return "bf16" if quantize == "int8" and computes_in("bf16", cpu_features()) else "f32"
+
+    @property
+    def specialises_by_default(self) -> bool:
+        """No: every fixed size holds the weights once more."""
+        return False
+
+    def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
+        """None: the executable for every shape is always there."""
+        return ()
+
+    def choice(self, options: CompileOptions) -> str:
+        """What was compiled."""
+        if options.specialise:
+            return "one executable for all buckets, and as many of fixed decode batches as the memory budget allows"
+        return "one executable for all buckets, its rows laid end to end: nothing is padded"
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
+        return CACHE_BYTES[KV_CACHE_DTYPE.of(self.configure(options)) or "f32"]
+
+    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
+        """The packed copy of the weights, which OpenVINO keeps beside the file, and the activations of a step."""
+        return model.parameters + super().graph_bytes(model, tokens)
+
+    def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
+        """The shape of everything, and the decode batches that are fixed."""
+        fixed = [Shape("decode", n, 1, None, count) for n, count in self._fixed(buckets, options).items()]
+        return [Shape(ANY_PHASE, None, None, None, len(buckets)), *fixed]
+
+    def _fixed(self, buckets: Sequence[Bucket], options: CompileOptions) -> dict[int, int]:
+        """Decode batches that get an executable, each with how many buckets it serves."""
+        if not options.specialise:
+            return {}
+        batches = sorted({b.batch for b in buckets if b.phase == "decode"}, reverse=True)
+        return {n: sum(b.phase == "decode" and b.batch == n for b in buckets) for n in batches}
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace and lower once, make the weights, and finish every model over one weights file."""
+        models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
+        lowered = self._lower(stages, options, models)
+        finished = self._finish(stages, options, models, lowered)
+        return self.prepared(stages, finished.outputs["weights"], {name: finished.outputs[name] for name in models})
+
+    def _lower(self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None]) -> Entry:
+        stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        form = {
+            "dialect": "fused", "form": "paged", "stored": json.dumps(stored, sort_keys=True),
+            "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
+        }  # fmt: skip
+
+        def lower(folder: Path) -> Lowered:
+            from llmc.compiler.frontend.trace import trace
+            from llmc.compiler.program.fuse import fuse
+            from llmc.compiler.program.import_fx import import_program
+            from llmc.compiler.targets.openvino.constants import Constants, to_xml
+            from llmc.compiler.targets.openvino.formats import format_for
+            from llmc.compiler.targets.openvino.paged import PagedModel
+
+            graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
+            constants = Constants()
+            made = {}
+            for name, rows in models.items():
+                group, _ = self._groups(options, rows)
+                weights = format_for(str(options.quantize), options.dtype, group, stored)(constants)
+                model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
+                made[name] = to_xml(model, folder)
+            return made, graph.text(), constants
+
+        return self.lower_stage(stages, options, form, self._lower, lower)
+
+    def _finish(
+        self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
+    ) -> Entry:  # fmt: skip
+        settings, heads = self.settings(options), _heads(stages.checkpoint.config)
+
+        def finish_one(name: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
+            from llmc.compiler.targets.openvino.finish import finish
+            from llmc.runtime.executors.openvino.device import properties_for, read_paged
+
+            model = read_paged(xml, given, *heads, name)
+            return finish(model, properties_for(settings, models[name]), weights).encode()
+
+        return self.finish_stage(stages, options, models, lowered, self._finish, finish_one)
+
+    def settings(self, options: CompileOptions) -> dict[str, Any]:
+        """For the model for every shape "properties"; for those of fixed sizes "fixed_properties", pairs of the most
+        decode rows, ascending and None for any number, and theirs.
+        """
+        found: dict[str, Any] = {"properties": self._properties(options, None)}
+        if options.specialise:
+            few, more = (self._properties(options, rows) for rows in (FEW_ROWS, FEW_ROWS + 1))
+            found["fixed_properties"] = [[FEW_ROWS, few], [None, more]]
+        return found
+
+    def _properties(self, options: CompileOptions, rows: int | None) -> dict[str, str]:
+        _, activations = self._groups(options, rows)
+        return properties(str(options.quantize), options.dtype, KV_CACHE_DTYPE.of(options), activations)
+
+    def _groups(self, options: CompileOptions, rows: int | None) -> tuple[int, int]:
+        return groups_of(str(options.quantize), GROUP_SIZE.of(options), ACTIVATION_GROUP_SIZE.of(options), rows)
+
+    def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
+        """The same model for ONNX Runtime, which opens in a tenth of a second, where --starter asks for it."""
+        if not STARTER.of(options):
+            return None
+        from llmc.compiler.targets import open_target
+
+        target = open_target(STARTER_DEVICE)
+        quantize = options.quantize if options.quantize in target.quantisations else None
+        same = CompileOptions(
+            STARTER_DEVICE, quantize, verify=options.verify, jobs=options.jobs, sample_top_k=options.sample_top_k
+        )
+        return target, target.configure(same)
+
+    def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
+        """What the executor opens executables with."""
+        found = self.settings(options)
+        if options.specialise:
+            asked = SPECIALISE_MEMORY.of(options)
+            found[SPECIALISE_MEMORY.name] = DEFAULT_BUDGET if asked is None else asked
+        return found
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """The finished model of that shape."""
+        return Compiled(prepared.inputs[_name(shape.batch)].read_bytes(), "native")
+
+
+def _name(rows: int | None) -> str:
+    """Of the model of `rows` decode rows, or of the one for every shape (None)."""
+    return "model" if rows is None else f"model_{rows}"
+
+
+def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    from llmc.compiler.frontend.trace import CacheShape
+
+    shape = CacheShape.of(config)
+    return shape.kv_heads, shape.head_dim

@@ -1,0 +1,138 @@
+"""From a function to an executable file: exported as StableHLO, compiled for devices that need not be here, analysed.
+
+The header of what comes out says beside its inputs and outputs what XLA knows of the executable:
+
+    memory       bytes on one device: {"arguments", "outputs", "aliased", "temporary", "code"}
+    cost         one device's work: {"flops"} of products, {"xla_flops", "xla_bytes_accessed"} as XLA counts them, which
+                 takes the body of a loop once
+    collectives  {kind: {"count", "bytes", …}}, see collectives.py; empty on one device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from llmc.compiler.targets.xla.collectives import collectives
+from llmc.compiler.targets.xla.flops import product_flops
+from llmc.errors import CompileError
+from llmc.runtime.executors.xla.client import toolchain_version
+from llmc.runtime.executors.xla.envelope import StepHeader, Tensor, write_envelope
+from llmc.runtime.executors.xla.exported import compile_exported, mesh_of, sharding_of
+
+ANALYSIS = ("memory", "cost", "collectives")
+"""Members of the header that `analyse` makes."""
+
+EXPORT_PLATFORMS = ("cpu", "tpu", "cuda")
+"""What portable programs are lowered for, whatever they are compiled for here."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is compiled for: `devices` that one graph is sharded over, of this host or only described."""
+
+    platform: Literal["cpu", "tpu"]
+    topology: str
+    devices: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function over arrays, its inputs, and which of them it is given (`donated`) to change in place.
+
+    What comes back for a donated input are its last outputs, in order.
+    """
+
+    kind: Literal["step", "slots"]
+    function: Callable[..., Any]
+    inputs: tuple[Tensor, ...]
+    donated: tuple[int, ...]
+    name: str
+
+
+def build(job: Job, machine: Machine) -> bytes:
+    """The executable file. Raises CompileError."""
+    mesh = mesh_of(machine.devices)
+    shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
+    outputs = _outputs(job, shaped)
+    header = StepHeader(
+        machine.platform, machine.topology, len(machine.devices), toolchain_version(machine.platform), job.kind,
+        job.inputs, outputs,
+        tuple((len(outputs) - len(job.donated) + i, given) for i, given in enumerate(job.donated)),
+    )  # fmt: skip
+    function = jax.jit(job.function, keep_unused=True, out_shardings=tuple(sharding_of(mesh, t) for t in outputs))
+    try:
+        flops = product_flops(function.trace(*shaped).jaxpr)
+        portable = bytes(export.export(function, platforms=EXPORT_PLATFORMS)(*shaped).serialize())
+        compiled = compile_exported(portable, header, machine.devices, job.name)
+        native = compiled.runtime_executable().serialize()
+    except CompileError:
+        raise
+    except Exception as e:
+        raise CompileError(f"XLA cannot compile {job.name} for {machine.topology}: {_first_lines(e)}") from e
+    analysis = analyse(compiled, flops, len(machine.devices))
+    _require_in_place(job, analysis["memory"], machine)
+    return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable})
+
+
+def _outputs(job: Job, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Outputs by shape; those of donated inputs lie as they do, others are whole on every device."""
+    made = jax.eval_shape(job.function, *shaped)
+    first = len(made) - len(job.donated)
+    given = dict(enumerate(job.donated, first))
+    found = []
+    for i, out in enumerate(made):
+        if i in given:
+            found.append(job.inputs[given[i]])
+        elif job.kind == "slots":  # the rows of slot_read lie as the cache does
+            dims = job.inputs[i].dims
+            found.append(Tensor(f"row{i}", out.shape, str(out.dtype), dims[:1] + dims[2:]))
+        else:
+            name = "logits" if i == 0 else ("top_values", "top_ids")[i - 1]
+            found.append(Tensor(name, out.shape, str(out.dtype), (None,) * len(out.shape)))
+    return tuple(found)
+
+
+def analyse(compiled: Any, flops: int, devices: int) -> dict[str, Any]:
+    """What is known of an executable, see the module's docstring; `flops` are those of all devices."""
+    memory = compiled.memory_analysis()
+    cost = compiled.cost_analysis() or {}
+    return {
+        "memory": {
+            "arguments": int(memory.argument_size_in_bytes), "outputs": int(memory.output_size_in_bytes),
+            "aliased": int(memory.alias_size_in_bytes), "temporary": int(memory.temp_size_in_bytes),
+            "code": int(memory.generated_code_size_in_bytes),
+        },
+        "cost": {
+            "flops": -(-flops // devices), "xla_flops": int(cost.get("flops", 0)),
+            "xla_bytes_accessed": int(cost.get("bytes accessed", 0)),
+        },
+        "collectives": collectives(compiled.as_text()) if devices > 1 else {},
+    }  # fmt: skip
+
+
+def _require_in_place(job: Job, memory: dict[str, int], machine: Machine) -> None:
+    """Raise CompileError where XLA did not give a donated input's memory to its output."""
+    wanted = sum(share_bytes(job.inputs[i], len(machine.devices)) for i in job.donated)
+    if memory["aliased"] < wanted:
+        raise CompileError(
+            f"{job.name}: XLA updates {memory['aliased']:,} bytes of the cache in place, of {wanted:,}, and would copy "
+            "the rest in every step"
+        )
+
+
+def share_bytes(tensor: Tensor, devices: int) -> int:
+    """Bytes of a tensor on one device."""
+    size = jnp.dtype(tensor.dtype).itemsize
+    for length, dim in zip(tensor.shape, tensor.dims, strict=True):
+        size *= length if dim is None else -(-length // devices)
+    return size
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[:3])[:600]

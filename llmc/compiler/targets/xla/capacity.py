@@ -1,0 +1,210 @@
+"""Whether a plan fits the memory of the devices it is compiled for, and the largest one that does. Bytes of one device.
+
+    need = weights + cache + the largest step's temporary memory + the code of all executables
+
+Weights, cache and code stay on the device while a server runs; of the steps one runs at a time, and needs its temporary
+memory and those of its outputs that do not lie where an input lay. What a program may take is a property of the chip
+(chips.py); XLA refuses one executable that needs more, by a message that `out_of_memory` reads, but not a set of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from llmc.errors import CompileError
+
+if TYPE_CHECKING:
+    from llmc.buckets.limits import Limits
+    from llmc.compiler.targets.xla.topology import Topology
+
+_LANES, _ROWS = 128, 8
+_LINE = 1024
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_AMOUNT = r"([\d.]+)([BKMGT]?)"
+_TOO_LARGE = re.compile(rf"total memory required for HLO temporaries \({_AMOUNT}\) exceeds available HBM \({_AMOUNT}\)")
+_EXCEEDED = re.compile(rf"Used {_AMOUNT} of {_AMOUNT} hbm\. Exceeded hbm capacity by {_AMOUNT}\.")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a plan needs of one device, in bytes. Temporary memory and code are 0 before anything is compiled."""
+
+    weights: int
+    cache: int
+    temporary: int = 0
+    code: int = 0
+
+    @classmethod
+    def of(cls, weights: int, cache: int, executables: Iterable[Mapping[str, int]]) -> Need:
+        """With what XLA says of each executable: its bytes of "temporary", "outputs", "aliased" and "code"."""
+        found = list(executables)
+        return cls(
+            weights,
+            cache,
+            max((m["temporary"] + m["outputs"] - m["aliased"] for m in found), default=0),
+            sum(m["code"] for m in found),
+        )
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.cache + self.temporary + self.code
+
+    def __str__(self) -> str:
+        parts = [("weights", self.weights), ("cache", self.cache)]
+        parts += [(name, n) for name, n in (("largest step", self.temporary), ("code", self.code)) if n]
+        return ", ".join(f"{name} {gib(n)}" for name, n in parts)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache on one device, keys and values [layers, slots, kv_heads, capacity, head_dim] each.
+
+    It has `spare_slots` more than max_num_seqs, and `spare_tokens` more a slot than max_model_len. With `fixed_slots`
+    the slots were asked for by their number (--cache-slots).
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    item_bytes: int
+    spare_slots: int = 0
+    spare_tokens: int = 0
+    fixed_slots: bool = False
+
+    @classmethod
+    def of(cls, shape: Sequence[int], item_bytes: int, limits: Limits, fixed_slots: bool = False) -> Cache:
+        """Of one device's share of the keys, [layers, slots, kv_heads, capacity, head_dim], as made for `limits`."""
+        layers, slots, kv_heads, capacity, head_dim = shape
+        spare = slots - limits.max_num_seqs, capacity - limits.max_model_len
+        return cls(layers, kv_heads, head_dim, item_bytes, *spare, fixed_slots)
+
+    def bytes(self, max_num_seqs: int, max_model_len: int) -> int:
+        """Keys and values for that many sequences of that length; grows with both."""
+        slots, capacity = max_num_seqs + self.spare_slots, max_model_len + self.spare_tokens
+        return 2 * device_bytes((self.layers, slots, self.kv_heads, capacity, self.head_dim), self.item_bytes)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The most sequences at the length that was asked for, and the longest for as many; 0 where not one fits.
+
+    Where slots were asked for by their number, `max_num_seqs` counts slots.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+
+
+def device_bytes(shape: Sequence[int], item_bytes: int) -> int:
+    """Bytes of an array on a TPU, the padding of its layout included.
+
+    XLA lays two axes out in tiles of 8 × 128, those two that waste least, one axis alone in lines of 1024, and smaller
+    ones where there is less (measured with libtpu 0.0.42; for the notation see "Tiled layout" in XLA's documentation).
+    """
+    if len(shape) < 2:
+        length, line = math.prod(shape), _LANES * 4 // item_bytes
+        while line < min(length, _LINE):
+            line *= 2
+        return _up(length, line) * item_bytes
+    pairs = permutations(range(len(shape)), 2)
+    return min(_tiled(shape, *pair, item_bytes) for pair in pairs)
+
+
+def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) -> Largest:
+    """What fits in `available` bytes with the same weights, temporary memory and code.
+
+    Exact for the cache; temporary memory shrinks with a plan, so more may fit. Lengths below 2 are none.
+    """
+    room = available - (need.total - need.cache)
+    counted = replace(cache, spare_slots=0) if cache.fixed_slots else cache
+    most = limits.max_num_seqs + (cache.spare_slots if cache.fixed_slots else 0)
+    seqs = _most(most, lambda n: counted.bytes(n, limits.max_model_len) <= room)
+    length = _most(limits.max_model_len, lambda n: cache.bytes(limits.max_num_seqs, n) <= room)
+    return Largest(seqs, length if length >= 2 else 0)
+
+
+def require_fits(
+    need: Need, topology: Topology, cache: Cache, limits: Limits, degrees: Mapping[int, Need] | None = None
+) -> None:
+    """Raise CompileError where `need` is more than a device of `topology` has, saying by how much and what fits.
+
+    `degrees`: the need under other degrees of tensor parallelism that the topology and the model allow.
+    """
+    available = topology.hbm_bytes_per_device
+    if need.total <= available:
+        return
+    largest = largest_that_fits(need, cache, limits, available)
+    wider = min((d for d, other in (degrees or {}).items() if other.total <= available), default=0)
+    options = []
+    if largest.max_num_seqs:
+        flag = (
+            f"--cache-slots {largest.max_num_seqs}" if cache.fixed_slots else f"--max-num-seqs {largest.max_num_seqs}"
+        )
+        options.append(f"{flag} at {limits.max_model_len} tokens")
+    if largest.max_model_len:
+        several = "1 sequence" if limits.max_num_seqs == 1 else f"{limits.max_num_seqs} sequences"
+        options.append(f"--max-model-len {largest.max_model_len} for {several}")
+    if wider:
+        options.append(f"--tensor-parallel {wider}")
+    raise CompileError(
+        f"does not fit {topology.name} by {gib(need.total - available)} a {topology.unit}: {need}; "
+        f"a {topology.unit} has {gib(available)} for programs; "
+        + (f"largest that fits: {', or '.join(options)}" if options else _nothing(need, available))
+    )
+
+
+def out_of_memory(text: str) -> tuple[int, int] | None:
+    """(used, available) bytes of XLA's message that a program exceeds a TPU's memory; None for any other text.
+
+    XLA rounds what it prints, to two decimals; `used` is above `available` all the same.
+    """
+    if match := _EXCEEDED.search(text):
+        available = _bytes(match[3], match[4])
+        return available + max(1, _bytes(match[5], match[6])), available
+    if match := _TOO_LARGE.search(text):
+        available = _bytes(match[3], match[4])
+        return max(_bytes(match[1], match[2]), available + 1), available
+    return None
+
+
+def gib(amount: int) -> str:
+    """Bytes for people: GiB, or MiB or bytes where that says more."""
+    if amount < 1 << 20:
+        return f"{amount} byte{'s' * (amount != 1)}"
+    return f"{amount / (1 << 30):,.2f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):.1f} MiB"
+
+
+def _nothing(need: Need, available: int) -> str:
+    what = "the weights alone do not fit" if need.weights > available else "no sequence fits beside the rest"
+    return f"{what}: choose more --tensor-parallel, or a topology of larger chips (llmc devices lists them)"
+
+
+def _most(highest: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 1 to `highest` that fits, where all below one that fits do; 0 if none."""
+    low, high = 0, highest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _tiled(shape: Sequence[int], row: int, column: int, item_bytes: int) -> int:
+    tile = max(4 // item_bytes, 1)
+    while tile < min(shape[row], _ROWS):
+        tile *= 2
+    others = math.prod(n for axis, n in enumerate(shape) if axis not in (row, column))
+    return others * _up(shape[row], tile) * _up(shape[column], _LANES) * item_bytes
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])

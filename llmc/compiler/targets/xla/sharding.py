@@ -1,0 +1,239 @@
+"""Tensor parallel: which dimension of each weight, and of the cache, is split over the mesh's axis "tp".
+
+Rules are data (RULES); the one whose pattern matches a weight's whole name decides. They follow Megatron-LM (Shoeybi
+et al., 2019, section 3): q, k, v, gate and up are split by output rows in whole heads, o and down by input columns, so
+that each attention and each MLP sums up once, in one all-reduce; embedding and head are split by vocabulary. What does
+not divide over the devices is replicated, and the weight's note says so. A weight that no rule names is an error: a new
+architecture shall be noticed, not replicated in silence.
+
+Names are the checkpoint's ("model.layers.3.self_attn.q_proj.weight", [out, in]); with `*` for the layer's index the
+weight is a stack over layers ([layers, out, in]), whose first dimension is never split.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import CompileError, InputError
+from llmc.runtime.executors.xla.envelope import AXIS
+
+if TYPE_CHECKING:
+    from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
+
+Dims = tuple[str | None, ...]
+"""AXIS or None for each dimension: what jax.sharding.PartitionSpec takes."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How weights whose whole name matches `pattern` are split; `dim` counts from a single layer's first dimension."""
+
+    name: str
+    pattern: str
+    dim: int | None
+    """Split dimension: 0 for output rows, 1 for input columns, None where every device holds all."""
+    parts: str | None = None
+    """The field of config.json with the number of parts that must stay whole."""
+    noun: str = ""
+    """What those parts are."""
+    affected: str = ""
+    """What is replicated where they do not divide."""
+
+
+_LAYER = r"model\.layers\.(?:\d+|\*)\."
+_QUERY = ("num_attention_heads", "query heads", "q_proj and o_proj")
+_KEYS = ("num_key_value_heads", "key/value heads", "k_proj, v_proj and the cache")
+_MLP = ("intermediate_size", "MLP features", "gate_proj, up_proj and down_proj")
+_VOCABULARY = ("vocab_size", "vocabulary rows", "embed_tokens and lm_head")
+
+RULES = (
+    Rule("query heads", _LAYER + r"self_attn\.q_proj\.(?:weight|bias)", 0, *_QUERY),
+    Rule("key/value heads", _LAYER + r"self_attn\.[kv]_proj\.(?:weight|bias)", 0, *_KEYS),
+    Rule("attention output", _LAYER + r"self_attn\.o_proj\.weight", 1, *_QUERY),
+    Rule("mlp input", _LAYER + r"mlp\.(?:gate|up)_proj\.(?:weight|bias)", 0, *_MLP),
+    Rule("mlp output", _LAYER + r"mlp\.down_proj\.weight", 1, *_MLP),
+    Rule("vocabulary", r"model\.embed_tokens\.weight|lm_head\.(?:weight|bias)", 0, *_VOCABULARY),
+    Rule("biases of sums", _LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.bias", None),
+    Rule("norms", rf"(?:{_LAYER}(?:self_attn\.)?|model\.)\w*norm\.(?:weight|bias)", None),
+    Rule("rotary tables", r"model\.rotary_emb\.\w+", None),
+)  # fmt: skip
+"""Patterns match whole names, and exclude each other."""
+
+UNNAMED = "no rule"
+"""Stands for the rule of a weight that none names, on one device, which needs none."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How one weight lies on the devices."""
+
+    dims: Dims
+    """One entry a dimension: AXIS where it is split, else None."""
+    rule: str
+    """Name of the rule that decided."""
+    note: str = ""
+    """Why it is replicated although its rule splits; else empty."""
+    shape: tuple[int, ...] = ()
+    """The whole weight's."""
+
+
+def weight_shardings(
+    weights: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], degree: int
+) -> dict[str, Sharding]:
+    """A sharding for each of `weights` (name to shape) over `degree` devices; with degree 1 nothing is split.
+
+    Raises CompileError, with several devices, for a weight that no rule names, or whose shape is not a multiple of what
+    `config` says.
+    """
+    return {name: _sharding(name, tuple(shape), config, degree) for name, shape in weights.items()}
+
+
+def cache_dims(config: Mapping[str, Any], degree: int) -> Dims:
+    """Dims of keys and values [layers, slots, kv_heads, capacity, head_dim]: split by whole heads, or replicated."""
+    return (None, None, _axis(config, "num_key_value_heads", degree), None, None)
+
+
+def logits_dims(config: Mapping[str, Any], degree: int) -> Dims:
+    """Dims of logits [B, V] as the head makes them: split by vocabulary where the head is."""
+    return (None, _axis(config, "vocab_size", degree))
+
+
+class ShardedCore:
+    """A core over `degree` devices: says where its logits and new cache entries lie, for XLA to follow.
+
+    Without it, where key/value heads do not divide, XLA splits the replicated cache while a step writes to it, and
+    gathers all of it afterwards. New entries that lie as the cache does prevent that: they alone are gathered, once for
+    all layers. Logits are said to be split as the head is before they are said to be whole; else the head's weight is
+    gathered in place of them. Lowering it needs a mesh of `degree` devices with the axis AXIS, as its inputs' shardings
+    name it.
+    """
+
+    def __init__(self, core: Core, config: Mapping[str, Any], degree: int) -> None:
+        self.weights = core.weights
+        self._core = core
+        self._degree = degree
+        self._entries = cache_dims(config, degree)
+        self._logits = logits_dims(config, degree)
+
+    def run(
+        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
+    ) -> Outcome:
+        """See `Core.run`."""
+        from jax import lax
+        from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+        mesh = AbstractMesh((self._degree,), (AXIS,))
+
+        def lies(array: Array, dims: Dims) -> Array:
+            return lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*dims)))
+
+        out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
+        return out._replace(
+            logits=lies(lies(out.logits, self._logits), (None, None)),
+            keys=lies(out.keys, self._entries), values=lies(out.values, self._entries),
+        )  # fmt: skip
+
+
+def describe(
+    shardings: Mapping[str, Sharding], config: Mapping[str, Any], degree: int, item_bytes: int | None = None
+) -> dict[str, Any]:
+    """The shardings for people and manifests: rules with what they decided, sizes in all and on a device, notes.
+
+    Sizes are "elements" and "elements_per_device"; with `item_bytes`, the size of each element, they are "bytes" and
+    "bytes_per_device". Rules that named no weight are left out.
+    """
+    unit = "elements" if item_bytes is None else "bytes"
+    share = f"{unit}_per_device"
+    split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in RULES}
+    decided: dict[str, dict[str, Any]] = {}
+    for sharding in shardings.values():
+        split = AXIS in sharding.dims
+        how = f"split by {split_by[sharding.rule]}" if split else "replicated"
+        row = decided.setdefault(sharding.rule, {"weights": 0, "how": how, unit: 0, share: 0})
+        size = math.prod(sharding.shape) * (item_bytes or 1)
+        row["weights"] += 1
+        row[unit] += size
+        row[share] += size // degree if split else size
+    return {
+        "degree": degree,
+        "rules": {name: decided[name] for name in (*split_by, UNNAMED) if name in decided},
+        "cache": "split by key/value heads" if AXIS in cache_dims(config, degree) else "replicated",
+        unit: sum(row[unit] for row in decided.values()),
+        share: sum(row[share] for row in decided.values()),
+        "notes": list(dict.fromkeys(s.note for s in shardings.values() if s.note)),
+    }
+
+
+def require_degree(degree: int, devices: int, config: Mapping[str, Any], topology: str) -> None:
+    """Raise InputError for a degree that `topology` (such as "topology v5e-2x2") has too few devices for.
+
+    So too for one that splits nothing of the model.
+    """
+    if degree < 1:
+        raise InputError(f"--tensor-parallel {degree} must be at least 1")
+    if degree == 1:
+        return
+    if degree > devices:
+        raise InputError(
+            f"--tensor-parallel {degree}: {topology} has {_count(devices, 'device')}; choose at most {devices}, or a "
+            "larger topology (`llmc devices` lists them)"
+        )
+    fields = {rule.parts: rule.noun for rule in RULES if rule.parts}
+    if all(_parts(config, name) % degree for name in fields):
+        sizes = ", ".join(f"{_parts(config, name)} {noun}" for name, noun in fields.items())
+        raise InputError(
+            f"--tensor-parallel {degree} splits nothing of this model: none of {sizes} divides over {degree} devices; "
+            "choose a divisor of one of them"
+        )
+
+
+def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degree: int) -> Sharding:
+    rule = next((r for r in RULES if re.fullmatch(r.pattern, name)), None)
+    dims: list[str | None] = [None] * len(shape)
+    if degree == 1:
+        return Sharding(tuple(dims), rule.name if rule else UNNAMED, shape=shape)
+    if rule is None:
+        raise CompileError(
+            f"no tensor parallel rule names the weight {name!r} {list(shape)}; targets/xla/sharding.py has those "
+            f"of {', '.join(r.name for r in RULES)}: add one there, or compile with --tensor-parallel 1"
+        )
+    if rule.dim is None or rule.parts is None:
+        return Sharding(tuple(dims), rule.name, shape=shape)
+    dim = rule.dim + ("*" in name)
+    parts = _parts(config, rule.parts)
+    if dim >= len(shape) or shape[dim] % parts:
+        raise CompileError(
+            f"the weight {name!r} {list(shape)} does not hold the {parts} {rule.noun} of the configuration "
+            f"({rule.parts}); checkpoint and config.json do not belong together"
+        )
+    if parts % degree:
+        return Sharding(tuple(dims), rule.name, _note(parts, rule, degree), shape)
+    dims[dim] = AXIS
+    return Sharding(tuple(dims), rule.name, shape=shape)
+
+
+def _axis(config: Mapping[str, Any], field: str, degree: int) -> str | None:
+    return AXIS if degree > 1 and _parts(config, field) % degree == 0 else None
+
+
+def _note(parts: int, rule: Rule, degree: int) -> str:
+    verb = "does not" if parts == 1 else "do not"
+    return f"{parts} {rule.noun} {verb} divide over {degree} devices: {rule.affected} are replicated"
+
+
+def _parts(config: Mapping[str, Any], field: str) -> int:
+    """A count of config.json; without num_key_value_heads each query head has its own (transformers' default)."""
+    value = config.get(field)
+    if value is None and field == "num_key_value_heads":
+        value = config.get("num_attention_heads")
+    if not isinstance(value, int) or value < 1:
+        raise CompileError(f"config.json: {field} is {value!r}, but tensor parallel needs it as a positive number")
+    return value
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

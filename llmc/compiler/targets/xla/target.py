@@ -1,0 +1,368 @@
+"""XLA through JAX, for this host's CPU: executables of one shape over a cache that stays on the device.
+
+The traced program becomes a JAX function (targets/xla/), is exported as StableHLO and compiled. Weights are arguments,
+so that all buckets share one weights file and executables depend on shapes alone: with `--config` they are compiled
+before there are weights. tpu.py is the same for a TPU that is only described.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.log import logger
+from llmc.compiler.code import code_digest
+from llmc.compiler.estimates.durations import LOWER, Cost, Verifying
+from llmc.compiler.stages import Stages, version_of
+from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
+from llmc.compiler.targets.options import CompileOptions, Option
+from llmc.compiler.weights.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
+from llmc.errors import InputError
+from llmc.runtime.host import cpu_features
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.targets.xla.build import Machine
+    from llmc.compiler.targets.xla.step import Core
+    from llmc.runtime.executors.xla.envelope import Tensor
+
+KEPT_PREFIXES = 2
+"""Cache slots beside those of running sequences, for finished prompts that others may begin with."""
+
+CAPACITY_MULTIPLE = 128
+"""Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
+
+TENSOR_PARALLEL: Option[int] = Option(
+    "tensor_parallel", int, 1, "Devices that each graph is sharded over.", metavar="N", least=1
+)
+LOWERING: Option[str] = Option(
+    "lowering", str, "jax", "Who makes StableHLO of the trace.", metavar="jax|torch-xla", choices=("jax", "torch-xla")
+)
+ROLL_LAYERS: Option[bool | None] = Option(
+    "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu, no for xla."
+)
+CACHE_SLOTS: Option[int | None] = Option(
+    "cache_slots", int, None,
+    "Sequences that the cache on the device holds, those kept for their prefixes included. Default: max-num-seqs + "
+    f"{KEPT_PREFIXES} kept prefixes.",
+    metavar="N", least=1,
+)  # fmt: skip
+
+_STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
+
+
+@dataclass(frozen=True)
+class XlaPrepared(Prepared):
+    """And the inputs that all steps share, as JSON (`layout`: keys and values, the weights), how they are split over
+    devices, for people, whether repeated layers are one scanned body, and the model's configuration."""
+
+    layout: Mapping[str, Any]
+    split: Mapping[str, Any]
+    rolled: bool
+    config: Mapping[str, Any]
+
+
+class XlaTarget(StaticTarget):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "xla"
+    executor: ClassVar[str] = "xla"
+    why_static: ClassVar[str] = "XLA compiles fixed shapes"
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    needs_processes: ClassVar[bool] = True
+    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS)
+    splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
+    config_only: ClassVar[bool] = True
+    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
+    run_needs: ClassVar[tuple[str, ...]] = ("jax",)
+    install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
+    run_install: ClassVar[str] = "pip install 'llmc[xla]'"
+    rolls_by_default: ClassVar[bool] = False
+    executable_seconds: ClassVar[float] = 3.0
+    executable_bytes: ClassVar[int] = 1_000_000
+    verifying: ClassVar[Verifying] = Verifying(
+        begin=Cost(fixed=1.0), opened=Cost(layers=0.2), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
+    )
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Refuses combinations that cannot be."""
+        if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
+            raise InputError("--roll-layers works with --lowering jax; leave one of them out")
+        return super().configure(options)
+
+    def choice(self, options: CompileOptions) -> str:
+        """A property of the compiler."""
+        return "one executable per bucket: XLA compiles fixed shapes"
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """The model is traced without and with a cache, as the plan needs."""
+        traces = len({bucket.context > 0 for bucket in buckets})
+        lower = Cost(fixed=traces * LOWER.fixed, layers=traces * LOWER.layers)
+        return {**super().stage_costs(options, buckets), "lower": lower, "slots": Cost(fixed=1.0)}
+
+    def toolchain(self) -> dict[str, str]:
+        """The compiler, and the flags that it reads from the environment."""
+        found = {package: version_of(package, "xla") for package in ("jax", "jaxlib")}
+        flags = Settings.from_environment().xla_flags
+        return {**found, **({"XLA_FLAGS": flags} if flags else {})}
+
+    def isa(self) -> tuple[str, ...]:
+        """Native code is for this CPU."""
+        return cpu_features()
+
+    def _rolls(self, stages: Stages, traced: Mapping[bool, Entry], options: CompileOptions) -> bool:
+        """Whether repeated layers become one scanned body: as asked, or where it is the default and can be done.
+
+        Raises InputError where it is asked for and cannot.
+        """
+        if ROLL_LAYERS.of(options) is False or LOWERING.of(options) != "jax":
+            return False
+        if not (ROLL_LAYERS.of(options) or self.rolls_by_default):
+            return False
+        from llmc.compiler.targets.xla.scan_layers import NotRollableError, roll
+
+        try:
+            for cached, entry in traced.items():
+                roll(_parsed(stages.path(entry.outputs["program"])).at(2, 4, 8 * cached))
+        except NotRollableError as e:
+            if ROLL_LAYERS.of(options):
+                raise InputError(
+                    f"the layers cannot be rolled into one body: {e}; compile with --no-roll-layers"
+                ) from e
+            logger().info("layers are not rolled into one body: %s", e)
+            return False
+        return True
+
+    def machine(self, options: CompileOptions) -> Machine:
+        """The CPU, as so many devices as graphs are sharded over. Raises DeviceError."""
+        from llmc.compiler.targets.xla.build import Machine
+        from llmc.runtime.executors.xla.client import open_client
+
+        return Machine(
+            "cpu", "cpu", tuple(open_client("cpu", TENSOR_PARALLEL.of(options), Settings.from_environment().threads))
+        )
+
+    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+        """Trace without and with a cache, as the plan needs; weights; and the programs that work on slots."""
+        from llmc.compiler.targets.xla.sharding import require_degree
+
+        devices, where = self._devices(options)
+        require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
+        lowering = self._other_lowering(options)
+        contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
+        traced = {cached: trace_stage(stages, options, cached) for cached in sorted(contexts)}
+        first = next(iter(traced.values()))
+        rolled = self._rolls(stages, traced, options)
+        stack = _stack if rolled else None
+        shared = shared_files(stages, first, stack)
+        described = json.loads(stages.store.get_bytes(described_stage(stages, first, stack).digest))
+        layout, split = self._layout(stages, options, described)
+        self.require_fits(stages, options, layout)
+        slots = self._slot_stage(stages, options, layout)
+        programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
+        return XlaPrepared(
+            files={**shared.files, **{name: blob.digest for name, blob in slots.outputs.items()}},
+            components={
+                "layout": digest_bytes(canonical_json(layout)),
+                **{name: blob.digest for name, blob in programs.items()},
+                **self.described_machine(),
+                **lowering,
+            },
+            inputs={name: stages.path(blob) for name, blob in programs.items()},
+            layout=layout,
+            rolled=rolled,
+            split=split,
+            config=dict(stages.checkpoint.config),
+        )
+
+    def devices(self, options: CompileOptions) -> int:
+        """As many as asked for."""
+        return TENSOR_PARALLEL.of(options)
+
+    def _devices(self, options: CompileOptions) -> tuple[int, str]:
+        """How many devices graphs may be sharded over, and what has them; the CPU is divided into any number."""
+        return TENSOR_PARALLEL.of(options), "this host"
+
+    def described_machine(self) -> dict[str, str]:
+        """Key components that say what is compiled for, beside the instruction set."""
+        return {}
+
+    def _other_lowering(self, options: CompileOptions) -> dict[str, str]:
+        """Versions of what lowers in place of JAX, if something does. Raises DeviceError where it is not installed."""
+        if LOWERING.of(options) == "jax":
+            return {}
+        from llmc.compiler.targets.xla.torch_xla import find_python, versions
+
+        return versions(find_python(Settings.from_environment().torch_xla_python))
+
+    def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
+        """Raise CompileError where weights and cache alone do not fit a device; nothing is known of a host's memory."""
+
+    def analyse(
+        self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """What XLA says of each executable (see xla/build.py), and how weights are split where they are."""
+        from llmc.compiler.targets.xla.build import ANALYSIS
+        from llmc.runtime.executors.xla.envelope import Envelope
+
+        del stages
+        found: dict[str, Any] = {"executables": []}
+        for file in files:
+            header = Envelope.parse(file.read_bytes(), str(file)).header
+            found["executables"].append({name: header[name] for name in ANALYSIS})
+        if TENSOR_PARALLEL.of(options) > 1:
+            assert isinstance(prepared, XlaPrepared)
+            found["tensor_parallel"] = prepared.split
+        return found
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """Memory, work, and what devices exchange."""
+        from llmc.compiler.targets.xla.report import lines
+
+        return lines(analysis)
+
+    def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
+        """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
+        from llmc.compiler.frontend.trace import CacheShape
+        from llmc.compiler.targets.xla.sharding import cache_dims, describe, weight_shardings
+
+        limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
+        shape = CacheShape.of(config)
+        rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
+        slots = max(CACHE_SLOTS.of(options) or rows + KEPT_PREFIXES, rows)
+        longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))
+        capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+        split = weight_shardings({d["name"]: tuple(d["shape"]) for d in described}, config, degree)
+        sizes = [shape.layers, slots, shape.kv_heads, capacity, shape.head_dim]
+        cache_tensor = {"shape": sizes, "dtype": DTYPES[options.dtype], "dims": list(cache_dims(config, degree))}
+        layout = {
+            "cache": [{"name": name, **cache_tensor} for name in ("keys", "values")],
+            "weights": [
+                {"name": d["name"], "shape": d["shape"], "dtype": d["dtype"], "dims": list(split[d["name"]].dims)}
+                for d in described
+            ],
+        }  # fmt: skip
+        return layout, describe(split, config, degree, item_bytes=ITEM_BYTES[DTYPES[options.dtype]])
+
+    def _slot_stage(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> Entry:
+        components = {
+            "cache": digest_bytes(canonical_json(layout["cache"])),
+            "target": self.name,
+            "devices": TENSOR_PARALLEL.of(options),
+            **self.described_machine(),
+            **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
+            "isa": " ".join(self.isa()),
+            "code": code_digest(self._slot_stage),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            if self.fresh_process:
+                with self.workers(1) as pool:
+                    made = pool.submit(_slot_programs, options, layout["cache"]).result()
+            else:
+                made = _slot_programs(options, layout["cache"])
+            return {name: workspace.put_bytes(data) for name, data in made.items()}
+
+        return stages.run("slots", components, build)
+
+    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+        """Lower the program at the bucket's sizes, and compile it."""
+        from llmc.compiler.targets.xla.build import Job, build
+        from llmc.compiler.targets.xla.step import step_function
+        from llmc.runtime.executors.xla.envelope import Tensor
+
+        assert isinstance(prepared, XlaPrepared)
+        assert shape.batch is not None
+        assert shape.query is not None
+        assert shape.context is not None
+        batch, query, context = shape.batch, shape.query, shape.context
+        machine = self.machine(options)
+        program = prepared.inputs[_program_name(context > 0)]
+        core = self._core(program, (batch, query, context), options, prepared.rolled)
+        core = self._sharded(core, prepared.config, options)
+        layout = prepared.layout
+        weights = {tensor.name: tensor for tensor in _tensors(layout["weights"])}
+        rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
+        rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
+        inputs = (*rows, *_tensors(layout["cache"]), *(weights[name] for name in core.weights))
+        job = Job("step", step_function(core, shape.phase, context), inputs, (4, 5), str(shape))
+        return Compiled(build(job, machine), self.state)
+
+    def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
+        if LOWERING.of(options) == "torch-xla":
+            from llmc.compiler.targets.xla.torch_xla import find_python, torch_xla_core
+
+            return torch_xla_core(
+                program.read_bytes(), *sizes, find_python(Settings.from_environment().torch_xla_python)
+            )
+        from llmc.compiler.targets.xla.scan_layers import roll
+        from llmc.compiler.targets.xla.step import FlatCore
+
+        bound = _parsed(program).at(*sizes)
+        return roll(bound) if rolled else FlatCore(bound)
+
+    def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions) -> Core:
+        from llmc.compiler.targets.xla.sharding import ShardedCore
+
+        degree = TENSOR_PARALLEL.of(options)
+        return core if degree == 1 else ShardedCore(core, config, degree)
+
+
+def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The programs that work on slots of a cache, by name, as executable files."""
+    from llmc.compiler.targets import open_target
+    from llmc.compiler.targets.xla.build import Job, build
+    from llmc.compiler.targets.xla.slots import slot_programs
+
+    target = open_target(options.device)
+    assert isinstance(target, XlaTarget)
+    machine, (keys, values) = target.machine(options), _tensors(cache)
+    return {
+        name: build(Job("slots", function, inputs, (0, 1) if changes else (), name), machine)
+        for name, (function, inputs, changes) in slot_programs(keys, values).items()
+    }
+
+
+def _stack(described: Sequence[Described]) -> list[Described]:
+    """The tensors of all layers under one name each, stacked."""
+    from llmc.compiler.targets.xla.scan_layers import stacked_names
+
+    known = {d["name"]: d for d in described}
+    found = []
+    for name, sources in stacked_names({d["name"]: tuple(d["shape"]) for d in described}).items():
+        first = known[sources[0]]
+        if "*" in name:
+            first = {
+                **first, "name": name, "shape": [len(sources), *first["shape"]],
+                "sources": [s for source in sources for s in known[source]["sources"]],
+            }  # fmt: skip
+        found.append(first)
+    return found
+
+
+def _tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    from llmc.runtime.executors.xla.envelope import Tensor
+
+    return [Tensor(d["name"], tuple(d["shape"]), d["dtype"], tuple(d["dims"])) for d in described]
+
+
+@cache
+def _parsed(program: Path) -> Any:
+    """A traced program, read once a process for all shapes."""
+    from llmc.compiler.program.sized import TracedProgram
+
+    return TracedProgram.parse(program.read_bytes())
+
+
+def _program_name(cached: bool) -> str:
+    return "program_cached" if cached else "program_first"

@@ -1,0 +1,177 @@
+"""TPU slices that are only described: `v5e-2x2` is four v5e chips, two along each axis.
+
+    topology = generation "-" shape      generation as in CHIPS, shape as "2x4" or "2x2x1", in chips
+             | accelerator type          Google Cloud's, where it is documented: v5litepod-4, v6e-8 (chips), v4-8, v5p-8
+                                         (cores, two a chip)
+
+libtpu bakes the hosts of a slice into an executable. Slices of up to eight chips of v5e and v6e, and of up to four of
+the others, are described as one host, which replays them in one process (Cloud TPU documentation, the pages of the
+generations: v5e and v6e have machines of 1, 4 and 8 chips, the others of 4); larger ones as hosts of four chips, 2x2.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from llmc.compiler.targets.xla.chips import CHIPS, Chip, Shape
+from llmc.errors import DeviceError, InputError
+from llmc.platforms import how_to_install
+
+EXAMPLE = "tpu:v5e-2x2"
+INSTALL = "pip install 'llmc[tpu]'"
+_SLICE = re.compile(r"([a-z0-9]+)-(\d{1,4}(?:x\d{1,4}){1,2})")
+_TYPE = re.compile(r"([a-z0-9]+)-(\d{1,6})")
+_HOST = {2: (2, 4), 3: (2, 2, 1)}
+"""The largest slice that is one host, by axes."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A slice of one generation."""
+
+    chip: Chip
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return f"{self.chip.name}-{shown(self.shape)}"
+
+    @property
+    def libtpu_name(self) -> str:
+        """As libtpu writes it."""
+        return f"{self.chip.name}:{shown(self.shape)}"
+
+    @property
+    def generation(self) -> str:
+        """The chip's name."""
+        return self.chip.name
+
+    @property
+    def chips(self) -> int:
+        """All chips of the slice."""
+        return math.prod(self.shape)
+
+    @property
+    def devices(self) -> int:
+        """JAX devices of the slice."""
+        return self.chips * self.chip.devices_per_chip
+
+    @property
+    def hbm_bytes_per_device(self) -> int:
+        """What programs may take of one device's memory."""
+        return self.chip.usable_bytes
+
+    @property
+    def unit(self) -> str:
+        """What one device is, in words."""
+        return "chip" if self.chip.devices_per_chip == 1 else "device"
+
+    @property
+    def host(self) -> tuple[int, int, int]:
+        """Chips of one host along each axis."""
+        largest = _HOST[len(self.shape)]
+        if all(n <= most for n, most in zip(self.shape, largest, strict=True)):
+            x, y, *z = self.shape
+            return (x, y, z[0] if z else 1)
+        return (2, 2, 1)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts that the slice is spread over; one process can replay what is compiled for one host."""
+        return self.chips // math.prod(self.host)
+
+    def arguments(self) -> dict[str, Any]:
+        """What `jax.experimental.topologies.get_topology_desc` is to be asked."""
+        config = {} if self.chip.chip_config is None else {"chip_config_name": self.chip.chip_config}
+        return {
+            "platform": "tpu", "topology_name": self.libtpu_name, "chips_per_host_bounds": list(self.host), **config,
+        }  # fmt: skip
+
+    def describe(self) -> list[Any]:
+        """The slice's JAX devices, which can be compiled for and not run on; xla/client.py readies the process.
+
+        Raises DeviceError, with the line that installs them, without jax or libtpu, and where libtpu refuses.
+        """
+        require_libtpu()
+        import jax
+        from jax.experimental import topologies
+
+        try:
+            found = list(topologies.get_topology_desc(**self.arguments()).devices)
+        except jax.errors.JaxRuntimeError as e:
+            raise DeviceError(
+                f"libtpu cannot describe topology {self.name}: {str(e).splitlines()[0]:.300}; "
+                f"is this the version that llmc was made for? {INSTALL}"
+            ) from e
+        if len(found) != self.devices:
+            raise DeviceError(f"libtpu describes {self.name} as {len(found)} devices, not {self.devices}: {INSTALL}")
+        return found
+
+
+def require_libtpu() -> None:
+    """Raise DeviceError, with the line that installs them, without jax or libtpu; imports neither."""
+    missing = [package for package in ("jax", "libtpu") if find_spec(package) is None]
+    if missing:
+        how = how_to_install(missing[-1], INSTALL)
+        raise DeviceError(f"compiling for a TPU needs {' and '.join(missing)}; {how}")
+
+
+def parse_topology(text: str) -> Topology:
+    """The slice that `text` names, see the grammar above.
+
+    Raises InputError that lists the known generations, or the known shapes of a generation.
+    """
+    if not text:
+        raise InputError(
+            f"--device tpu: say which slice, as tpu:GENERATION-SHAPE, for example {EXAMPLE}; {_generations()}"
+        )
+    if match := _TYPE.fullmatch(text):
+        return _of_type(text, match[1], int(match[2]))
+    match = _SLICE.fullmatch(text)
+    if match is None:
+        raise InputError(
+            f"topology {text!r:.80} is not of the form GENERATION-SHAPE, for example {EXAMPLE}; {_generations()}"
+        )
+    chip = CHIPS.get(match[1])
+    if chip is None:
+        raise InputError(f"unknown TPU generation {match[1]!r:.40} in topology {text!r:.80}; {_generations()}")
+    shape = tuple(int(n) for n in match[2].split("x"))
+    if shape not in chip.shapes:
+        raise InputError(f"{chip.name} has no slice of shape {match[2]}; {_shapes(chip)}")
+    return Topology(chip, shape)
+
+
+def known() -> list[Topology]:
+    """Every slice, by generation, smallest first."""
+    return [Topology(chip, shape) for chip in CHIPS.values() for shape in chip.shapes]
+
+
+def _of_type(text: str, prefix: str, count: int) -> Topology:
+    for chip in CHIPS.values():
+        if prefix and prefix == chip.accelerator_type:
+            cores = 2 if chip.counts == "cores" else 1
+            for shape in chip.shapes:
+                if math.prod(shape) * cores == count and (cores == 1 or math.prod(shape) > 1):
+                    return Topology(chip, shape)
+            raise InputError(f"accelerator type {text} is no slice with a known shape; {_shapes(chip)}")
+    if prefix in CHIPS:
+        raise InputError(f"topology {text} has no shape; {_shapes(CHIPS[prefix])}")
+    raise InputError(f"unknown TPU generation {prefix!r:.40} in topology {text!r:.80}; {_generations()}")
+
+
+def _generations() -> str:
+    return f"known generations: {', '.join(CHIPS)} (llmc devices lists their shapes)"
+
+
+def _shapes(chip: Chip) -> str:
+    return f"known for {chip.name}: {', '.join(f'{chip.name}-{shown(shape)}' for shape in chip.shapes)}"
+
+
+def shown(shape: Shape) -> str:
+    """A shape as it is written: "2x4"."""
+    return "x".join(map(str, shape))

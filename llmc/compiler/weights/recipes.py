@@ -1,0 +1,233 @@
+"""Weight recipes: how each tensor of a lowered graph is made from the checkpoint, and the file that holds them.
+
+A recipe names its source tensors, concatenated along the first axis ([out, in] as the checkpoint stores them), and
+one transform:
+  dense        float32, as is
+  bf16         the same in bfloat16 (uint16 here), rounded to nearest, ties to even
+  transposed   float32 [in, out]
+  q8_data      uint8 [out, in/block, block]: blockwise symmetric 8-bit, zero point 128
+  q8_rows      the same bytes seen as [out, in], for row look-ups
+  q8_scales    float32 [out, in/block]
+  table        a computed constant, stored beside the recipes
+Other transforms are FAMILY_PART, of a family in FAMILIES: all parts of a matrix are made together.
+
+Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the value of largest magnitude in the block, so
+that v itself is exact; q = round(w / scale) + 128, clipped to 0 … 255; w ≈ scale · (q − 128).
+
+Weights file: tensors back to back, each starting at a multiple of 4096 bytes (a page, so that it can be mapped);
+tensors with equal content are stored once. What is only concatenated, such as one source a layer, is written source by
+source, so that memory for the largest source is enough; it is not compared with other tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.compiler.checkpoint.base import stored_name
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import QuantisedBlocks
+
+ALIGNMENT = 4096
+
+
+class Sink(Protocol):
+    """What the weights file is written to."""
+
+    def write(self, data: bytes | memoryview, /) -> object:
+        """Append `data`."""
+
+
+class TensorSource(Protocol):
+    """What a recipe needs of a checkpoint."""
+
+    def tensor_names(self) -> Sequence[str]:
+        """Names of the tensors the checkpoint holds."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """One tensor in float32."""
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """The tensor's blocks as the checkpoint stores them; None where it stores none."""
+
+
+_NBITS = "llmc.compiler.weights.nbits"
+_OPENVINO = "llmc.compiler.targets.openvino.compression"
+_PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
+FAMILIES = {
+    "q8": f"{__name__}:q8",
+    "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
+    **{family: f"{_PANELS}:{family}" for family in ("pq8", "pq4", "pkept4", "pkept8")},
+    **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")},
+}  # fmt: skip
+"""Family of transforms → "module:function". The function takes the names of the source tensors as the checkpoint
+stores them, the checkpoint, and the recipe's block, and returns every part of the matrix by its name."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One tensor of a lowered graph. `block` is the quantisation block along the input axis, 0 when unquantised."""
+
+    name: str
+    transform: str
+    sources: tuple[str, ...]
+    block: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        return asdict(self) | {"sources": list(self.sources)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_json`; other members do not count, and without a block there is none."""
+        return cls(fields["name"], fields["transform"], tuple(fields["sources"]), fields.get("block", 0))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tensor lies in the weights file, in bytes."""
+
+    offset: int
+    length: int
+
+
+def written(recipes: Sequence[Recipe], tables: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
+    """Files of a lowering that its weights are made from: "recipes" as JSON, and "tables" (computed ones) as npz."""
+    npz = io.BytesIO()
+    np.savez(npz, **tables)  # type: ignore[arg-type]
+    described = json.dumps([r.to_json() for r in recipes], sort_keys=True)
+    return {"recipes": described.encode(), "tables": npz.getvalue()}
+
+
+def read_placements(data: bytes) -> dict[str, Placement]:
+    """Places by name, from JSON as weights/stage.py writes it."""
+    return {name: Placement(at["offset"], at["length"]) for name, at in json.loads(data).items()}
+
+
+def quantise_q8(
+    weight: NDArray[np.float32],
+    block: int,
+    held: Callable[[NDArray[np.float32]], NDArray[np.float32]] = np.asarray,
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Blockwise symmetric 8-bit: [N, K] → data uint8 [N, K/block, block], scales float32 [N, K/block].
+
+    K is padded with zeros to a multiple of `block`. Where scales will be stored in fewer bits, `held` gives what they
+    will be, and codes are chosen for that.
+    """
+    rows, width = weight.shape
+    blocks = -(-width // block)
+    if blocks * block != width:
+        weight = np.pad(weight, ((0, 0), (0, blocks * block - width)))
+    w = weight.reshape(rows, blocks, block)
+    low, high = w.min(-1), w.max(-1)
+    scale = np.where(high > -low, high, low) / np.float32(-128)
+    scale = held(scale)
+    scale[np.abs(scale) < np.finfo(np.float32).tiny] = 0  # too small to have a reciprocal: the block becomes zero
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    q = w * inverse[..., None]
+    np.rint(q, out=q)
+    q += 128
+    np.clip(q, 0, 255, out=q)
+    return q.astype(np.uint8), scale
+
+
+def q8(names: Sequence[str], source: TensorSource, block: int) -> dict[str, NDArray[Any]]:
+    """The parts of family q8."""
+    data, scales = quantise_q8(np.concatenate([source.tensor(n) for n in names]), block)
+    return {"data": data, "rows": data, "scales": scales}
+
+
+def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bfloat16 numbers nearest to finite `array`, ties to even, as their bits: [..] float32 → [..] uint16."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+
+
+def write_weights(
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Placement]:  # fmt: skip
+    """Make every tensor and write the weights file; returns where each lies. Raises CheckpointError.
+
+    `progress(done, total)` counts recipes.
+    """
+    placed: dict[str, Placement] = {}
+    by_content: dict[bytes, Placement] = {}
+    end = 0
+    for done, (recipe, parts) in enumerate(_tensors(recipes, source, tables), 1):
+        first = next(parts)
+        content = recipe.name.encode() if _is_concatenated(recipe) else hashlib.sha256(first).digest()
+        if content not in by_content:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            out.write(b"\0" * (start - end))
+            end = start
+            for part in chain([first], parts):
+                out.write(part)
+                end += part.nbytes
+            by_content[content] = Placement(start, end - start)
+        placed[recipe.name] = by_content[content]
+        if progress:
+            progress(done, len(recipes))
+    return placed
+
+
+def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]]:
+    module, name = where.split(":")
+    found: Callable[[Sequence[str], TensorSource, int], Mapping[str, NDArray[Any]]] = getattr(
+        import_module(module), name
+    )
+    return found
+
+
+def _is_concatenated(recipe: Recipe) -> bool:
+    return len(recipe.sources) > 1 and recipe.transform in ("dense", "bf16")
+
+
+def _tensors(
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]]
+) -> Iterator[tuple[Recipe, Iterator[memoryview]]]:
+    """The bytes of each tensor, in one or more parts."""
+    known = set(source.tensor_names())
+    last: tuple[tuple[str, tuple[str, ...], int], Mapping[str, NDArray[Any]]] | None = None
+    for recipe in recipes:
+        if _is_concatenated(recipe):
+            convert = to_bf16 if recipe.transform == "bf16" else np.asarray
+            yield recipe, (_bytes(convert(_tensor(name, source, known))) for name in recipe.sources)
+            continue
+        if recipe.transform == "table":
+            array: NDArray[Any] = tables[recipe.name]
+        elif (split := recipe.transform.split("_", 1))[0] in FAMILIES:
+            family, part = split
+            key = (family, recipe.sources, recipe.block)
+            if last is None or last[0] != key:
+                names = [stored_name(n, known) for n in recipe.sources]
+                last = (key, _function(FAMILIES[family])(names, source, recipe.block))
+            array = last[1][part]
+        elif recipe.transform == "bf16":
+            array = to_bf16(_gather(recipe.sources, source, known))
+        else:
+            array = _gather(recipe.sources, source, known)
+            array = array.T if recipe.transform == "transposed" else array
+        yield recipe, iter([_bytes(array)])
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _gather(names: Sequence[str], source: TensorSource, known: set[str]) -> NDArray[np.float32]:
+    return np.concatenate([_tensor(n, source, known) for n in names])
+
+
+def _tensor(name: str, source: TensorSource, known: set[str]) -> NDArray[np.float32]:
+    return source.tensor(stored_name(name, known))

@@ -1,0 +1,52 @@
+"""The weights file of a lowering, as a cached stage: what its recipes name, made from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import Stages
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
+
+_DESCRIBED = ("dtype", "shape")
+
+
+def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str = "recipes") -> Entry:
+    """An entry with `weights`, the file, and `placements`, JSON {name: {"offset", "length"}} in bytes.
+
+    `recipes` is JSON of weights/recipes.py's, in the key under the name `described_as`; those that have a "dtype" and
+    a "shape" beside keep them in `placements`. `tables` is an npz of the computed ones. Raises CheckpointError.
+    """
+    components = {
+        described_as: recipes.digest,
+        "tables": tables.digest,
+        **stages.reading(),
+        "code": code_digest(weights_stage, type(stages.checkpoint)),
+    }
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        import numpy as np
+
+        from llmc.compiler.weights.recipes import Recipe, write_weights
+
+        described = json.loads(stages.store.get_bytes(recipes.digest))
+        with np.load(stages.path(tables)) as arrays, workspace.writer() as out:
+            placed = write_weights([Recipe.from_json(r) for r in described], stages.checkpoint, arrays, out)
+        assert out.blob is not None  # it is set once the block has ended well
+        placements = {
+            r["name"]: {
+                "offset": placed[r["name"]].offset, "length": placed[r["name"]].length,
+                **{member: r[member] for member in _DESCRIBED if member in r},
+            }
+            for r in described
+        }  # fmt: skip
+        return {"weights": out.blob, "placements": workspace.put_bytes(canonical_json(placements))}
+
+    return stages.run("weights", components, build)

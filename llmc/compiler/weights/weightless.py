@@ -1,0 +1,152 @@
+"""Stages of the targets whose programs take their weights as inputs: trace without weights, then the weights file.
+
+A program of dialect two_part holds no tensor; what it needs is described, so that the weights may come at compile time
+(`bound_weights`) or when the bundle is bound to a checkpoint (bind.py), from the same description by the same code:
+
+    tensors.json   [{"name", "transform": "dense" | "bf16" | "table", "shape": [..], "dtype": "float32" | "bfloat16",
+                     "sources": the checkpoint's tensors, concatenated along the first axis; none of a table}]
+    tables.npz     computed constants by name, float32
+    config.json    the configuration that was compiled
+    weights        tensors back to back, each at a multiple of 4096 bytes (weights/recipes.py)
+    weights.json   {name: {"offset": bytes, "length": bytes, "dtype", "shape": [..]}}
+
+A target that rolls layers into one body passes `stack`: a pure function from the described tensors to those that its
+executables take, e.g. "model.layers.*.mlp.up_proj.weight" [layers, out, in] of the sources of all layers in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.checkpoint.base import without_place
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import Stages, toolchain
+from llmc.compiler.weights.stage import weights_stage
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.targets.options import CompileOptions
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+"""Names of the dtypes that weights and cache may have, by the options' names."""
+
+TENSORS, TABLES, CONFIG = "tensors.json", "tables.npz", "config.json"
+WEIGHTS, PLACEMENTS = "weights", "weights.json"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
+
+Described = dict[str, Any]
+"""One tensor of tensors.json."""
+
+Stack = Callable[[Sequence[Described]], Sequence[Described]]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all executables of a bundle share: `files` for the bundle, by name.
+
+    `tensors` is the digest of tensors.json, whether it is among the files or not: what a key of an executable names
+    whose code depends on names, shapes and dtypes alone.
+    """
+
+    files: Mapping[str, str]
+    tensors: str
+
+
+def trace_stage(stages: Stages, options: CompileOptions, cached: bool) -> Entry:
+    """Trace the model with symbolic sizes, without a cache or with one; the same entry for every target.
+
+    Outputs: "program" (model.json), "tensors" and "tables", as the module's docstring describes them. Needs no weights
+    and no memory for them. Raises CompileError.
+    """
+    components = {
+        "config": stages.config_digest,
+        "dialect": "two_part",
+        "cached": cached,
+        "dtype": options.dtype,
+        **({"sample_top_k": options.sample_top_k} if options.sample_top_k else {}),
+        **toolchain("torch", "transformers", "sympy", "numpy", python=True),
+        "code": code_digest(trace_stage),
+    }
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        import io
+
+        import numpy as np
+        import torch
+
+        from llmc.compiler.frontend.trace import trace_weightless
+        from llmc.compiler.program.to_export import serialise
+
+        dtype = getattr(torch, DTYPES[options.dtype])
+        traced = trace_weightless(
+            stages.checkpoint.config, "two_part", cached=cached, dtype=dtype, top_k=options.sample_top_k
+        )
+        described = [
+            {
+                "name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype],
+                "sources": [name],
+            }
+            for name, shape in traced.parameters.items()
+        ]  # fmt: skip
+        described += [
+            {"name": name, "transform": "table", "shape": tuple(b.shape), "dtype": "float32", "sources": []}
+            for name, b in traced.buffers.items()
+        ]
+        tables = io.BytesIO()
+        np.savez(tables, **{name: b.float().numpy() for name, b in traced.buffers.items()})
+        return {
+            "program": workspace.put_bytes(canonical_json(serialise(traced.exported))),
+            "tensors": workspace.put_bytes(canonical_json(described)),
+            "tables": workspace.put_bytes(tables.getvalue()),
+        }
+
+    return stages.run("lower", components, build)
+
+
+def described_stage(stages: Stages, traced: Entry, stack: Stack | None = None) -> Blob:
+    """tensors.json of what executables take: the tensors of `trace_stage`, after `stack`."""
+    plain: Blob = traced.outputs["tensors"]
+    if stack is None:
+        return plain
+    data = canonical_json(list(stack(json.loads(stages.store.get_bytes(plain.digest)))))
+    components = {"tensors": plain.digest, "stacked": digest_bytes(data), "code": code_digest(described_stage)}
+    return stages.run("describe", components, lambda workspace: {"tensors": workspace.put_bytes(data)}).outputs[
+        "tensors"
+    ]
+
+
+def bound_weights(stages: Stages, tensors: Blob, tables: Blob) -> Mapping[str, Blob]:
+    """The weights of `stages.checkpoint` as tensors.json and tables.npz, which the store holds, describe them.
+
+    Outputs: "weights" and "placements" (weights.json). Raises CheckpointError.
+    """
+    return weights_stage(stages, tensors, tables, described_as="tensors").outputs
+
+
+def shared_files(stages: Stages, traced: Entry, stack: Stack | None = None) -> Shared:
+    """The files of a bundle that every executable reads: the weights or, of a configuration alone, what they must be.
+
+    Raises CheckpointError.
+    """
+    tensors, tables = described_stage(stages, traced, stack), traced.outputs["tables"]
+    if stages.checkpoint.tensor_names():
+        made = bound_weights(stages, tensors, tables)
+        files = {WEIGHTS: made["weights"].digest, PLACEMENTS: made["placements"].digest}
+        return Shared(files, tensors.digest)
+    files = {TENSORS: tensors.digest, TABLES: tables.digest, CONFIG: _config_stage(stages).digest}
+    return Shared(files, tensors.digest)
+
+
+def _config_stage(stages: Stages) -> Blob:
+    """The configuration that was compiled, canonical: what weights are held against before they are bound."""
+    data = canonical_json(without_place(stages.checkpoint.config))
+    components = {"config": stages.config_digest, "code": code_digest(_config_stage)}
+    return stages.run("config", components, lambda workspace: {"config": workspace.put_bytes(data)}).outputs["config"]

@@ -1,0 +1,1 @@
+"""The engine: requests to tokens, step by step."""

@@ -1,0 +1,263 @@
+"""An engine in a thread of its own, for asyncio: requests in, updates out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llmc.errors import EngineDeadError, InputError, OverloadedError
+from llmc.runtime.engine.generator import LONG_WORK, work_of
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.generator import Generator, Prepared
+    from llmc.runtime.engine.observer import EngineStats
+    from llmc.runtime.engine.requests import Request, Update
+
+_log = logging.getLogger("llmc")
+
+LONGEST_RETRY_S = 60.0
+CANCEL_GRACE_S = 5.0
+"""Seconds that a drain waits for cancelled requests to end, which takes the step that is running."""
+_SMOOTHING = 0.1
+
+
+class Stream:
+    """The updates of one request, in order; ends after the last choice's last update.
+
+    Raises EngineDeadError when the engine stops on an error meanwhile. `cancel` may be called at any time, any number
+    of times, also after the end; the slot is free before the next step.
+    """
+
+    def __init__(self, engine: AsyncEngine, request: Request, choices: int) -> None:
+        self.request = request
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Queue[list[Update] | None] = asyncio.Queue()
+        self._open = choices
+        self.began_s = time.perf_counter()
+        self._over = False
+
+    async def __aiter__(self) -> AsyncIterator[list[Update]]:
+        while self._open:
+            updates = await self._news.get()
+            if updates is None:
+                raise self._engine.death()
+            self._open -= sum(u.finish_reason is not None for u in updates)
+            yield updates
+
+    def cancel(self) -> None:
+        """End the request."""
+        if not self._over:
+            self._engine.cancel(self.request.request_id)
+
+    def put(self, updates: list[Update] | None) -> None:
+        """News from the engine's thread, or None when the engine died."""
+        try:
+            self._loop.call_soon_threadsafe(self._news.put_nowait, updates)
+        except RuntimeError:  # the loop was closed: nobody reads any more
+            self._over = True
+
+    def end(self) -> None:
+        """The engine has nothing more for it."""
+        self._over = True
+
+
+class AsyncEngine:
+    """Runs `generator` in a thread. `max_queued_requests` bounds the sequences that wait for a slot (None: no bound).
+
+    A request is refused while as many sequences as there are slots and places in the queue are not over. `submit`,
+    `open` and `drain` are called in a running event loop, the others anywhere. `on_close` is called when the thread
+    has ended.
+    """
+
+    def __init__(
+        self, generator: Generator, max_queued_requests: int | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.generator = generator
+        slots = generator.engine.config.max_num_seqs
+        self._bound = math.inf if max_queued_requests is None else slots + max_queued_requests
+        self._slots = slots
+        self._on_close = on_close
+        self._commands: deque[Callable[[], object]] = deque()
+        self._wake = threading.Condition()
+        self._streams: dict[str, tuple[Stream, int]] = {}
+        self._in_flight = 0
+        self._preparing = 0
+        self._cutting = False
+        self._seconds = 0.0
+        self._closing = False
+        self._error: BaseException | None = None
+        self._stats = generator.stats
+        self.draining = False
+        self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
+        self._thread.start()
+
+    async def open(self, request: Request) -> Stream:
+        """As `submit`, but what takes time (a grammar) is done aside; meanwhile the request counts as one that
+        waits, and cancelling this ends it."""
+        if request.params.structured_outputs is None and work_of(request) < LONG_WORK:
+            return self.submit(request)
+        self.check_room()
+        choices = request.params.choices
+        with self._wake:
+            self._preparing += 1
+            self._in_flight += choices
+        try:
+            prepared = await self.generator.aprepare(request)
+        finally:
+            with self._wake:
+                self._preparing -= 1
+                self._in_flight -= choices
+        return self._queue(prepared, admitted=True)
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request. Raises InputError (cannot be run), OverloadedError (queue full or draining; the message and
+        retry_after_s say so) or EngineDeadError, at once."""
+        self.check_room()
+        return self._queue(self.generator.prepare(request))
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise self.death()
+        if self._closing:
+            raise EngineDeadError("the engine is closed")
+
+    def check_room(self) -> None:
+        """Raise what `submit` would for any request now: OverloadedError or EngineDeadError."""
+        self._check_alive()
+        if self.draining:
+            raise OverloadedError("the server is shutting down; send the request to another one", LONGEST_RETRY_S)
+        if self._in_flight >= self._bound:
+            raise OverloadedError(
+                f"the queue is full: {self._in_flight} sequences run or wait; try again later", self._retry_after()
+            )
+
+    def _retry_after(self) -> float:
+        """Seconds until a place in the queue should be free: one request's time over the slots."""
+        return min(LONGEST_RETRY_S, max(1.0, self._seconds / self._slots))
+
+    def _queue(self, prepared: Prepared, admitted: bool = False) -> Stream:
+        choices = len(prepared.samplers)
+        request = prepared.request
+        stream = Stream(self, request, min(request.params.n, choices))
+        with self._wake:
+            self._check_alive()
+            if not admitted or self._cutting:
+                self.check_room()
+            if request.request_id in self._streams:
+                raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
+            self._streams[request.request_id] = (stream, choices)
+            self._in_flight += choices
+            self._commands.append(lambda: self.generator.add(prepared))
+            self._wake.notify()
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, if it still runs."""
+        with self._wake:
+            self._commands.append(lambda: self._deliver(self.generator.cancel(request_id)))
+            self._wake.notify()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges of now, as the last step left them; requests whose grammar compiles count as waiting."""
+        return replace(self._stats, waiting=self._stats.waiting + self._preparing) if self._preparing else self._stats
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences that run or wait."""
+        return self._in_flight
+
+    @property
+    def error(self) -> BaseException | None:
+        """What stopped the engine, if it stopped on an error."""
+        return self._error
+
+    def death(self) -> EngineDeadError:
+        """The error that callers get once the engine is dead; what happened stands in the log, not in it."""
+        kind = type(self._error).__name__
+        return EngineDeadError(f"the engine stopped on an error ({kind}); see the server's log, and start it again")
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests, wait until all that were accepted ended or `timeout_s` passed, cancel the rest; returns
+        how many requests were cancelled."""
+        self.draining = True
+        await self._idle(timeout_s)
+        self._cutting = True
+        rest = list(self._streams)
+        for request_id in rest:
+            self.cancel(request_id)
+        await self._idle(CANCEL_GRACE_S)
+        return len(rest)
+
+    async def _idle(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        while (self._streams or (self._preparing and not self._cutting)) and self._error is None and loop.time() < end:
+            await asyncio.sleep(min(0.02, max(0.0, end - loop.time())))
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stop the thread after the step it runs, which `timeout_s` bounds the wait for; whether it has stopped."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._next():
+                self._deliver(self.generator.step())
+                self._stats = self.generator.stats
+        except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
+            _log.error("the engine stopped on an error: %s: %s", type(e).__name__, e, exc_info=e)
+            self._error = e
+        with self._wake:
+            self._closing = self._closing or self._error is not None
+            streams, self._streams = list(self._streams.values()), {}
+            self._in_flight -= sum(choices for _, choices in streams)
+        for stream, _ in streams:
+            stream.put(None)
+            stream.end()
+        self.generator.close()
+        if self._on_close is not None:
+            self._on_close()
+
+    def _next(self) -> bool:
+        """Do what was asked for since the last step; false when the thread is to end."""
+        with self._wake:
+            while not (self._commands or self._closing or self.generator.has_work):
+                self._wake.wait()
+            if self._closing:
+                return False
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            command()
+        return True
+
+    def _deliver(self, updates: list[Update]) -> None:
+        grouped: dict[str, list[Update]] = {}
+        for update in updates:
+            grouped.setdefault(update.request_id, []).append(update)
+        for request_id, news in grouped.items():
+            entry = self._streams.get(request_id)
+            if entry is None:
+                continue
+            stream, choices = entry
+            if not self.generator.runs(request_id):
+                with self._wake:  # before the news: who hears of the end may ask for the place at once
+                    del self._streams[request_id]
+                    self._in_flight -= choices
+                stream.end()
+                self._seconds += _SMOOTHING * (time.perf_counter() - stream.began_s - self._seconds)
+            stream.put(news)

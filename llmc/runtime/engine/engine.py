@@ -1,0 +1,304 @@
+"""The engine, token by token: the scheduler says what runs, the executor replays it, the samplers choose.
+
+Sequences are numbers here; requests, texts and stop strings are the generator's (generator.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
+from llmc.runtime.engine.replay import choose, replay, step_of
+from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
+from llmc.runtime.engine.scheduling import open_scheduler
+from llmc.runtime.engine.scheduling.base import SchedulerConfig, Work
+
+if TYPE_CHECKING:
+    from array import array
+
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.requests import TokenLogprobs
+    from llmc.runtime.engine.speculation import SequenceDrafter, SpeculativeConfig
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.step import Step
+
+RAGGED_PREFILL_BUDGET = 512
+"""Prompt tokens beside the decoding rows of a ragged step, where nothing else is asked for: over 256, fewer steps have
+prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile between tokens)."""
+
+OnCompilation = Literal["ignore", "warn", "refuse"]
+"""What to do where a step compiled what the bundle did not bring; "refuse" raises DeviceError."""
+
+_ASKED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
+_log = logging.getLogger("llmc")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token.
+
+    A sequence that fails may end without a token, with None and the reason "error".
+    """
+
+    sequence: int
+    token_id: int | None
+    finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step gave: several tokens of a sequence, in their order, where drafts held.
+
+    `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved.
+    """
+
+    record: StepRecord
+    tokens: list[TokenEvent]
+    admitted: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    sampler: SequenceSampler
+    budget: int
+    least: int
+    ends: frozenset[int]
+    drafter: SequenceDrafter | None = None
+    produced: int = field(default=0)
+
+
+class Engine:
+    """Keeps the bucketed graphs of one executor busy. Not thread-safe.
+
+    `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
+    it has one, or RAGGED_PREFILL_BUDGET), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens,
+    see SchedulerConfig. `speculation` asks for drafts; raises InputError where the executor cannot verify any.
+    """
+
+    def __init__(
+        self, plan: Plan, executor: Executor, vocab_size: int, *, prefill_budget: int | None = None,
+        min_prefix: int | None = None, on_compilation: OnCompilation = "warn",
+        speculation: SpeculativeConfig | None = None,
+    ) -> None:  # fmt: skip
+        if speculation is not None:
+            from llmc.runtime.engine.speculation.verifying import require_verifiable
+
+            require_verifiable(executor)
+        self.plan = plan
+        self.executor = executor
+        self.vocab_size = vocab_size
+        self.speculation = speculation
+        budget = prefill_budget or executor.prompt_chunk or (RAGGED_PREFILL_BUDGET if executor.ragged else None)
+        chosen: dict[str, Any] = {"prefill_budget": budget, "min_prefix": min_prefix}
+        self.config = SchedulerConfig(
+            max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=executor.exact,
+            ragged=executor.ragged, cache_tokens=executor.cache_tokens, block_tokens=executor.block_tokens,
+            prompt_chunk=executor.prompt_chunk, **{k: v for k, v in chosen.items() if v is not None},
+        )  # fmt: skip
+        self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
+        self._cache_room = plan.limits.max_model_len
+        if executor.cache_tokens is not None:
+            self._cache_room = executor.cache_tokens // executor.block_tokens * executor.block_tokens
+        self.steps = 0
+        self._sequences: dict[int, _Sequence] = {}
+        self._names: dict[Any, str] = {}
+        self._on_compilation = on_compilation
+        if on_compilation == "refuse" and executor.compilations.count:
+            what = ", ".join(executor.compilations.compiled)
+            raise DeviceError(f"{what}: compiled when the bundle was opened, {_ASKED}")
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise InputError when no bucket, or no cache, takes a prompt of these ids, naming the limit."""
+        length, limits = len(prompt), self.plan.limits
+        if not length:
+            raise InputError("the prompt is empty: it has no token")
+        if length > limits.longest_prompt:
+            raise InputError(
+                f"the prompt has {length} tokens; this bundle takes at most {limits.longest_prompt} "
+                + (
+                    f"(max_prompt_len {limits.max_prompt_len})"
+                    if limits.max_prompt_len is not None
+                    else f"(max_model_len {limits.max_model_len}, one token left to generate)"
+                )
+            )
+        if length > self._cache_room:
+            raise InputError(
+                f"the prompt has {length} tokens; the KV cache holds {self._cache_room}: raise the KV cache space, or "
+                "send a shorter prompt"
+            )
+        smallest, largest = min(prompt), max(prompt)
+        if smallest < 0 or largest >= self.vocab_size:
+            found = smallest if smallest < 0 else largest
+            raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {found}")
+
+    def sampler(
+        self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
+        constraint: Constraint | None = None, bad_words: Sequence[Sequence[int]] = (),
+    ) -> SequenceSampler:  # fmt: skip
+        """The state that `add` takes; raises InputError for ids in `params` that the vocabulary lacks."""
+        ends = () if params.ignore_eos else end_ids
+        return SequenceSampler(params, self.vocab_size, prompt, ends, constraint, bad_words=bad_words)
+
+    def add(
+        self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
+        group: int | None = None, checked: bool = False,
+    ) -> None:  # fmt: skip
+        """Queue a sequence under a new number. Raises InputError for a prompt that cannot run, unless it was `checked`.
+
+        It makes as many tokens as params allow, max_model_len, and the whole cache if it had it alone.
+        """
+        if not checked:
+            self.check(prompt)
+        params = sampler.params
+        # the last token of a sequence is never put into the cache
+        room = min(self.plan.limits.max_model_len, self._cache_room + 1) - len(prompt)
+        budget = room if params.max_tokens is None else min(room, params.max_tokens)
+        ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
+        self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
+        drafter = None
+        if self.speculation is not None:
+            from llmc.runtime.engine.speculation import SequenceDrafter
+
+            drafter = SequenceDrafter(self.speculation)
+        self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends, drafter)
+
+    def cancel(self, sequence: int) -> None:
+        """End a sequence, e.g. at a stop string: its slot is free before the next step."""
+        if self._sequences.pop(sequence, None) is not None:
+            self.scheduler.cancel(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some sequence is not finished."""
+        return bool(self._sequences)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges of now, in sequences."""
+        o = self.scheduler.occupancy
+        places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
+        return EngineStats(
+            o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
+            self.steps, self.executor.compilations.count, len(self.executor.compilations.at_open),
+        )  # fmt: skip
+
+    def step(self) -> Outcome | None:
+        """Run one step; None when there is nothing to do.
+
+        A sequence whose logits are no numbers, or whose constraint fails, ends alone, with the reason "error", and
+        nothing that it cached is used again. Raises whatever the executor raises; every sequence is forgotten then,
+        and the engine can be used again.
+        """
+        started = time.perf_counter()
+        work = self.scheduler.next()
+        if work is None:
+            return None
+        try:
+            return self._run(work, started)
+        except BaseException:
+            self.scheduler.reset()
+            self._sequences.clear()
+            raise
+
+    def _tell_compilation(self, step: Step, what: str) -> None:
+        if self._on_compilation == "refuse":
+            raise DeviceError(f"{what} was compiled while serving, in step {self.steps} ({step.phase}), {_ASKED}")
+        if self._on_compilation == "warn":
+            _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
+
+    def _run(self, work: Work, started: float) -> Outcome:
+        compiled = self.executor.compilations.count
+        for copy in work.copies:
+            self.executor.copy_prefix(copy.source, copy.target, copy.length)
+        scheduled = time.perf_counter()
+        step = step_of(work, self.config.ragged)
+        prepared = time.perf_counter()
+        samplers = [s.sampler if (s := self._sequences.get(row.sequence)) else None for row in work.rows]
+        replayed = replay(self.executor, step, work, samplers)
+        executed = time.perf_counter()
+        missed = self.executor.compilations.count > compiled
+        if missed:
+            self._tell_compilation(step, ", ".join(self.executor.compilations.compiled[compiled:]))
+        tokens: list[TokenEvent] = []
+        made: dict[int, list[int]] = {}
+
+        def take(i: int, token: int | None, logprobs: TokenLogprobs | None) -> bool:
+            sequence = work.rows[i].sequence
+            if token is None:
+                unsound = self._sequences[sequence].sampler.unsound
+                (self.scheduler.fail if unsound else self.scheduler.cancel)(sequence)
+                tokens.append(TokenEvent(sequence, None, "error"))
+            else:
+                tokens.append(self._token(sequence, token, logprobs))
+                made.setdefault(sequence, []).append(token)
+            return tokens[-1].finish_reason is None
+
+        drafts = choose(self.executor, replayed, work, samplers, take)
+        for one in drafts:
+            row = work.rows[one.row]
+            drafter = self._sequences[row.sequence].drafter
+            if drafter is not None:
+                drafter.verified(row.start + 1 + len(made.get(row.sequence, ())), row.drafted, one.held)
+        finished = {t.sequence for t in tokens if t.finish_reason}
+        self.scheduler.complete(work, made, finished)
+        for sequence in finished:
+            why = self._sequences.pop(sequence).sampler.failure
+            if why is not None:
+                _log.warning("sequence %d failed: %s", sequence, why)
+        self.steps += 1
+        record = StepRecord(
+            step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
+            self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
+            tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
+            len(drafts), sum(row.drafted for row in work.rows), sum(one.held for one in drafts),
+        )  # fmt: skip
+        return Outcome(record, tokens, work.admitted)
+
+    def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
+        """Guesses for a decode row; none beyond what the sequence may still make."""
+        known = self._sequences.get(sequence)
+        if known is None or known.drafter is None:
+            return ()
+        return known.drafter.propose(tokens, min(most, known.budget - known.produced - 1))
+
+    def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+        """Run prompts to their ends beside whatever else runs; the new tokens of each."""
+        made: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
+        for sequence, prompt, one in zip(made, prompts, params, strict=True):
+            self.add(sequence, prompt, self.sampler(prompt, one))
+        while any(sequence in self._sequences for sequence in made):
+            outcome = self.step()
+            for token in outcome.tokens if outcome else ():
+                if token.sequence in made and token.token_id is not None:
+                    made[token.sequence].append(token.token_id)
+        return list(made.values())
+
+    def _token(self, number: int, token: int, logprobs: TokenLogprobs | None) -> TokenEvent:
+        sequence = self._sequences[number]
+        sequence.produced += 1
+        ends = token in sequence.ends and sequence.produced >= sequence.least
+        reason: FinishReason | None = None
+        if sequence.sampler.failure is not None:
+            reason = "error"
+        elif ends or sequence.sampler.finished:
+            reason = "stop"
+        elif sequence.produced >= sequence.budget:
+            reason = "length"
+        return TokenEvent(number, token, reason, logprobs, ends)
+
+    def _executable(self, step: Step) -> str:
+        key: Any = (step.phase, step.batch, step.query, step.context)
+        if self.executor.exact:
+            # one for any shape, or some for numbers of tokens that are met often
+            key = step.live_tokens if self.executor.ragged else None
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = self.executor.executable_of(step)
+        return name

@@ -1,0 +1,318 @@
+"""Requests over an engine: n sequences each, their texts and stop strings, and what watchers are told.
+
+A request of n choices (best_of, where more are made than returned) is as many sequences of the engine, of one group,
+so that the prompt is computed once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from llmc.errors import InputError
+from llmc.runtime.engine.observer import FinishReason, Observer, RequestSummary
+from llmc.runtime.engine.requests import Request, TokenLogprobs, Update
+from llmc.runtime.engine.sampling import bad_word_ids
+from llmc.runtime.text.detokenizer import SequenceText
+from llmc.runtime.text.stops import StopStrings
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.engine import Engine, Outcome, TokenEvent
+    from llmc.runtime.engine.observer import EngineStats
+    from llmc.runtime.engine.sampling import SequenceSampler
+    from llmc.runtime.engine.sampling.guided import ConstraintFactory, GrammarConstraint
+    from llmc.runtime.text.tokenizer import Tokenizer
+
+LONG_WORK = 2000
+"""Of `work_of`: from here a request is prepared in a thread, where an event loop goes on meanwhile."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    sequence: int
+    index: int
+    text: SequenceText
+    logprob: float = 0.0
+    tokens: int = 0
+    last_s: float = 0.0
+    reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    request: Request
+    choices: list[_Choice]
+    arrived_at: float
+    arrived_s: float
+    admitted_s: float | None = None
+    first_s: float | None = None
+    cached: int = 0
+    open: int = field(default=0)
+    held: list[Update] = field(default_factory=list)
+
+    @property
+    def selects(self) -> bool:
+        """Whether the best of more choices than wanted are to be found, which takes all of them to the end."""
+        return len(self.choices) > self.request.params.n
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was checked: its prompt fits, its parameters make sense, its samplers are made. What its choices
+    share is made once: its prompt as the scheduler keeps it, and what finds its stop strings."""
+
+    request: Request
+    samplers: tuple[SequenceSampler, ...]
+    prompt: array[int]
+    stops: StopStrings
+
+
+class Generator:
+    """Runs requests on `engine`. Not thread-safe, except `prepare`.
+
+    `tokenizer`: None for a model without one, whose outputs are token ids only. `constraints` opens, at the first
+    request with structured outputs, what makes their constraints. `observer` is told of every request and step.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer | None = None,
+        constraints: Callable[[bool], ConstraintFactory] | None = None, observer: Observer | None = None,
+    ) -> None:  # fmt: skip
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.observer = observer or Observer()
+        self._open_constraints = constraints
+        self._factory: ConstraintFactory | None = None
+        self._opening = threading.Lock()
+        self._numbers = itertools.count()
+        self._running: dict[str, _Running] = {}
+        self._choices: dict[int, tuple[_Running, _Choice]] = {}
+
+    def prepare(self, request: Request) -> Prepared:
+        """Check a request, and compile its grammar, if it has one; any thread may.
+
+        Raises InputError for a prompt that cannot run here, and for parameters that cannot be met.
+        """
+        structured, constraint = request.params.structured_outputs, None
+        if structured is not None:
+            self.engine.check(request.prompt_token_ids)
+            constraint = self.constraints().compile(structured)
+        return self._prepared(request, constraint)
+
+    async def aprepare(self, request: Request) -> Prepared:
+        """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
+        import asyncio  # a first token needs none
+
+        structured, constraint = request.params.structured_outputs, None
+        if structured is not None:
+            self.engine.check(request.prompt_token_ids)
+            if self._factory is None:
+                await asyncio.to_thread(self.constraints)
+            constraint = await self.constraints().acompile(structured)
+        if work_of(request) < LONG_WORK:
+            return self._prepared(request, constraint)
+        return await asyncio.to_thread(self._prepared, request, constraint)
+
+    def _prepared(self, request: Request, constraint: GrammarConstraint | None) -> Prepared:
+        params = request.params
+        if params.truncate_prompt_tokens is not None:
+            request = replace(request, prompt_token_ids=request.prompt_token_ids[-params.truncate_prompt_tokens :])
+        self.engine.check(request.prompt_token_ids)
+        if params.stop_strings and self.tokenizer is None:
+            raise InputError("stop strings need text, and this bundle has no tokenizer; use stop_token_ids")
+        ranked = params.choices > params.n
+        if ranked and params.logprobs is None:
+            params = replace(params, logprobs=0)
+        words: tuple[tuple[int, ...], ...] = ()
+        if params.bad_words and self.tokenizer is not None:
+            tokenizer = self.tokenizer
+            words = bad_word_ids(params.bad_words, lambda text: tokenizer.encode(text, add_special_tokens=False))
+        ids = request.prompt_token_ids
+        first = self.engine.sampler(ids, params.child(0), request.end_ids, constraint, words)
+        samplers = (first, *(first.sibling(params.child(i)) for i in range(1, params.choices)))
+        return Prepared(request, samplers, array("q", ids), StopStrings(params.stop_strings))
+
+    def constraints(self, at_once: bool = True) -> ConstraintFactory:
+        """What makes constraints, opened once; `at_once`: for a grammar that waits.
+
+        Raises InputError where there is no tokenizer, or no llguidance.
+        """
+        if self._open_constraints is None:
+            raise InputError("structured outputs need a tokenizer, and this bundle has none")
+        with self._opening:
+            if self._factory is None:
+                self._factory = self._open_constraints(at_once)
+        return self._factory
+
+    def close(self) -> None:
+        """End the processes in which grammars are tried."""
+        if self._factory is not None:
+            self._factory.close()
+
+    def add(self, prepared: Prepared) -> list[int]:
+        """Queue a request; the numbers of its sequences, as step records name them.
+
+        Raises InputError where another one of that request_id runs.
+        """
+        request = prepared.request
+        if request.request_id in self._running:
+            raise InputError(f"a request with id {request.request_id!r} runs already; ids must differ")
+        numbers = [next(self._numbers) for _ in prepared.samplers]
+        group = numbers[0] if len(numbers) > 1 else None
+        choices = [
+            _Choice(number, i, SequenceText(self.tokenizer, sampler.params, request.prompt_token_ids, prepared.stops))
+            for i, (number, sampler) in enumerate(zip(numbers, prepared.samplers, strict=True))
+        ]
+        now = time.perf_counter()
+        running = _Running(request, choices, time.time(), now, open=len(choices))
+        for choice, sampler in zip(choices, prepared.samplers, strict=True):
+            self.engine.add(
+                choice.sequence, prepared.prompt, sampler, priority=request.priority, group=group, checked=True
+            )  # fmt: skip
+            self._choices[choice.sequence] = (running, choice)
+        self._running[request.request_id] = running
+        self.observer.arrived(request.request_id, len(request.prompt_token_ids))
+        return numbers
+
+    def cancel(self, request_id: str) -> list[Update]:
+        """End a request; its slots are free before the next step. An update for each choice that was open."""
+        running = self._running.get(request_id)
+        if running is None:
+            return []
+        updates = [self._end(running, choice, "abort") for choice in running.choices if choice.reason is None]
+        return self._told(running, updates)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request is not over."""
+        return bool(self._running)
+
+    def runs(self, request_id: str) -> bool:
+        """Whether the request is not over."""
+        return request_id in self._running
+
+    @property
+    def stats(self) -> EngineStats:
+        """Gauges of now; running and waiting count requests, of which one of n choices is one."""
+        waiting = sum(r.admitted_s is None for r in self._running.values())
+        return replace(self.engine.stats, waiting=waiting, running=len(self._running) - waiting)
+
+    def step(self) -> list[Update]:
+        """Run one step; what it added to requests. Raises whatever the executor raises."""
+        outcome = self.engine.step()
+        if outcome is None:
+            return []
+        now = time.perf_counter()
+        self._admit(outcome.admitted, outcome.record.started_s)
+        first: list[float] = []
+        between: list[float] = []
+        updates: list[Update] = []
+        for token in outcome.tokens:
+            if token.sequence not in self._choices:
+                continue  # a stop string ended it in the middle of the step's tokens
+            running, choice = self._choices[token.sequence]
+            if token.token_id is None:
+                updates += self._told(running, [self._end(running, choice, "error", choice.text.flush())])
+                continue
+            running.first_s = running.first_s or now
+            if choice.tokens:
+                between.append(now - choice.last_s)
+            else:
+                first.append(now - running.arrived_s)
+            choice.last_s = now
+            updates += self._told(running, [self._took(running, choice, token, token.token_id)])
+        self._observe(outcome, first, between)
+        return updates
+
+    def _admit(self, admitted: Iterable[tuple[int, int]], now: float) -> None:
+        for sequence, cached in admitted:
+            if sequence not in self._choices:
+                continue
+            running, _ = self._choices[sequence]
+            if running.admitted_s is None:
+                running.admitted_s, running.cached = now, cached
+                self.observer.admitted(running.request.request_id, now - running.arrived_s, cached)
+
+    def _observe(self, outcome: Outcome, first: list[float], between: list[float]) -> None:
+        self.observer.stepped(outcome.record)
+        if first or between:
+            self.observer.emitted(first, between)
+
+    def _took(self, running: _Running, choice: _Choice, token: TokenEvent, token_id: int) -> Update:
+        choice.tokens += 1
+        text = choice.text.feed(token_id, token.ends, token.finish_reason is not None)
+        if token.logprobs is not None:
+            choice.logprob += token.logprobs.logprob
+        reason, stopped = token.finish_reason, choice.text.stopped_at
+        if stopped is not None:
+            reason = "stop"
+            self.engine.cancel(choice.sequence)
+        stop_reason: str | int | None = stopped
+        if stopped is None and token.ends and token_id in (running.request.params.stop_token_ids or ()):
+            stop_reason = token_id
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if token.logprobs is not None and running.request.params.logprobs is not None:
+            logprobs = (token.logprobs,)
+        if reason is not None:
+            self._close(running, choice, reason)
+        return Update(
+            running.request.request_id, choice.index, text, (token_id,), logprobs, reason, stop_reason,
+            running.cached,
+        )  # fmt: skip
+
+    def _end(self, running: _Running, choice: _Choice, reason: FinishReason, text: str = "") -> Update:
+        self.engine.cancel(choice.sequence)
+        self._close(running, choice, reason)
+        return Update(
+            running.request.request_id, choice.index, text, finish_reason=reason, cached_tokens=running.cached
+        )
+
+    def _close(self, running: _Running, choice: _Choice, reason: FinishReason) -> None:
+        choice.reason = reason
+        del self._choices[choice.sequence]
+        running.open -= 1
+        if running.open == 0:
+            del self._running[running.request.request_id]
+            self.observer.finished(_summary(running))
+
+    def _told(self, running: _Running, updates: list[Update]) -> list[Update]:
+        """The updates as they are, or, where the best are looked for, nothing until all choices are over."""
+        if not running.selects:
+            return updates
+        running.held += updates
+        if running.open:
+            return []
+        ranked = sorted(running.choices, key=lambda c: (c.reason == "error", -c.logprob / max(1, c.tokens)))
+        best = ranked[: running.request.params.n]
+        rank = {choice.index: place for place, choice in enumerate(best)}
+        return [replace(u, index=rank[u.index]) for u in running.held if u.index in rank]
+
+
+def work_of(request: Request) -> int:
+    """What preparing a request costs, roughly in microseconds."""
+    params = request.params
+    lists = (params.stop_token_ids, params.allowed_token_ids, params.logit_bias)
+    return (
+        len(request.prompt_token_ids) // 10 + 30 * params.choices + sum(len(ids) for ids in lists if ids)
+        + sum(map(len, params.stop_strings)) + 30 * len(params.bad_words or ())
+    )  # fmt: skip
+
+
+def _summary(running: _Running) -> RequestSummary:
+    now, request = time.perf_counter(), running.request
+    since = running.arrived_s
+
+    def lasted(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else end - start
+
+    return RequestSummary(
+        request.request_id, running.arrived_at, len(request.prompt_token_ids), running.cached,
+        sum(c.tokens for c in running.choices), tuple(c.reason or "abort" for c in running.choices),
+        request.params.n, request.params.max_tokens, now - since, lasted(since, running.admitted_s),
+        lasted(since, running.first_s), lasted(running.admitted_s, running.first_s), lasted(running.first_s, now),
+    )  # fmt: skip

@@ -1,0 +1,91 @@
+"""From the scheduler's work to tokens: the step for the executor, its logits, and what the samplers make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.engine.sampling import SequenceSampler, TopLogits, finite, sample, sample_top
+from llmc.runtime.step import Step, exact, pad, ragged
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.requests import TokenLogprobs
+    from llmc.runtime.engine.scheduling.base import Work
+    from llmc.runtime.engine.speculation.verifying import Held
+    from llmc.runtime.executors.base import Executor
+
+Samplers = Sequence[SequenceSampler | None]
+"""The sampler of each row; None where nobody waits for the row's token any more."""
+
+Take = Callable[[int, int | None, "TokenLogprobs | None"], bool]
+"""Called with (index of the row, token, its log probabilities); whether the sequence goes on. The token is None for a
+row whose sequence failed (`SequenceSampler.failure`), also one that was to give no token yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a step gave: logits of each row (of each token, where there are drafts), or only the largest of each row."""
+
+    logits: NDArray[np.float32] | None = None
+    top: TopLogits | None = None
+
+
+def step_of(work: Work, takes_ragged: bool) -> Step:
+    """The step that `work` is, padded where it has a bucket."""
+    slots, tokens = [row.slot for row in work.rows], [row.tokens for row in work.rows]
+    past = [row.start for row in work.rows]
+    if takes_ragged:
+        return ragged(work.phase, slots, tokens, past)
+    if work.bucket is None:
+        return exact(work.phase, slots, tokens, past)
+    return pad(work.bucket, slots, tokens, past)
+
+
+def replay(executor: Executor, step: Step, work: Work, samplers: Samplers) -> Replayed:
+    """Run the step, for no more logits than the samplers need. Raises whatever the executor raises."""
+    if any(row.drafted for row in work.rows):
+        return Replayed(executor.run_each(step))
+    k = executor.top_k
+    if k and all(samplers[i].served_by_top(k) for i in _emitting(work, samplers)):  # type: ignore[union-attr]
+        return Replayed(top=executor.run_top(step))
+    return Replayed(executor.run(step))
+
+
+def choose(executor: Executor, replayed: Replayed, work: Work, samplers: Samplers, take: Take) -> list[Held]:
+    """Give `take` a token for each row that emits, or as many as hold of a draft and the one after them.
+
+    Returns how many drafts held, for the rows that had some.
+    """
+    if any(row.drafted for row in work.rows):
+        from llmc.runtime.engine.speculation.verifying import verify
+
+        assert replayed.logits is not None
+        return verify(replayed.logits, work.rows, samplers, take)
+    for i, row in enumerate(work.rows):
+        sampler = samplers[i]
+        if not row.emits and sampler is not None:
+            read = replayed.logits if replayed.top is None else replayed.top.values
+            assert read is not None
+            if not finite(read[i], sampler):
+                take(i, None, None)
+    emitting = _emitting(work, samplers)
+    if not emitting:
+        return []
+    wanted = [one for i in emitting if (one := samplers[i]) is not None]
+    rows: Any = slice(len(emitting)) if emitting[-1] == len(emitting) - 1 else np.array(emitting)
+    if replayed.top is not None:
+        chosen = sample_top(replayed.top.rows(rows), wanted, lambda: executor.logits()[rows])
+    else:
+        assert replayed.logits is not None
+        chosen = sample(replayed.logits[rows], wanted)
+    for i, token, logprobs in zip(emitting, chosen.ids, chosen.logprobs, strict=True):
+        take(i, token, logprobs)
+    return []
+
+
+def _emitting(work: Work, samplers: Samplers) -> list[int]:
+    return [i for i, row in enumerate(work.rows) if row.emits and samplers[i] is not None]

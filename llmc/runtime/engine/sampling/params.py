@@ -1,0 +1,237 @@
+"""How a request wants its text: what to draw, when to stop, what to return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, fields
+from enum import Enum
+from typing import Any
+
+from llmc.errors import InputError, UnknownNameError
+from llmc.runtime.engine.sampling import checks
+from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this mean greedy, as in vLLM."""
+MAX_CHOICES = 1024
+"""The largest n and best_of."""
+MAX_LOGPROBS = 20
+"""The most probable tokens that can be asked for beside the chosen one."""
+_SEEDS = 1 << 64
+
+
+class RequestOutputKind(Enum):
+    """What each output of a stream holds: all so far, what is new, or nothing before the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens, when to stop and what to return, with vLLM's names and defaults.
+
+    Raises InputError, naming the field, for a value that makes no sense. Once constructed, sequences are tuples,
+    `top_k` is 0 where it was -1, and `guided_decoding` (vLLM's older name) has become `structured_outputs`.
+    """
+
+    max_tokens: int | None = 16
+    """Tokens to produce at most; None: as many as the context has room for."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Keep the most probable tokens that together reach this probability, in (0, 1]."""
+    top_k: int = 0
+    """Keep this many most probable tokens; 0 or -1: all."""
+    min_p: float = 0.0
+    """Keep tokens at least this probable relative to the most probable, in [0, 1]."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens in prompt and output, multiplies negative ones; over 1 discourages."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens in the output, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time a token is in the output, in [-2, 2]."""
+    logit_bias: Mapping[int, float] | None = None
+    """Added to the logits of these ids, in [-100, 100]."""
+    seed: int | None = None
+    """Makes the draws repeatable; None: different every time."""
+    stop: str | Sequence[str] | None = None
+    """Text is cut before the first of these; see stops.StopChecker."""
+    stop_token_ids: Sequence[int] | None = None
+    """Ids that end the text beside the model's own."""
+    ignore_eos: bool = False
+    """Continue after the model's end token."""
+    min_tokens: int = 0
+    """No end token (nor stop token) before this many tokens, unless nothing else is allowed."""
+    n: int = 1
+    """Choices to return, up to MAX_CHOICES; 1 where greedy, which has only one."""
+    best_of: int | None = None
+    """Choices to produce, the n most probable of which are returned; None: n."""
+    typical_p: float = 1.0
+    """Keep the tokens whose surprise is nearest to the expected one and that together reach this probability, in
+    (0, 1]: locally typical sampling (Meister et al. 2022)."""
+    logprobs: int | None = None
+    """Return log probabilities: of the chosen token and of this many most probable ones, 0 … 20."""
+    prompt_logprobs: None = None
+    """Not available: compiled graphs return the logits of the last token only."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    include_stop_str_in_output: bool = False
+    """Let the text end with the stop string or stop token that ended it."""
+    allowed_token_ids: Sequence[int] | None = None
+    """Choose among these only."""
+    bad_words: Sequence[str] | None = None
+    """Never complete one of these, at the start of a word or of the text."""
+    truncate_prompt_tokens: int | None = None
+    """Use only this many last tokens of the prompt."""
+    detokenize: bool = True
+    """Whether to make text of the tokens."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What each output of a stream holds."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the text must have."""
+    guided_decoding: InitVar[StructuredOutputsParams | None] = None
+
+    def __post_init__(self, guided_decoding: StructuredOutputsParams | None) -> None:
+        values = self.__dict__
+        for name, default, check in _CHECKS:
+            value = values[name]
+            if value is not default:
+                values[name] = check(name, value)
+        values["top_k"] = max(0, self.top_k)
+        for name in ("stop", "stop_token_ids", "bad_words"):
+            values[name] = values[name] or ()
+        if guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise InputError("guided_decoding is the older name of structured_outputs; give one of them")
+            values["structured_outputs"] = _structured("guided_decoding", guided_decoding)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InputError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if self.best_of is not None and self.best_of < self.n:
+            raise InputError(f"best_of {self.best_of} is less than n {self.n}")
+        if self.choices > 1 and self.greedy:
+            name = "n" if self.n > 1 else "best_of"
+            raise InputError(
+                f"{name} must be 1 at temperature 0, not {self.choices}: greedy choices are all the same; "
+                "set a temperature or ask for one"
+            )
+        if self.stop and not self.detokenize:
+            raise InputError("stop needs detokenize: stop strings are looked for in the text; use stop_token_ids")
+        if self.allowed_token_ids is not None and self.structured_outputs is not None:
+            raise InputError("allowed_token_ids and structured_outputs may contradict each other; give one of them")
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> SamplingParams:
+        """Parameters of which None means the default (but max_tokens=None: no bound), as a request has them.
+
+        Raises UnknownNameError for a name that no parameter has.
+        """
+        for name in values:
+            if name not in _NAMES:
+                raise UnknownNameError("sampling parameter", name, _NAMES)
+        return cls(**{name: v for name, v in values.items() if v is not None or name == "max_tokens"})
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing that can be changed."""
+        bias = None if self.logit_bias is None else dict(self.logit_bias)
+        return self._with(logit_bias=bias)
+
+    def child(self, index: int) -> SamplingParams:
+        """The parameters of choice `index` alone: n is 1, and a seed moves on by `index`."""
+        seed = self.seed
+        if seed is not None and (seed := seed + index) >= _SEEDS:
+            seed -= _SEEDS
+        return self._with(n=1, best_of=None, seed=seed)
+
+    def _with(self, **values: Any) -> SamplingParams:
+        made = object.__new__(SamplingParams)
+        made.__dict__.update(self.__dict__, **values)
+        return made
+
+    @property
+    def choices(self) -> int:
+        """Sequences to produce: best_of, or n."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken, without drawing."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return tuple(self.stop or ())
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that were seen are treated differently."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether penalties or biases apply."""
+        return self.penalises or bool(self.logit_bias)
+
+
+def _structured(name: str, value: Any) -> StructuredOutputsParams:
+    if not isinstance(value, StructuredOutputsParams):
+        raise InputError(f"{name} must be a StructuredOutputsParams, not {value!r:.80}")
+    return value
+
+
+def _kind(name: str, value: Any) -> RequestOutputKind:
+    if not isinstance(value, RequestOutputKind):
+        raise InputError(f"{name} must be a RequestOutputKind, not {value!r:.80}")
+    return value
+
+
+def _allowed(name: str, value: Any) -> tuple[int, ...]:
+    ids = checks.token_ids(name, value)
+    if not ids:
+        raise InputError(f"{name} must name at least one id")
+    return ids
+
+
+def _no_prompt_logprobs(name: str, value: Any) -> None:
+    raise InputError(
+        f"{name} is not available (asked for {value!r:.20}): compiled graphs return the logits of the last token only"
+    )
+
+
+_CHECKED: dict[str, checks.Check] = {
+    "max_tokens": checks.optional(checks.integer(1)),
+    "min_tokens": checks.integer(0),
+    "temperature": checks.number(0.0),
+    "top_p": checks.number(0.0, 1.0, open_below=True),
+    "top_k": checks.integer(-1),
+    "min_p": checks.number(0.0, 1.0),
+    "repetition_penalty": checks.number(0.0, math.inf, open_below=True),
+    "presence_penalty": checks.number(-2.0, 2.0),
+    "frequency_penalty": checks.number(-2.0, 2.0),
+    "logit_bias": checks.biases,
+    "seed": checks.integer(-(1 << 63), _SEEDS - 1),
+    "stop": checks.texts,
+    "stop_token_ids": checks.token_ids,
+    "ignore_eos": checks.boolean,
+    "n": checks.integer(1, MAX_CHOICES),
+    "best_of": checks.integer(1, MAX_CHOICES),
+    "typical_p": checks.number(0.0, 1.0, open_below=True),
+    "logprobs": checks.integer(0, MAX_LOGPROBS),
+    "prompt_logprobs": _no_prompt_logprobs,
+    "skip_special_tokens": checks.boolean,
+    "include_stop_str_in_output": checks.boolean,
+    "allowed_token_ids": _allowed,
+    "bad_words": checks.texts,
+    "truncate_prompt_tokens": checks.integer(1),
+    "detokenize": checks.boolean,
+    "output_kind": _kind,
+    "structured_outputs": _structured,
+}
+_CHECKS = tuple((f.name, f.default, _CHECKED[f.name]) for f in fields(SamplingParams))
+_NAMES = frozenset(_CHECKED) | {"guided_decoding"}

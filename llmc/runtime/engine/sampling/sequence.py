@@ -1,0 +1,221 @@
+"""The state of one sequence between its tokens, and the choice of the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+
+import numpy as np
+
+from llmc.errors import InputError, VerificationError
+from llmc.runtime.engine.sampling import filters
+from llmc.runtime.engine.sampling.constraint import Constraint
+from llmc.runtime.engine.sampling.filters import Ids, Logits, Row
+from llmc.runtime.engine.sampling.params import SamplingParams
+from llmc.runtime.engine.sampling.seen import BadWords, SeenTokens, index
+
+_NEVER = np.float32(-np.inf)
+_HOTTEST = 1e30
+
+
+class SequenceSampler:
+    """What one sequence needs from token to token: its generator, what it has seen, what it may say.
+
+    `prompt_ids` count for the repetition penalty; `end_ids` are the ids that end the sequence (the model's, unless
+    ignore_eos), refused until min_tokens, as stop_token_ids are. `bad_words` are the token sequences of
+    params.bad_words, see `bad_word_ids`. Raises InputError for an id that the vocabulary lacks, and for bad words
+    without their ids.
+    """
+
+    def __init__(
+        self, params: SamplingParams, vocab_size: int, prompt_ids: Sequence[int] = (), end_ids: Sequence[int] = (),
+        constraint: Constraint | None = None, *, bad_words: Sequence[Sequence[int]] = (),
+    ) -> None:  # fmt: skip
+        self.params = params
+        self.vocab_size = vocab_size
+        self.end_ids = tuple(end_ids)
+        self.constraint = constraint
+        self.produced = 0
+        """Tokens chosen so far."""
+        self.failure: str | None = None
+        """Why the sequence cannot go on: logits that are no numbers, or a constraint that failed."""
+        self.unsound = False
+        """Whether it is for its logits, so that what it cached must not be used either."""
+        bias, allowed, stops = params.logit_bias or {}, params.allowed_token_ids, params.stop_token_ids or ()
+        for ids in (bias, stops, allowed or (), prompt_ids, end_ids, *bad_words):
+            if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
+                found = min(ids) if min(ids) < 0 else max(ids)
+                raise InputError(f"token id {found} is not below the vocabulary size {vocab_size}, nor from 0")
+        if params.bad_words and not bad_words:
+            raise InputError("bad_words need a tokenizer, and there is none here; use logit_bias")
+        self.greedy = params.greedy
+        self.logprobs = params.logprobs
+        self._top_k = params.top_k if params.top_k < vocab_size else 0
+        self._min_p, self._top_p, self._typical_p = params.min_p, params.top_p, params.typical_p
+        self._temperature = np.float32(min(params.temperature, _HOTTEST))
+        self._min_tokens = params.min_tokens
+        self._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
+        self._end = index([*end_ids, *stops])
+        self._bias_ids = np.array(list(bias), np.int64)
+        self._bias = np.array(list(bias.values()), np.float32)
+        self._seen = SeenTokens(params, prompt_ids) if params.penalises else None
+        self._bad = BadWords(bad_words) if bad_words else None
+        self._allowed: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+        if allowed is not None:
+            self._allowed = np.zeros(vocab_size, np.bool_)
+            self._allowed[index(allowed)] = True
+        self._adjusts = bool(bias) or not all(x is None for x in (self._seen, self._bad, self._allowed, constraint))
+
+    def sibling(self, params: SamplingParams) -> SequenceSampler:
+        """One for another choice of the same request, whose `params` differ in their seed; before the first token."""
+        made = copy(self)
+        made.params = params
+        made._random = None if self.greedy else np.random.Generator(np.random.PCG64(_seed(params.seed)))
+        made._seen = None if self._seen is None else self._seen.copy()
+        made._bad = copy(self._bad)
+        made.constraint = None if self.constraint is None else self.constraint.copy()
+        return made
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next token is simply the row's maximum."""
+        return self.greedy and not self._adjusts and not self._holds_end
+
+    @property
+    def finished(self) -> bool:
+        """Whether the constraint lets nothing follow."""
+        return self.constraint is not None and self.constraint.finished
+
+    @property
+    def _holds_end(self) -> bool:
+        return self.produced < self._min_tokens and self._end.size > 0
+
+    def served_by_top(self, count: int) -> bool:
+        """Whether the `count` largest logits are, as a rule, enough for the next token to be that of all logits.
+
+        They turn out not to be where min_p keeps more than these; `choose_among` notices.
+        """
+        if self._adjusts or self.logprobs is not None or count < 1 or self._holds_end:
+            return False
+        if self.greedy:
+            return True
+        return self._typical_p == 1.0 and (0 < self._top_k <= count or self._min_p > 0.0)
+
+    def record(self, token_id: int) -> None:
+        """Take the chosen token; `sample` does it."""
+        self.produced += 1
+        if self._adjusts:
+            if self._seen is not None:
+                self._seen.add(token_id)
+            if self._bad is not None:
+                self._bad.add(token_id)
+            if self.constraint is not None:
+                self.constraint.accept(token_id)
+                self.failure = self.constraint.error
+
+    def fail(self, error: Exception) -> None:
+        """The sequence cannot go on."""
+        self.unsound = isinstance(error, VerificationError)
+        self.failure = str(error) if self.unsound else f"{type(error).__name__}: {error}"
+
+    def uniform(self) -> float:
+        """This token's random number, in [0, 1); one is used for each, whatever the filters. 0 where greedy."""
+        return 0.0 if self._random is None else self._random.random()
+
+    def choose(self, row: Logits, uniform: float) -> int:
+        """The next id by logits [V], only read. Raises VerificationError where the largest is not finite."""
+        if self._adjusts or self._holds_end:
+            check_largest(float(row.max()))  # masks could hide what is no number
+            row = self._adjusted(row)
+        if self._random is not None:
+            return self._draw(row, uniform)
+        token_id = int(row.argmax())
+        check_largest(float(row[token_id]))
+        return token_id
+
+    def choose_among(self, values: Logits, ids: Ids, uniform: float) -> int | None:
+        """As `choose`, by the largest logits [K] alone, best first; None where they are not enough.
+
+        Only where `served_by_top(K)`.
+        """
+        if not math.isfinite(float(values[0])):
+            return None
+        if self._random is None:
+            return int(ids[0])
+        largest, count = values[0], self._top_k
+        if not 0 < count <= values.size:
+            bound = filters.min_p_bound(float(largest), float(self._temperature), self._min_p)
+            if float(values[-1]) >= bound and values.size < self.vocab_size:
+                return None
+            count = values.size
+        by_id = np.argsort(ids[:count])
+        return self._draw_among(values[by_id], ids[by_id], largest, uniform)
+
+    def _draw(self, row: Logits, uniform: float) -> int:
+        """The token at `uniform` of the filtered distribution's cumulative sum in the order of ids."""
+        if not (self._top_k or self._min_p):
+            largest = row.max()
+            check_largest(float(largest))
+            return self._draw_among(row, None, largest, uniform)
+        searched = Row(row)
+        largest = searched.largest
+        check_largest(float(largest))
+        if self._top_k:
+            ids = searched.top(self._top_k)
+        else:
+            ids = searched.above(filters.min_p_bound(float(largest), float(self._temperature), self._min_p))
+        return self._draw_among(row[ids], ids, largest, uniform)
+
+    def _draw_among(self, values: Logits, ids: Ids | None, largest: np.float32, uniform: float) -> int:
+        """`_draw` from what top_k has left: ids ascending (None: all) and their logits."""
+        weights = filters.weigh(values, largest, self._temperature)
+        if self._min_p > 0.0:
+            kept = np.flatnonzero(weights >= np.float32(self._min_p))
+            ids, weights = _narrow(ids, kept), weights[kept]
+        if self._top_p < 1.0:
+            kept = filters.nucleus(weights, self._top_p)
+            ids, weights = _narrow(ids, kept), weights[kept]
+        if self._typical_p < 1.0:
+            kept = filters.typical(weights, self._typical_p)
+            ids, weights = _narrow(ids, kept), weights[kept]
+        place = filters.pick(weights, uniform)
+        return place if ids is None else int(ids[place])
+
+    def _adjusted(self, row: Logits) -> Logits:
+        """A copy with bias, penalties and masks applied; −inf is never chosen. Something always can be."""
+        row = row.copy()
+        if self._bias_ids.size:
+            row[self._bias_ids] += self._bias
+        if self._seen is not None:
+            self._seen.penalise(row)
+        mask = self._allowed if self.constraint is None else self.constraint.mask()
+        if mask is not None:
+            row = np.where(mask, row, _NEVER)
+            if row.max() == _NEVER:  # the model gives none of them any probability: they are equally likely
+                row[mask] = 0.0
+        held = [] if self._bad is None else self._bad.forbidden()
+        if held or self._holds_end:
+            forbidden = index([*held, *self._end.tolist()]) if self._holds_end else index(held)
+            before = row[forbidden]
+            row[forbidden] = _NEVER
+            if row.max() == _NEVER:  # nothing else is left
+                row[forbidden] = before
+        return row
+
+
+def _narrow(ids: Ids | None, kept: Ids) -> Ids:
+    return kept if ids is None else ids[kept]
+
+
+def check_largest(largest: float) -> None:
+    """Raise VerificationError unless a row's largest logit is finite."""
+    if not math.isfinite(largest):
+        raise VerificationError(
+            f"the largest logit is {largest}: the compiled graph or its weights are damaged; run `llmc verify`"
+        )
+
+
+def _seed(seed: int | None) -> int | None:
+    """numpy takes no negative seeds: two's complement of 64 bits."""
+    return None if seed is None else seed & ((1 << 64) - 1)

@@ -1,0 +1,23 @@
+"""Which sequences run in which step. base.py has the types and the contract, and open_scheduler makes the right one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.scheduling.base import Drafter, SchedulerConfig, StepScheduler
+
+
+def open_scheduler(plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> StepScheduler:
+    """The scheduler for an executor as `config` describes it; `drafter` guesses tokens for decode steps to verify.
+
+    Raises InputError and ArtifactError as `check_config` does.
+    """
+    if config.ragged:
+        from llmc.runtime.engine.scheduling.ragged import RaggedScheduler
+
+        return RaggedScheduler(plan, config, drafter)
+    from llmc.runtime.engine.scheduling.scheduler import Scheduler
+
+    return Scheduler(plan, config, drafter)

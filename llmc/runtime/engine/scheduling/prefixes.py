@@ -1,0 +1,60 @@
+"""Where the beginning of a prompt is in the cache already."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.scheduling.slots import Retained
+
+
+class Slots(Protocol):
+    """What each slot holds: a live sequence, an ended one's tokens, or nothing."""
+
+    @property
+    def live(self) -> Sequence[ScheduledSequence | None]:
+        """The live sequence of each slot."""
+
+    @property
+    def retained(self) -> Sequence[Retained | None]:
+        """The retained tokens of each slot."""
+
+
+def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> int:
+    """How many of the first `limit` tokens are equal; both have at least `limit`. A few microseconds."""
+    if limit < 1 or held[0] != prompt[0]:
+        return 0
+    # a view of an array forbids to extend the array while it lives: none may leave this function
+    different: NDArray[np.bool_] = prompt[:limit] != np.frombuffer(held, np.int64, limit)
+    first = int(different.argmax())
+    return first if different[first] else limit
+
+
+def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool) -> tuple[int, int] | None:
+    """(slot, tokens) of the longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt
+    but one token; None when there is none.
+
+    Retained tokens win over equally long ones of live sequences, and low slots over high ones. `within_group`: only
+    live sequences of the same group count.
+    """
+    prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
+    best, found = 0, None
+    if not within_group:
+        for slot, kept in enumerate(slots.retained):
+            if kept is not None:
+                length = common_prefix(prompt, kept.tokens, min(kept.length, sequence.prompt_length - 1))
+                if length > best:
+                    best, found = length, slot
+    for slot, live in enumerate(slots.live):
+        if live is not None and (not within_group or live.group == sequence.group):
+            length = common_prefix(prompt, live.tokens, min(live.cached, sequence.prompt_length - 1))
+            if length > best:
+                best, found = length, slot
+    return None if found is None else (found, best)

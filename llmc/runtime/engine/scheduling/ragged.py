@@ -1,0 +1,164 @@
+"""The scheduler for executors that take rows of any lengths in one step; the types are in base.py.
+
+A step has a row for each decoding sequence, and beside them as much of the prompts, first come first served, as fits
+`prefill_budget`: nobody waits for a step of others, and no step is longer for decoding sequences than the budget makes
+it (chunked prefill as in vLLM, dynamic split-fuse in DeepSpeed). Where nothing decodes, prompts fill the step up to the
+plan's largest prompt bucket, or `prompt_chunk`.
+
+A sequence leaves the queue when its first tokens run. It waits where the step before it in the queue computes tokens of
+its own beginning: the next step finds them in the cache, so that prompts that begin alike and come together compute
+their beginning once. With a shared pool of tokens the first of the queue also waits until its whole reservation fits
+(pool.py); whoever is behind it waits with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmc.errors import InputError
+from llmc.runtime.engine.scheduling.base import Drafter, Row, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.live import LiveSequences
+from llmc.runtime.engine.scheduling.pool import SlotPool
+from llmc.runtime.engine.scheduling.prefixes import common_prefix, longest_match
+from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+
+_Part = tuple[ScheduledSequence, int]
+"""A prompt, and how many of its tokens are in the cache once the step ran."""
+
+
+class RaggedScheduler(LiveSequences[SlotPool]):
+    """See the module's docstring. `drafter` guesses for steps in which every row decodes.
+
+    Raises InputError, naming the field, for a config that is out of range or does not fit the plan.
+    """
+
+    def __init__(self, plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> None:
+        super().__init__(plan, config)
+        self._drafter = drafter
+        self._most = min(plan.limits.max_num_batched_tokens, max(bucket.tokens for bucket in plan.prompt))
+        """Prompt tokens of a step in which nothing decodes."""
+        if config.prompt_chunk is not None:
+            self._most = min(self._most, config.prompt_chunk)
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._rows: tuple[list[ScheduledSequence], list[_Part]] = ([], [])
+        """Of the step that runs, what decodes, and the prompts."""
+
+    def _new_slots(self) -> SlotPool:
+        return SlotPool(self._config)
+
+    def add(
+        self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
+        budget: int | None = None,
+    ) -> None:  # fmt: skip
+        """Queue a sequence; see StepScheduler."""
+        self._check_new(sequence, prompt)
+        room = self._limits.max_model_len - len(prompt)
+        # the last token is never put into the cache
+        places = len(prompt) + (room if budget is None else min(room, budget)) - 1
+        if self._slots.room is not None and places > self._slots.room:
+            raise InputError(
+                f"a prompt of {len(prompt)} tokens and its answer take {places} tokens; the KV cache holds "
+                f"{self._slots.room}: give it more space, or ask for less"
+            )
+        self._add(sequence, prompt, priority, group, self._slots.blocks(places))
+
+    def next(self) -> Work | None:
+        """The next step; see StepScheduler."""
+        self._require_complete()
+        decoding = self._decoding.copy()
+        room = self._most
+        if decoding:
+            room = min(self._config.prefill_budget, self._limits.max_num_batched_tokens - len(decoding))
+        parts: list[_Part] = []
+        for sequence in self._prefilling:
+            room -= self._take(parts, sequence, room)
+        admitted = self._admit(parts, room)
+        if not parts and not decoding:
+            return None
+        rows = self._decode_rows(decoding, drafts=not parts)
+        rows += [Row(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length) for s, stop in parts]
+        self._running = Work("prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted)
+        self._rows = decoding, parts
+        return self._running
+
+    def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
+        """Say what `work` gave; see StepScheduler."""
+        self._completed(work)
+        decoding, parts = self._rows
+        self._decoded(decoding, tokens, finished)
+        for sequence, stop in parts:
+            if sequence.gone:
+                continue
+            sequence.cached = stop
+            if stop == sequence.prompt_length:
+                self._prefilled(sequence, tokens, finished)
+
+    def _take(self, parts: list[_Part], sequence: ScheduledSequence, room: int) -> int:
+        """Add as much of a prompt to the step as there is room for; returns how many tokens."""
+        count = min(room, sequence.prompt_length - sequence.cached)
+        if count:
+            parts.append((sequence, sequence.cached + count))
+        return count
+
+    def _admit(self, parts: list[_Part], room: int) -> tuple[tuple[int, int], ...]:
+        """Move sequences from the queue into the step while there is room; their ids and what a prefix saves each."""
+        admitted = []
+        while room and len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
+            sequence = self._queue.first()
+            if sequence is None or not self._slots.fits(sequence):
+                break
+            prefix = self._prefix(sequence)
+            if self._comes(sequence, 0 if prefix is None else prefix[1], parts):
+                break
+            self._queue.pop(frozenset())
+            self._slots.admit(sequence, prefix)
+            self._prefilling.append(sequence)
+            room -= self._take(parts, sequence, room)
+            admitted.append((sequence.id, sequence.cached))
+        return tuple(admitted)
+
+    def _least(self, sequence: ScheduledSequence) -> int:
+        """Tokens of the shortest prefix that is worth sharing; 0: none is."""
+        return 1 if sequence.group is not None else self._config.min_prefix
+
+    def _prefix(self, sequence: ScheduledSequence) -> tuple[int, int] | None:
+        """The slot that holds most of the beginning of the prompt, and how much; None if that is not worth a copy."""
+        least = self._least(sequence)
+        if not least or sequence.prompt_length <= least:
+            return None
+        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        return match if match is not None and match[1] >= least else None
+
+    def _comes(self, sequence: ScheduledSequence, found: int, parts: Sequence[_Part]) -> bool:
+        """Whether `parts` compute enough of the beginning of the prompt, beyond the `found` tokens, to wait for."""
+        least = self._least(sequence)
+        if not least or sequence.prompt_length - 1 < found + least:
+            return False
+        prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
+        for other, stop in parts:
+            if not self._config.min_prefix and other.group != sequence.group:
+                continue
+            if common_prefix(prompt, other.tokens, min(stop, sequence.prompt_length - 1)) >= found + least:
+                return True
+        return False
+
+    def _decode_rows(self, decoding: Sequence[ScheduledSequence], drafts: bool) -> list[Row]:
+        rows = []
+        room = self._limits.max_num_batched_tokens - len(decoding)
+        for s in decoding:
+            if s.cached > self._limits.longest_past:
+                raise RuntimeError(f"a sequence with {s.cached} cached tokens was not finished at max_model_len")
+            guessed: Sequence[int] = ()
+            if drafts and self._drafter is not None and room:
+                guessed = self._drafter(s.id, s.tokens, room)
+                room -= len(guessed)
+            rows.append(Row(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed)))
+        return rows

@@ -1,0 +1,190 @@
+"""The scheduler for buckets and exact rectangles; the types and the rules of slots are in base.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING
+
+from llmc.runtime.engine.scheduling.base import Drafter, Row, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.live import LiveSequences
+from llmc.runtime.engine.scheduling.prefill import Prefill, PromptStep
+from llmc.runtime.engine.scheduling.prefixes import longest_match
+from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
+from llmc.runtime.engine.scheduling.slots import Prefix, SlotTable
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+
+
+class Scheduler(LiveSequences[SlotTable]):
+    """Prompt steps and decode steps take turns. `drafter` guesses where any shape runs and a single sequence decodes:
+    rows of several tokens over a past run one at a time there, which costs more than a step of one token each.
+
+    Raises InputError, naming the field, for a config that is out of range or does not fit the plan, and ArtifactError
+    for a plan with gaps, since decode steps cannot be split: they run over the first slots.
+    """
+
+    def __init__(self, plan: Plan, config: SchedulerConfig, drafter: Drafter | None = None) -> None:
+        super().__init__(plan, config)
+        self._plan = plan
+        self._drafter = drafter if config.exact else None
+        self._prefill = Prefill(plan, config)
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._arranged = True
+        """Whether the decoding sequences are in slots 0, 1, …, in order."""
+        self._leading: set[int] = set()
+        """Groups of which a sequence is in prefill."""
+        self._spent = 0
+        """Prompt tokens since the last decode step, while some sequence could decode."""
+        self._rows: tuple[Sequence[ScheduledSequence], PromptStep | None] = ((), None)
+        """Of the step that runs."""
+
+    def _new_slots(self) -> SlotTable:
+        return SlotTable(self._config.slots, self._config.min_prefix)
+
+    def add(
+        self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
+        budget: int | None = None,
+    ) -> None:  # fmt: skip
+        """Queue a sequence; see StepScheduler. Every slot has room for max_model_len, whatever the budget.
+
+        Sequences of a group behind the first wait until its prompt is in the cache, and copy it.
+        """
+        del budget
+        self._check_new(sequence, prompt)
+        length = len(prompt)
+        if group is not None and (length < 2 or not self._prefill.start(length, length - 1, False)):
+            group = None  # no prefix of it can be shared: better prefilled together
+        self._add(sequence, prompt, priority, group)
+
+    def next(self) -> Work | None:
+        """The next step; see StepScheduler."""
+        self._require_complete()
+        admitted = self._admit() if len(self._queue) else ()
+        step = self._prompt_step() if self._prefilling else None
+        if step is not None:
+            return self._prompt(step, admitted)
+        return self._decode(admitted) if self._decoding else None
+
+    def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
+        """Say what `work` gave; see StepScheduler."""
+        self._completed(work)
+        sequences, step = self._rows
+        if step is None:
+            self._decoded(sequences, tokens, finished)
+            return
+        for sequence, span in zip(sequences, step.spans, strict=True):
+            if sequence.gone:
+                continue
+            self._prefill.ran(sequence, span)
+            if sequence.cached < sequence.prompt_length:
+                self._prefilling.remove(sequence)
+                self._prefilling.append(sequence)
+                continue
+            self._prefilled(sequence, tokens, finished)
+            if not sequence.gone:
+                self._arranged = False
+
+    def _admit(self) -> tuple[tuple[int, int], ...]:
+        """Move sequences from the queue to slots; returns their ids and the prompt tokens that a prefix saves each."""
+        admitted = []
+        while len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
+            sequence = self._queue.pop(self._leading)
+            if sequence is None:
+                break
+            self._arrange()
+            self._slots.admit(sequence, self._prefix(sequence))
+            self._prefilling.append(sequence)
+            if sequence.group is not None and not self._shared(sequence):
+                self._leading.add(sequence.group)
+            admitted.append((sequence.id, sequence.cached))
+        return tuple(admitted)
+
+    def _prefix(self, sequence: ScheduledSequence) -> Prefix | None:
+        """What the cache holds of the prompt, cut to where a step can begin; None if that is not worth a copy."""
+        shares = sequence.group is not None
+        least = 1 if shares else self._config.min_prefix
+        if not least or sequence.prompt_length <= least:
+            return None
+        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        if match is None or match[1] < least:
+            return None
+        slot, length = match
+        usable = min(length, self._prefill.start(sequence.prompt_length, length, bool(self._decoding)))
+        kept = self._slots.retained[slot]
+        return Prefix(slot, usable, kept is not None and kept.length == length) if usable >= least else None
+
+    def _shared(self, sequence: ScheduledSequence) -> bool:
+        """Whether as much of the prompt was in the cache as can be, so that others of its group need not wait."""
+        length = sequence.prompt_length
+        return sequence.cached >= self._prefill.start(length, length - 1, bool(self._decoding))
+
+    def _prompt_step(self) -> PromptStep | None:
+        """The prompt step to run now; None when it is the decoding sequences' turn."""
+        prompts = self._prefilling
+        ready = self._decoding
+        if ready and not self._arranged:
+            ready = self._slots.placeable(ready)
+            if len(ready) < len(self._decoding):
+                # every slot is live, and prompts in low slots hold up sequences in higher ones: those prompts first
+                prompts = sorted(prompts, key=lambda sequence: sequence.slot)
+        if not ready:
+            self._spent = 0
+            return self._prefill.step(prompts, decoding=False)
+        step = self._prefill.step(prompts, decoding=True)
+        if self._spent and self._spent + step.tokens > self._config.prefill_budget:
+            return None
+        self._spent += step.tokens
+        return step
+
+    def _prompt(self, step: PromptStep, admitted: tuple[tuple[int, int], ...]) -> Work:
+        rows = tuple(
+            Row(s.id, s.slot, start, s.tokens[start:stop], stop == s.prompt_length)
+            for s, (start, stop) in zip(step.sequences, step.spans, strict=True)
+        )
+        self._running = Work("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
+        self._rows = step.sequences, step
+        return self._running
+
+    def _decode(self, admitted: tuple[tuple[int, int], ...]) -> Work:
+        sequences = self._decoding if self._arranged else self._arrange()
+        context = max([s.cached for s in sequences])
+        if context > self._plan.limits.longest_past:
+            raise RuntimeError(f"a sequence with {context} cached tokens was not finished at max_model_len")
+        drafts = self._drafts(sequences)
+        rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, len(drafts)) for s in sequences])
+        bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
+        self._running = Work("decode", bucket, rows, self._slots.take_copies(), admitted)
+        self._spent = 0
+        self._rows = tuple(sequences), None
+        return self._running
+
+    def _drafts(self, sequences: Sequence[ScheduledSequence]) -> Sequence[int]:
+        if self._drafter is None or len(sequences) > 1:
+            return ()
+        return self._drafter(sequences[0].id, sequences[0].tokens, self._plan.limits.max_num_batched_tokens - 1)
+
+    def _arrange(self) -> list[ScheduledSequence]:
+        """Bring the decoding sequences to the first slots; those that can decode now, in order of slots."""
+        if self._arranged:
+            return self._decoding
+        ready = self._slots.arrange(self._decoding)
+        if len(ready) == len(self._decoding):
+            self._decoding = ready
+            self._arranged = True
+        return ready
+
+    def _leave_prefill(self, sequence: ScheduledSequence) -> None:
+        """`sequence` is no longer in prefill, so that others of its group need not wait."""
+        super()._leave_prefill(sequence)
+        if sequence.group is not None:
+            self._leading.discard(sequence.group)
+            self._queue.release(sequence.group)
+
+    def _leave(self, sequence: ScheduledSequence) -> None:
+        """A decoding sequence ended. In the last slot it leaves no hole."""
+        last = self._arranged and self._decoding[-1] is sequence
+        super()._leave(sequence)
+        self._arranged = last or not self._decoding

@@ -1,0 +1,262 @@
+"""numpy as a device: replays what the fake target compiles, and holds the engine to the contract of an executor.
+
+The model and the format of an executable are in llmc/compiler/targets/fake.py, its arithmetic in fake/program.py. A
+specialised executable computes at its full static shape, padding and unused cache included, and masks what no live
+token owns, as compiled graphs do; so a mask that is wrong, a wrong slot or a wrong past changes results here too.
+Whatever a real device would silently get wrong is refused: another shape than the compiled one, a past that the slot
+does not hold, tokens beyond the cache.
+
+What is behind the device's name chooses among the ways in which real devices take steps:
+
+    fake             buckets when specialised, else one sequence's prompt or a token of each of the first slots
+    fake:ragged      rows of any lengths in any slots
+    fake:paged=N     so, and all slots share N tokens in blocks of BLOCK_TOKENS
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from llmc.errors import ArtifactError, InputError
+from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
+from llmc.runtime.executors.fake.program import Array, Program
+from llmc.runtime.executors.top import top_of
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.engine.sampling.top import TopLogits
+    from llmc.runtime.step import Step
+
+FAKE_VERSION = "1.0"
+"""Version of the fake device's toolchain: a bundle runs on the very version that it was compiled with."""
+
+BLOCK_TOKENS = 4
+
+
+class FakeExecutor(Executor):
+    """See the module's docstring. The cache is one array [slots, capacity, hidden_size]: the model has no keys."""
+
+    name: ClassVar[str] = "fake"
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+
+    @classmethod
+    def check(cls, bundle: Bundle) -> None:
+        """Refuse a bundle that was compiled with another version of the fake device."""
+        made_with = bundle.manifest.toolchain.get("fake")
+        if made_with != FAKE_VERSION:
+            raise ArtifactError(
+                f"{bundle.path}: compiled with the fake device {made_with}, this host has {FAKE_VERSION}; "
+                f"compile again: {bundle.recompile_hint}"
+            )
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        super().__init__(bundle, slots, capacity, threads)
+        self._cache: Array = np.zeros((slots, capacity, bundle.size("kv_heads") * bundle.size("head_dim")), np.float32)
+        self._used = [0] * slots
+        self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
+        widest = max(slots, *(b.batch for b in bundle.plan.buckets))
+        self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
+        self._programs: dict[str, Program] = {}
+
+    @property
+    def exact(self) -> bool:
+        """True when one executable covers every shape."""
+        return not self.bundle.manifest.options.get("static_dims")
+
+    @property
+    def ragged(self) -> bool:
+        """As the device was named."""
+        return self._kind.ragged
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """As the device was named."""
+        return self._kind.cache_tokens
+
+    @property
+    def block_tokens(self) -> int:
+        """Blocks are only counted: each slot has its place in the cache array all the same."""
+        return 1 if self._kind.cache_tokens is None else BLOCK_TOKENS
+
+    @property
+    def scores_each(self) -> bool:
+        """Where any shape runs, rows of any number of tokens do."""
+        return self.exact
+
+    def executable_of(self, step: Step) -> str:
+        """Name of the executable in the manifest."""
+        return str(self._find(step.phase, step.batch, step.query, step.context))
+
+    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
+        """Open the named executables; the others open when first needed, in microseconds."""
+        for shape in steps:
+            self._open(self._find(*shape))
+
+    def run(self, step: Step) -> Array:
+        """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
+        program, past = self._begin(step)
+        logits, new = program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)
+        self._end(step, new)
+        self._buffer.fill(np.nan)
+        self._buffer[: len(step.slots)] = logits[: len(step.slots)]
+        self._keep(self._buffer[: step.batch])
+        return self.logits()
+
+    def run_each(self, step: Step) -> Array:
+        """As `run`, over each beginning of each row in turn: slow, and independent of how `run` sums."""
+        if not self.scores_each:
+            return super().run_each(step)
+        if not self.ragged and len(step.slots) > 1 and step.query > 1:
+            raise InputError(f"slots {step.slots}: rows of several tokens over a past run one at a time on this device")
+        program, past = self._begin(step)
+        scores = []
+        for row in range(len(step.slots)):
+            one = slice(row, row + 1)
+            for count in range(1, int(step.new_lengths[row]) + 1):
+                given = step.token_ids[one, :count], step.past_lengths[one], np.array([count])
+                scores.append(program.replay(*given, past[one])[0])
+        self._end(step, program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)[1])
+        logits = np.concatenate(scores)
+        self._keep(logits, each_of=step)
+        return logits
+
+    def _begin(self, step: Step) -> tuple[Program, Array]:
+        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size]."""
+        self._check_past(step)
+        program = self._open(self._find(step.phase, step.batch, step.query, step.context))
+        past = np.zeros((step.batch, step.context, self._cache.shape[2]), np.float32)
+        for row, slot in enumerate(step.slots):
+            past[row] = self._cache[slot, : step.context]
+        return program, past
+
+    def _end(self, step: Step, new: Array) -> None:
+        """Put the new vectors into the cache."""
+        for row, slot in enumerate(step.slots):
+            start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
+            self._cache[slot, start : start + count] = new[row, :count]
+            self._used[slot] = start + count
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`; what the executable was compiled to return."""
+        self._require_top()
+        return top_of(self.run(step), self.top_k)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy within the cache array."""
+        require_held(self._used, source, length)
+        self._require_room({target: length})
+        self._cache[target, :length] = self._cache[source, :length]
+        self._used[target] = length
+
+    def export_prefix(self, slot: int, length: int) -> list[Array]:
+        """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers."""
+        require_held(self._used, slot, length)
+        return [self._cache[slot, :length].copy()[None]]
+
+    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
+        """Copy token vectors into the cache array."""
+        length = self._check_prefix(prefix, 1)
+        self._require_room({slot: length})
+        self._cache[slot, :length] = prefix[0][0]
+        self._used[slot] = length
+
+    def poison(self, slot: int, start: int, value: float) -> None:
+        """Overwrite what no live token owns."""
+        self._cache[slot, start:] = value
+
+    def open_all(self) -> None:
+        """Open every executable."""
+        for executable in self.bundle.manifest.executables:
+            self._open(executable)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
+        return {
+            "cache": self._cache.nbytes,
+            "logits": self._buffer.nbytes,
+            "open_executables": len(self._programs),
+        }
+
+    def close(self) -> None:
+        """Drop executables and with them the mapped weights."""
+        self._programs.clear()
+        self._logits = None
+
+    def _find(self, phase: str, batch: int, query: int, context: int) -> Executable:
+        """The manifest's executable for a shape; raises ArtifactError when the bundle has none."""
+        return self.bundle.executable(*(("any", None, None, None) if self.exact else (phase, batch, query, context)))
+
+    def _open(self, executable: Executable) -> Program:
+        """The executable, read and verified when it is used first."""
+        program = self._programs.get(executable.blob)
+        if program is None:
+            try:
+                fields = json.loads(self.bundle.files.read(executable.blob))
+                weights = self.bundle.files.path(fields["weights"])
+                program = Program.load(fields, weights)
+                sizes = self._buffer.shape[1], self._cache.shape[2]
+                if program.embedding.shape != sizes or program.head.shape != sizes:
+                    raise ValueError("its tensors are not of the sizes that the manifest states")
+                if program.top_k != self.top_k:
+                    raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.top_k}")
+            except (KeyError, TypeError, ValueError) as e:
+                raise ArtifactError(
+                    f"{self.bundle.path}: {executable} is not an executable of the fake device ({e}); "
+                    f"compile again: {self.bundle.recompile_hint}"
+                ) from e
+            if executable.state != "native":
+                self.compilations.record(str(executable))
+            else:
+                self.compilations.loaded(str(executable))
+            self._programs[executable.blob] = program
+        return program
+
+    def _check_past(self, step: Step) -> None:
+        """Raise InputError for a step that no cache of this size and content can serve."""
+        if not self.ragged:
+            self._check_rectangle(step)
+        self._check_step(step, self._used, first_slots=not self.ragged)
+        ends = (step.past_lengths + step.new_lengths).tolist()
+        self._require_room(dict(zip(step.slots, ends, strict=False)))
+
+    def _check_rectangle(self, step: Step) -> None:
+        longest = step.context + step.query
+        if longest > self.capacity:
+            raise InputError(
+                f"past and query of a {step.phase} step take {longest} tokens; the cache holds {self.capacity}"
+            )
+
+    def _require_room(self, changed: dict[int, int]) -> None:
+        """Raise InputError when the slots' tokens, once `changed`, are more than the pool."""
+        if self.cache_tokens is None:
+            return
+        held = [changed.get(slot, used) for slot, used in enumerate(self._used)]
+        taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
+        if taken > self.cache_tokens:
+            raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the device takes steps, by what is behind its name; raises InputError."""
+
+    ragged: bool = False
+    cache_tokens: int | None = None
+
+    @classmethod
+    def of(cls, detail: str) -> Kind:
+        """ "", "ragged" or "paged=N"."""
+        name, _, tokens = detail.partition("=")
+        if name == "paged" and tokens.isascii() and tokens.isdecimal() and int(tokens) >= BLOCK_TOKENS:
+            return cls(True, int(tokens))
+        if detail not in ("", "ragged"):
+            raise InputError(
+                f"--device fake:{detail}: behind the name may be ragged, or paged=N, N tokens from {BLOCK_TOKENS}"
+            )
+        return cls(detail == "ragged")

@@ -1,0 +1,165 @@
+"""A bundle's ONNX executables as sessions, opened when first needed or in the background."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from llmc.artifacts.bundle.native import KERNELS
+from llmc.errors import ArtifactError
+from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.onnxruntime.session import open_session
+from llmc.runtime.heap import trim
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.compilations import CompilationCounter
+    from llmc.runtime.step import Step
+
+LOGIT_ROWS = "logit_rows"
+"""The graphs' input that says which tokens' logits are wanted (llmc/compiler/targets/onnxruntime/to_onnx.py)."""
+
+OPENS: Mapping[str, Content] = {"weights": "data", EXECUTABLES: "data", KERNELS: "code"}
+"""What is opened of a bundle (see base.py)."""
+
+_BACKGROUND_NICENESS = 10
+
+
+class Executables:
+    """The bundle's executables as sessions, opened when first needed, or in the background after `open_first`."""
+
+    def __init__(self, bundle: Bundle, threads: int, compilations: CompilationCounter) -> None:
+        self._bundle = bundle
+        self._compilations = compilations
+        self._threads = threads
+        self._any = None if bundle.manifest.options.get("static_dims") else bundle.executable("any", None, None, None)
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Future[Any]] = {}
+        self._background: ThreadPoolExecutor | None = None
+        self._rest: list[Executable] = []
+        self._closing = False
+
+    @property
+    def open_count(self) -> int:
+        """Sessions open now."""
+        return sum(f.done() for f in self._sessions.values())
+
+    def executable(self, step: Step) -> Executable:
+        """The manifest's executable for a step; raises ArtifactError when the bundle has none."""
+        if self._any is not None:
+            return self._any
+        return self._lookup(step.phase, step.batch, step.query, step.context)
+
+    def _lookup(self, phase: str, batch: int, query: int, context: int) -> Executable:
+        if phase == "prompt" and context:
+            batch = 1
+        return self._bundle.executable(phase, batch, query, context)
+
+    def session(self, executable: Executable) -> Any:
+        """The session of an executable, opening it if need be."""
+        with self._lock:
+            future = self._sessions.get(executable.blob)
+            mine = future is None
+            if future is None:
+                future = self._sessions[executable.blob] = Future()
+        if mine:
+            try:
+                future.set_result(self._open(executable))
+            except BaseException as e:  # noqa: BLE001 - whoever waits for the session gets it
+                with self._lock:
+                    del self._sessions[executable.blob]
+                future.set_exception(e)
+        return future.result()
+
+    def open_first(self, shapes: list[tuple[str, int, int, int]]) -> None:
+        """Open what the first shape needs, what the others need in the background, and the rest at `open_rest`."""
+        if self._any is not None:
+            self.session(self._any)
+            return
+        needed = [self._lookup(*s) for s in shapes]
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="llmc-open", initializer=_yield_cpu)
+        for executable in needed[1:]:
+            self._background.submit(self._open_quietly, executable)
+        self.session(needed[0])
+        self._rest = [e for e in self._bundle.manifest.executables if e not in needed]
+
+    def open_rest(self) -> None:
+        """Let the background thread open whatever `open_first` left; at once the first time, nothing later."""
+        if self._rest and self._background is not None:
+            for executable in self._rest:
+                self._background.submit(self._open_quietly, executable)
+            self._background.submit(trim)
+            self._rest = []
+
+    def _open_quietly(self, executable: Executable) -> None:
+        """In the background: whoever needs the executable gets the error, if there is one."""
+        if not self._closing:
+            self.session(executable)
+
+    def _open(self, executable: Executable) -> Any:
+        self._bundle.files.path("weights")  # intact, or an error that names it, before the runtime maps it
+        path = str(self._bundle.files.path(executable.blob))
+        library = None
+        if KERNELS in self._bundle.manifest.files:
+            self._bundle.files.require_native(KERNELS)
+            library = str(self._bundle.files.path(KERNELS))
+        if executable.state != "native":
+            self._compilations.record(str(executable))
+        else:
+            self._compilations.loaded(str(executable))
+        try:
+            session = open_session(path, self._threads, library=library)
+        except Exception as e:
+            raise ArtifactError(f"{self._bundle.path}: ONNX Runtime cannot open {executable}: {e}") from e
+        self._require_agreement(session, str(executable))
+        if LOGIT_ROWS not in {given.name for given in session.get_inputs()}:
+            raise ArtifactError(
+                f"{self._bundle.path}: {executable} was compiled by an earlier llmc, whose graphs had other inputs; "
+                f"compile again: {self._bundle.recompile_hint}"
+            )
+        return session
+
+    def _require_agreement(self, session: Any, name: str) -> None:
+        """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes."""
+        bundle = self._bundle
+        caches = [given.shape for given in session.get_inputs() if given.name.startswith(("past_k", "past_v"))]
+        logits = [given.shape[-1] for given in session.get_outputs() if given.name == "logits"]
+        found = len(caches), {(shape[1], shape[-1]) for shape in caches}, logits
+        heads = bundle.size("kv_heads"), bundle.size("head_dim")
+        if found != (2 * bundle.size("layers"), {heads}, [bundle.size("vocab_size")]):
+            raise ArtifactError(
+                f"{bundle.path}: {name} is not a graph of the sizes that the manifest states; compile again: "
+                f"{bundle.recompile_hint}"
+            )
+
+    def open_all(self) -> None:
+        """Open every executable before returning; raises ArtifactError for one that cannot be opened."""
+        self.open_rest()
+        for executable in self._bundle.manifest.executables:
+            self.session(executable)
+        trim()
+
+    def close(self) -> None:
+        """Stop opening and drop the sessions."""
+        self._closing = True
+        if self._background is not None:
+            self._background.shutdown(wait=True, cancel_futures=True)
+        self._sessions.clear()
+
+
+def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
+    """Bind an input or output of a session to a contiguous array, which must outlive the binding."""
+    bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def _yield_cpu() -> None:
+    """Let steps that are being served go before the calling thread (on Linux niceness is a thread's own)."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND_NICENESS)

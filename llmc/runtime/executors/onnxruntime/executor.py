@@ -1,0 +1,230 @@
+"""ONNX Runtime on CPU: GroupQueryAttention updates the cache in place, through IOBinding, with no allocation a step.
+
+Graphs take the tokens whose logits are wanted as an input: each row's last live one, or every one (`run_each`).
+
+Two kinds of bundle. With one executable for all buckets (`static_dims` empty) a step runs at its exact shape on the
+cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch, query
+and cache length context + query: decode runs on a cache of the bucket's length that slots are laid out in while they
+decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from llmc.errors import InputError
+from llmc.runtime.engine.sampling.top import TopLogits
+from llmc.runtime.executors.base import Content
+from llmc.runtime.executors.compatibility import require_features, require_version
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OPENS, Executables, bind_array
+from llmc.runtime.executors.onnxruntime.slot_cache import SlotCache, Tensors
+from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.host import PROMPT_CHUNK
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.step import Step
+
+Array = NDArray[np.float32]
+Results = dict[str, NDArray[Any]]
+_MAX_BINDINGS = 64
+
+
+class OnnxRuntimeExecutor(SlotCacheExecutor):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "onnxruntime"
+    opens: ClassVar[Mapping[str, Content]] = OPENS
+    opens_in_thread: ClassVar[bool] = True
+    prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
+
+    @classmethod
+    def check(cls, bundle: Bundle) -> None:
+        """Refuse a bundle made with another ONNX Runtime or for another instruction set."""
+        require_version(bundle, "onnxruntime", ort.__version__, "onnxruntime")
+        require_features(bundle, "instruction set")
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        super().__init__(bundle, slots, capacity, threads)
+        buckets = bundle.plan.buckets
+        sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
+        static = () if self.exact else buckets
+        decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
+        prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
+        self._executables = Executables(bundle, threads, self.compilations)
+        self._cache = SlotCache(sizes, slots, capacity, max(n for n, _ in decode), max(length for _, length in decode))
+        self._staging = Tensors(*sizes, max(prompt, default=0))
+        self._results = self._buffers(max(slots, *(b.batch for b in buckets)))
+        self._each = self._buffers(0)
+        self._bound: dict[tuple[Any, ...], _Bound] = {}
+
+    @property
+    def exact(self) -> bool:
+        """True when one executable covers every shape."""
+        return not self.bundle.manifest.options.get("static_dims")
+
+    @property
+    def scores_each(self) -> bool:
+        """True when one executable covers every shape: one of fixed shape returns as many logits as it has rows."""
+        return self.exact
+
+    def executable_of(self, step: Step) -> str:
+        """Name of the executable in the manifest."""
+        return str(self._executables.executable(step))
+
+    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
+        """Open the first named executable now, the other named ones beside it, and the rest after the first step."""
+        self._executables.open_first(steps)
+
+    def run(self, step: Step) -> Array:
+        """One step; a prompt step of several rows over a past runs row by row, which the kernel asks for."""
+        self._run(step)
+        return self.logits()
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`; the graph's TopK puts the lower id first where values are equal."""
+        self._require_top()
+        self._run(step)
+        return TopLogits(self._results["top_values"], self._results["top_ids"])
+
+    def run_each(self, step: Step) -> Array:
+        """As `run`, with more rows of logits; several rows of several tokens over a past run row by row."""
+        if not self.scores_each:
+            return super().run_each(step)
+        live = step.live_tokens
+        if len(self._each["logits"]) < live:
+            self._each = self._buffers(live)
+        self._run(step, self._each)
+        logits = self._each["logits"][:live]
+        self._keep(logits, each_of=step)
+        return logits
+
+    def _buffers(self, rows: int) -> Results:
+        """What graphs return, for so many rows of logits."""
+        made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
+        if self.top_k:
+            made["top_values"] = np.zeros((rows, self.top_k), np.float32)
+            made["top_ids"] = np.zeros((rows, self.top_k), np.int64)
+        return made
+
+    def _run(self, step: Step, each: Results | None = None) -> None:
+        """One step; `each`, where given, takes what graphs return for every live token, row by row."""
+        self._check_step(step, self._cache.used, first_slots=not self.exact)
+        past = step.past_lengths.any() if self.exact else step.context
+        if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
+            self._row_by_row(step, each)
+        elif self.exact:
+            first = step.slots[0]
+            if step.slots != tuple(range(first, first + step.batch)):
+                raise InputError(f"slots {step.slots} are not consecutive")
+            self._replay(step, self._cache.home, first, each)
+            self._cache.end_at_home(step)
+        elif step.phase == "decode":
+            self._replay(step, self._cache.begin_decode(step), 0)
+            self._cache.end_decode(step)
+        else:
+            self._prompt_on_staging(step)
+        self._keep(self._results["logits"])
+        self._executables.open_rest()
+
+    def _row_by_row(self, step: Step, each: Results | None) -> None:
+        made: list[Results] = []
+        for row in range(len(step.slots)):
+            r = slice(row, row + 1)
+            one = replace(
+                step, slots=step.slots[r], token_ids=step.token_ids[r], past_lengths=step.past_lengths[r],
+                new_lengths=step.new_lengths[r],
+            )  # fmt: skip
+            self._run(one, each)
+            if each is None:
+                made.append({name: array[0].copy() for name, array in self._results.items()})
+            else:
+                each = {name: array[int(step.new_lengths[row]) :] for name, array in each.items()}
+        for row, results in enumerate(made):
+            for name, array in results.items():
+                self._results[name][row] = array
+
+    def _prompt_on_staging(self, step: Step) -> None:
+        staged = self._stage(step, step.context + step.query)
+        self._replay(step, self._staging, 0)
+        for row, slot in enumerate(step.slots):
+            start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
+            self._cache.write(slot, start, staged[:, row, :, start:end])
+
+    def _replay(self, step: Step, cache: Tensors, first: int, each: Results | None = None) -> None:
+        key = (step.batch, step.query, first, id(cache), cache.length)
+        bound = self._bound.pop(key, None)
+        if bound is None:
+            if len(self._bound) >= _MAX_BINDINGS:
+                self._bound.pop(next(iter(self._bound)))
+            session = self._executables.session(self._executables.executable(step))
+            views = list(cache.array[:, first : first + step.batch])
+            bound = _Bound(session, step.batch, step.query, views)
+        self._bound[key] = bound
+        bound.token_ids[:] = step.token_ids
+        bound.past_lengths[:] = step.past_lengths
+        starts = np.arange(0, step.token_ids.size, step.query)
+        if each is None:
+            bound.run(starts + step.new_lengths - 1, self._results)
+            return
+        live = len(step.slots)
+        rows = np.concatenate([np.arange(n) + start for start, n in zip(starts[:live], step.new_lengths, strict=False)])
+        bound.run(rows, each)
+
+    def open_all(self) -> None:
+        """Open every executable before returning."""
+        self._executables.open_all()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the caches and results, and executables open.
+
+        Specialised, a slot counts with what it held at its longest, and decode and staging with their largest layout.
+        """
+        return {
+            "cache": self._cache.nbytes + self._staging.nbytes,
+            "logits": sum(array.nbytes for made in (self._results, self._each) for array in made.values()),
+            "open_executables": self._executables.open_count,
+        }
+
+    def close(self) -> None:
+        """Drop bindings and sessions."""
+        self._bound.clear()
+        self._executables.close()
+
+
+class _Bound:
+    """A session bound to fixed buffers for one batch, query and place in the cache."""
+
+    def __init__(self, session: Any, batch: int, query: int, views: list[Array]) -> None:
+        self.token_ids = np.zeros((batch, query), np.int64)
+        self.past_lengths = np.zeros(batch, np.int64)
+        self._rows = np.zeros(0, np.int64)
+        self._results: tuple[int, ...] = ()
+        self._binding = binding = session.io_binding()
+        bind_array(binding.bind_input, "token_ids", self.token_ids)
+        bind_array(binding.bind_input, "past_lengths", self.past_lengths)
+        for i, view in enumerate(views):
+            bind_array(binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", view)
+            bind_array(binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", view)
+        self._keep = views
+        self._session = session
+
+    def run(self, rows: NDArray[np.int64], results: Mapping[str, NDArray[Any]]) -> None:
+        """Replay; the first len(rows) rows of `results` take what the graph returns for tokens `rows` of [B · Q]."""
+        if len(rows) != len(self._rows):
+            self._rows = np.zeros(len(rows), np.int64)
+            bind_array(self._binding.bind_input, LOGIT_ROWS, self._rows)
+            self._results = ()
+        places = tuple(array.ctypes.data for array in results.values())
+        if places != self._results:
+            for name, array in results.items():
+                bind_array(self._binding.bind_output, name, array[: len(rows)])
+            self._results = places
+        self._rows[:] = rows
+        self._session.run_with_iobinding(self._binding)

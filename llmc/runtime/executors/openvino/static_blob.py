@@ -1,0 +1,122 @@
+"""A compiled model as OpenVINO's CPU plugin exports it, without its weights: read, checked and imported.
+
+The stream, as OpenVINO 2026.4 writes it (src/plugins/intel_cpu, serialize.cpp; inference, metadata):
+
+    stream   = "RR_UPCVO" version:uint32 length:uint64 metadata body
+    metadata = "meta=1.0;ov=" OpenVINO's version ";isa=" the instruction set that its kernels were chosen for
+    body     = header custom constants model       positions in the header count from its first byte
+    header   = custom_offset custom_size constants_offset constants_size model_offset model_size      uint64 each
+    model    = the IR's XML, passed through CACHE_ENCRYPTION_CALLBACKS, which are the identity here
+
+A constant of the model whose size is 0 lies in the file that WEIGHTS_PATH names when the stream is imported, where its
+WeightlessCacheAttribute says; so blobs share one file, and neither they nor their keys know where it is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from llmc.errors import ArtifactError
+from llmc.runtime.executors.openvino.device import open_core, version
+
+_MAGIC = b"RR_UPCVO"
+_PREFIX = struct.Struct("<8sIQ")
+_HEADER = struct.Struct("<6Q")
+_FORMAT = 1
+_LONGEST_METADATA = 1 << 16
+_CURRENT = re.compile(r"current: .*;isa=([^;]*)")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The parts of a stream."""
+
+    metadata: str
+    custom: bytes
+    constants: memoryview
+    model: bytes
+
+    @classmethod
+    def parse(cls, data: bytes) -> Blob:
+        """Take a stream apart; raises ValueError for anything else."""
+        try:
+            magic, number, length = _PREFIX.unpack_from(data)
+            if magic != _MAGIC or number != _FORMAT or length > _LONGEST_METADATA:
+                raise ValueError("it does not begin as OpenVINO's compiled models do")
+            base = _PREFIX.size + length
+            custom, custom_size, constants, constants_size, model, model_size = _HEADER.unpack_from(data, base)
+        except struct.error as e:
+            raise ValueError(f"it ends within its header ({e})") from e
+        whole = memoryview(data)[base:]
+        if not _HEADER.size <= custom <= custom + custom_size <= constants <= constants + constants_size <= model:
+            raise ValueError("its parts overlap")
+        if model + model_size != len(whole):
+            raise ValueError(f"it has {len(whole)} bytes, and its header says {model + model_size}")
+        return cls(
+            data[_PREFIX.size : base].decode(errors="replace"), bytes(whole[custom : custom + custom_size]),
+            whole[constants : constants + constants_size], bytes(whole[model : model + model_size]),
+        )  # fmt: skip
+
+    def with_model(self, model: bytes) -> bytes:
+        """The stream with `model` in place of its own; of constants it has one zero byte, for those that are empty."""
+        at, empty = _HEADER.size + len(self.custom), b"\0"
+        header = _HEADER.pack(_HEADER.size, len(self.custom), at, len(empty), at + len(empty), len(model))
+        metadata = self.metadata.encode()
+        return _PREFIX.pack(_MAGIC, _FORMAT, len(metadata)) + metadata + header + self.custom + empty + model
+
+    @property
+    def made_with(self) -> str:
+        """OpenVINO's version."""
+        return self._stated("ov")
+
+    @property
+    def isa(self) -> str:
+        """The instruction set, in OpenVINO's words."""
+        return self._stated("isa")
+
+    def _stated(self, name: str) -> str:
+        fields = dict(part.split("=", 1) for part in self.metadata.split(";") if "=" in part)
+        return fields.get(name, "")
+
+
+def open_blob(data: bytes, weights: Path, properties: Mapping[str, Any], source: str, again: str) -> ov.CompiledModel:
+    """Import a stream whose constants lie in the file `weights`; nothing is compiled but primitives' code.
+
+    Raises ArtifactError, naming `source` and the command `again` that compiles it again, for what is no such stream or
+    was compiled by another OpenVINO or for another instruction set: it says which.
+    """
+    try:
+        blob = Blob.parse(data)
+    except ValueError as e:
+        raise ArtifactError(f"{source} is no compiled OpenVINO model: {e}; compile again: {again}") from e
+    if blob.made_with != version():
+        raise ArtifactError(
+            f"{source}: compiled with OpenVINO {blob.made_with or 'of an unknown version'}, this host has {version()}; "
+            f"install openvino=={blob.made_with}, or compile again: {again}"
+        )
+    plain = {"CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(weights.absolute())}
+    plain |= {"CACHE_ENCRYPTION_CALLBACKS": [_same, _same]}  # type: ignore[dict-item]
+    try:
+        return open_core().import_model(io.BytesIO(data), "CPU", {**properties, **plain})
+    except RuntimeError as e:
+        lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+        chosen = next((found[1] for line in lines if (found := _CURRENT.search(line))), blob.isa)
+        if chosen != blob.isa:
+            reason = f"it was compiled for {blob.isa or 'an unknown CPU'}, and OpenVINO chooses {chosen} on this one"
+        else:
+            reason = lines[-1] if lines else "no reason given"
+        raise ArtifactError(
+            f"{source}: OpenVINO {version()} cannot open it here: {reason}; compile again: {again}"
+        ) from e
+
+
+def _same(data: Any) -> Any:
+    return data

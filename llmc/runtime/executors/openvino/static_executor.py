@@ -1,0 +1,111 @@
+"""OpenVINO models of one shape each, over slots of contiguous caches: for devices without paged attention.
+
+A model reads a cache of exactly its context and returns what is new, which the executor writes to its place; decode
+steps over the same slots in the same bucket copy nothing else. Where the bundle's device is here, models run on it;
+where it is not, on the CPU, which proves plan, padding and numbers as verification does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.runtime.engine.sampling.top import TopLogits
+from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.compatibility import require_features, require_version
+from llmc.runtime.executors.onnxruntime.slot_cache import Tensors
+from llmc.runtime.executors.openvino.device import has_device, require_device, version
+from llmc.runtime.executors.openvino.static_cache import ContextCache
+from llmc.runtime.executors.openvino.static_models import StaticModels
+from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.executors.static import StaticExecutor
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.openvino.static_request import StaticRequest
+    from llmc.runtime.step import Step
+
+Array = NDArray[np.float32]
+DEVICE = "openvino_device"
+"""The manifest's option that names the device: CPU, GPU, GPU.1, NPU …"""
+
+
+class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "openvino-static"
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "by first bytes"}
+
+    @classmethod
+    def check(cls, bundle: Bundle) -> None:
+        """Refuse a bundle of another OpenVINO, and native executables of another instruction set."""
+        require_version(bundle, "openvino", version(), "OpenVINO")
+        if bundle.manifest.isa:
+            require_features(bundle, "CPU")
+        require_device("CPU")
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        super().__init__(bundle, slots, capacity, threads)
+        buckets = bundle.plan.buckets
+        sizes = 2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim")
+        decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
+        staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
+        wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
+        self.device = wanted if has_device(wanted) else "CPU"
+        rows, longest = (max(values) for values in zip(*decode, strict=True))
+        self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
+        self._staging = Tensors(*sizes, max(staged, default=0))
+        self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k, self.compilations)
+
+    def open_all(self) -> None:
+        """Open every model, and keep them open."""
+        self._models.keep_all()
+        super().open_all()
+
+    def _open(self, executable: Executable) -> StaticRequest:
+        return self._models.request(executable, serving=False)
+
+    def run(self, step: Step) -> Array:
+        """One step at the model's shape. Dummy rows read what is not theirs, and keep nothing."""
+        self._run(step)
+        return self.logits()
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`; the model's TopK is stable: of equal values the lower id comes first."""
+        self._require_top()
+        top = self._run(step)
+        assert top is not None
+        return top
+
+    def _run(self, step: Step) -> TopLogits | None:
+        self._check_step(step, self._cache.used, first_slots=True)
+        request = self._models.request(self._executable(step), serving=True)
+        logits, top = request.infer(step, self._past(step))
+        self._keep(logits)
+        self._cache.append(step, request.new)
+        return top
+
+    def _past(self, step: Step) -> Array | None:
+        """The first `context` tokens of each row's slot, [tensors, rows, heads, context, head_dim]."""
+        if step.phase == "decode":
+            return self._cache.begin_decode(step).array
+        return self._stage(step, step.context) if step.context else None
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of homes and layouts, and the number of models open."""
+        return {"cache": self._cache.nbytes + self._staging.nbytes, "open_executables": len(self._models)}
+
+    @property
+    def in_place_of(self) -> str:
+        """The GPU or NPU, which may have been asked for and not found."""
+        wanted = str(self.bundle.manifest.options.get(DEVICE, "CPU"))
+        return "" if wanted == self.device else wanted
+
+    def close(self) -> None:
+        """Close models and drop the logits."""
+        self._models.close()
+        self._logits = None

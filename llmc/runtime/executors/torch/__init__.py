@@ -1,0 +1,1 @@
+"""Portable programs in torch, on CPU."""

@@ -1,0 +1,75 @@
+"""The one place where JAX is configured and its client opened, for compiling and for replaying.
+
+A process has one JAX, with one set of devices, fixed when it first computes: `open_client` sets what it needs before
+that, and says so when something else came first. JAX is imported here and below, never by importing this file.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from llmc.errors import DeviceError
+from llmc.platforms import how_to_install
+from llmc.runtime.executors.xla.compile_events import listen
+from llmc.runtime.executors.xla.libtpu import LIBTPU_ENVIRONMENT
+
+Platform = Literal["cpu", "tpu"]
+INSTALL = {"cpu": "pip install 'llmc[xla]'", "tpu": "pip install 'llmc[tpu]'"}
+
+
+def jax_version() -> str:
+    """The installed jax and jaxlib, without importing them; raises DeviceError with the install line."""
+    try:
+        return f"{metadata.version('jax')} {metadata.version('jaxlib')}"
+    except metadata.PackageNotFoundError:
+        raise DeviceError(f"jax is not installed; {how_to_install('jax', INSTALL['cpu'])}") from None
+
+
+def toolchain_version(platform: str) -> str:
+    """What native code for `platform` belongs to: jax and jaxlib, and for a TPU libtpu; raises DeviceError."""
+    libtpu = metadata.version("libtpu") if platform == "tpu" and find_spec("libtpu") is not None else ""
+    return f"{jax_version()} {libtpu}".strip()
+
+
+def has_tpu() -> bool:
+    """Whether this process could use a TPU: its library is installed, and the kernel shows a device of it."""
+    return find_spec("libtpu") is not None and any(os.path.exists(p) for p in ("/dev/accel0", "/dev/vfio/0"))  # noqa: PTH110
+
+
+def open_client(platform: Platform, devices: int = 1, threads: int | None = None) -> list[Any]:
+    """The first `devices` JAX devices of `platform`, in an otherwise unconfigured process.
+
+    On cpu, that many devices are made of the one host, and `threads` bounds what each computes with. Raises DeviceError
+    when JAX is missing, or runs in this process with fewer devices already.
+    """
+    jax_version()
+    if not has_tpu():
+        os.environ.update({k: v for k, v in LIBTPU_ENVIRONMENT.items() if k not in os.environ})
+    import jax
+
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # else executables hold this source's path and lines
+    if platform == "cpu":
+        if threads is not None:
+            os.environ.setdefault("NPROC", str(threads))  # XLA sizes its thread pool by it
+        _before_start(jax, "jax_platforms", "cpu")
+        if devices > 1:
+            _before_start(jax, "jax_num_cpu_devices", devices)
+    listen()
+    found = jax.devices(platform)
+    if len(found) < devices:
+        raise DeviceError(
+            f"{devices} {platform} devices are needed, this process has {len(found)}"
+            + ("; JAX was started in it before: use a new process" if platform == "cpu" else "")
+        )
+    return list(found[:devices])
+
+
+def _before_start(jax: Any, option: str, value: Any) -> None:
+    """Set an option of JAX's that counts only before its first computation; leave it where that is past."""
+    from jax._src import xla_bridge
+
+    if not xla_bridge.backends_are_initialized():
+        jax.config.update(option, value)

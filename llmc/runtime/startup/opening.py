@@ -1,0 +1,100 @@
+"""From an opened bundle to an engine that takes requests: one way for LLM, AsyncLLM and the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.log import logger
+from llmc.errors import InputError
+from llmc.runtime.confined.limits import Limits
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.observer import Observer
+    from llmc.runtime.engine.sampling.guided import ConstraintFactory
+    from llmc.runtime.engine.speculation.config import SpeculativeConfig
+    from llmc.runtime.executors.base import Executor
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How to run a bundle.
+
+    `threads` defaults to LLMC_THREADS or the CPUs this process may use. `prefill_budget` (tokens; None: the
+    scheduler's) bounds what a prompt may hold up running sequences by. `prefix_slots`: finished prompts that outlive a
+    full batch in slots of their own, which cost memory once they are used; `enable_prefix_caching`: whether prefixes
+    are reused at all. `speculative_config`: vLLM's, for its method "ngram", see speculation/config.py; None: no drafts.
+    `grammar_limits`: what compiling a request's grammar may take; None: as the environment says.
+    """
+
+    threads: int | None = None
+    prefill_budget: int | None = None
+    prefix_slots: int = 2
+    enable_prefix_caching: bool = True
+    speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
+    grammar_limits: Limits | None = None
+
+    def __post_init__(self) -> None:
+        if self.speculative_config is not None:
+            from llmc.runtime.engine.speculation.config import SpeculativeConfig
+
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(self.speculative_config))
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """What `speculative_config` asks for."""
+        return self.speculative_config  # type: ignore[return-value] # __post_init__ made it one
+
+
+def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
+    """The bundle's executor, with a slot for each sequence that may run and for the prefixes kept beside.
+
+    Raises InputError where speculation is asked for and the executor cannot verify drafts.
+    """
+    extra = options.prefix_slots if options.enable_prefix_caching else 0
+    executor = bundle.executor(bundle.plan.limits.max_num_seqs + extra, options.threads)
+    if executor.in_place_of:
+        logger().warning(
+            "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "
+            "for a CPU compile with --device cpu", bundle.path, bundle.manifest.device, executor.in_place_of,
+        )  # fmt: skip
+    if options.speculation is not None:
+        from llmc.runtime.engine.speculation.verifying import require_verifiable
+
+        try:
+            require_verifiable(executor)
+        except InputError:
+            executor.close()
+            raise
+    return executor
+
+
+def open_generator(
+    bundle: Bundle, executor: Executor, options: EngineOptions, observer: Observer | None = None
+) -> Generator:
+    """A generator over an executor of the bundle."""
+    from llmc.runtime.engine.engine import Engine
+    from llmc.runtime.engine.generator import Generator
+
+    vocab_size, settings = bundle.size("vocab_size"), Settings.from_environment()
+    limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
+    engine = Engine(
+        bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,
+        min_prefix=None if options.enable_prefix_caching else 0,
+        on_compilation="refuse" if settings.check_recompilation else "warn",
+        speculation=options.speculation,
+    )  # fmt: skip
+    if "tokenizer.json" not in bundle.manifest.files:
+        return Generator(engine, observer=observer)
+
+    def constraints(at_once: bool) -> ConstraintFactory:
+        from llmc.runtime.engine.sampling.guided import ConstraintFactory
+
+        text = bundle.files.read("tokenizer.json").decode()
+        return ConstraintFactory(text, vocab_size, bundle.eos_token_ids, limits, at_once=at_once)
+
+    return Generator(engine, bundle.tokenizer, constraints, observer)

@@ -1,1 +1,0 @@
-"""Who watches the engine (runtime/observer.py): metrics, step traces, recordings of traffic, the dashboard's data."""

@@ -1,0 +1,237 @@
+"""Chat messages to prompt text, through the model's jinja2 template in a sandbox.
+
+Templates come with checkpoints and are not trusted: they run in jinja2's immutable sandbox, see plain data
+only, and are bounded in output. Time and memory are not bounded here; a server renders in child processes, where
+they are (confined_chat.py). Settings and helper names (raise_exception, tojson, strftime_now, loop
+controls, the generation tag) are those that transformers gives to templates, so that a template renders the
+same text here and there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+MAX_PROMPT_CHARACTERS = 16 << 20
+MAX_DATA_DEPTH = 64
+_SCALARS: dict[type, Any] = {str: str.__str__, int: int.__int__, float: float.__float__}
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+class ChatTemplate:
+    """A compiled template. `special_tokens` (bos_token, eos_token, …) are visible to it by name.
+
+    Compiling is done once, here, and takes about 10 ms with the import of jinja2. Safe to share between
+    threads. Raises InputError for a template that does not parse, or None (a model without one).
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = self._known(source)
+        self._special_tokens = dict(special_tokens or {})
+        self._template = _compile(self.source)
+
+    @staticmethod
+    def _known(source: str | None) -> str:
+        if source is None:
+            raise InputError("this model has no chat template: send a plain prompt (/v1/completions, `--prompt`)")
+        return source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. Encode it with add_special_tokens=False: the template has written the special tokens.
+
+        A message is {"role", "content", …}, the role one of ROLES; content is text or a list of
+        {"type": "text", "text": …} parts, which are joined by newlines, or None beside tool_calls.
+        `variables` are further names for the template (enable_thinking, documents, …). Raises InputError for
+        messages that are not so, and for whatever goes wrong in the template.
+        """
+        variables = variables or {}
+        clash = sorted(_RESERVED.intersection(variables))
+        if clash:
+            raise InputError(f"chat template variable {clash[0]!r} is set by the request itself")
+        context = self._special_tokens | {str(name): plain_data(value) for name, value in variables.items()}
+        context.setdefault("documents", None)
+        return self._run(
+            context
+            | {
+                "messages": check_messages(messages),
+                "tools": None if tools is None else _tools(tools),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+
+    async def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `render`, for an event loop, which this one holds up."""
+        return self.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise InputError for a template that does not parse, if the constructor has not."""
+
+    def close(self) -> None:
+        """Release what rendering takes."""
+
+    def _run(self, context: dict[str, Any]) -> str:
+        pieces, size = [], 0
+        try:
+            for piece in self._template.generate(context):
+                size += len(piece)
+                if size > MAX_PROMPT_CHARACTERS:
+                    raise InputError(f"the chat template gives more than {MAX_PROMPT_CHARACTERS} characters")
+                pieces.append(piece)
+        except InputError:
+            raise
+        except MemoryError:
+            raise InputError("the chat template takes more memory for these messages than there is") from None
+        except Exception as error:  # a template is a program: anything may go wrong in it
+            raise InputError(f"the chat template refuses these messages: {error or type(error).__name__}") from error
+        return "".join(pieces)
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as plain data, their content as text. Raises InputError; see `ChatTemplate.render`."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise InputError('messages must be a list of at least one {"role": …, "content": …}')
+    return [_message(index, message) for index, message in enumerate(messages)]
+
+
+def _tools(tools: Any) -> list[Any]:
+    listed = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if not listed or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InputError(f"tools must be a list of objects, not {tools!r:.80}")
+    return [plain_data(tool) for tool in tools]
+
+
+def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InputError(f"messages[{index}] is {type(message).__name__}, not an object with role and content")
+    role = message.get("role")
+    if role not in ROLES:
+        raise InputError(f"messages[{index}].role is {role!r:.80}; known: {', '.join(ROLES)}")
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
+        raise InputError(f"messages[{index}] ({role}) has no content")
+    checked: dict[str, Any] = plain_data(message)
+    checked["content"] = content if content is None else _text(content, f"messages[{index}].content")
+    return checked
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return str(content)
+    if not isinstance(content, Sequence):
+        raise InputError(f"{where} is {type(content).__name__}, not text")
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
+            raise InputError(f"{where} has a part of type {kind!r:.80}; this model takes text parts only")
+        parts.append(text)
+    return "\n".join(parts)
+
+
+def plain_data(value: Any, depth: int = 0) -> Any:
+    """A copy made of JSON types only, so that a template meets no object with methods beyond theirs.
+
+    Raises InputError for what is none of them, or nested too deeply.
+    """
+    if depth > MAX_DATA_DEPTH:
+        raise InputError(f"chat data is nested more than {MAX_DATA_DEPTH} deep")
+    if value is None or isinstance(value, bool):
+        return value
+    for kind, plain in _SCALARS.items():
+        if isinstance(value, kind):
+            return plain(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain_data(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain_data(item, depth + 1) for item in value]
+    raise InputError(f"chat data holds {type(value).__name__}, which is not JSON")
+
+
+def _compile(source: str) -> Template:
+    from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Refuses plain repetition and powers that would take all memory; it does not bound time."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """The operation, if its result is of a sane size."""
+            for whole, count in ((left, right), (right, left)):
+                if (
+                    operator == "*"
+                    and hasattr(whole, "__len__")
+                    and isinstance(count, int)
+                    and len(whole) * count > MAX_PROMPT_CHARACTERS
+                ):
+                    raise SecurityError(f"repetition to more than {MAX_PROMPT_CHARACTERS} elements")
+            if operator == "**" and not (abs(left) <= 1 << 32 and abs(right) <= 64):
+                raise SecurityError("a power of large numbers")
+            return super().call_binop(context, operator, left, right)
+
+    class GenerationTag(Extension):
+        """`{% generation %}` marks the assistant's tokens for training; its body is rendered as it is."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            """The body's nodes."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=raise_exception, strftime_now=_strftime_now)
+    try:
+        return environment.from_string(source)
+    except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError, OverflowError) as error:
+        line = getattr(error, "lineno", None)
+        place = f" (line {line})" if line else ""
+        raise InputError(f"the chat template does not parse{place}: {error}") from error
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes for HTML, which a prompt must not be."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

@@ -1,0 +1,82 @@
+"""Chat templates in child processes, where whatever they do is stopped: a server's way to render."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llmc.errors import InputError
+from llmc.runtime.confined.limits import Limits
+from llmc.runtime.confined.pool import Job, LimitError, Pool
+from llmc.runtime.text.chat import ChatTemplate
+
+LIMITS = Limits(seconds=2.0, memory_bytes=256 << 20)
+"""For one conversation: 4,096 short messages take 0.1 s."""
+
+
+class ConfinedTemplate(ChatTemplate):
+    """As ChatTemplate, rendered in a child: 0.3 ms more for a short conversation. `check` says whether it parses.
+
+    What takes more than `limits` is an InputError that says so, a full pool OverloadedError. The process that children
+    come from starts with `start`, or the first conversation, and ends with `close`.
+    """
+
+    def __init__(
+        self, source: str | None, special_tokens: Mapping[str, str] | None = None, limits: Limits = LIMITS
+    ) -> None:
+        self.source = self._known(source)
+        options = {"source": source, "special_tokens": dict(special_tokens or {})}
+        self._pool = Pool(f"{__name__}:open_renderer", options, limits)
+
+    def start(self) -> None:
+        """Start the process that children come from; returns before it is ready."""
+        self._pool.start()
+
+    def check(self) -> None:
+        """Raise InputError for a template that does not parse."""
+        try:
+            self._pool.run({})
+        except LimitError as error:
+            raise InputError(f"the chat template cannot be parsed: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+        """See ChatTemplate.render."""
+        try:
+            return str(self._pool.run({"messages": messages, **how}).value)
+        except LimitError as error:
+            raise _beyond(error) from None
+
+    async def rendered(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+        """See ChatTemplate.render; cancelling kills the child."""
+        try:
+            return await self._pool.arun({"messages": messages, **how}, _text)
+        except LimitError as error:
+            raise _beyond(error) from None
+
+    def close(self) -> None:
+        """End the process that children come from, and them."""
+        self._pool.close()
+
+
+async def _text(job: Job) -> str:
+    return str(job.value)
+
+
+def _beyond(error: LimitError) -> InputError:
+    return InputError(f"the chat template cannot be rendered with these messages: {error}; send fewer or shorter ones")
+
+
+def open_renderer(source: str, special_tokens: Mapping[str, str]) -> Callable[[Mapping[str, Any]], str | None]:
+    """Work for a child: render a conversation; {}: only parse. The child parses too, since that is not bounded."""
+    for module in ("jinja2", "jinja2.sandbox", "jinja2.ext"):
+        importlib.import_module(module)
+    template: ChatTemplate | None = None
+
+    def work(job: Mapping[str, Any]) -> str | None:
+        nonlocal template
+        if template is None:
+            template = ChatTemplate(source, special_tokens)
+        return template.render(**job) if job else None
+
+    return work

@@ -1,0 +1,97 @@
+"""Prompts as people write them, to token ids: texts, ids, dictionaries, conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from numbers import Integral
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from llmc.errors import InputError, LlmcError
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.text.chat import ChatTemplate
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+
+
+class Prompts:
+    """Encodes prompts for one bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The model's chat template; raises InputError where it has none."""
+        from llmc.runtime.text.chat import ChatTemplate
+
+        return ChatTemplate(self._bundle.chat_template, self._bundle.special_tokens)
+
+    def prepare(self, has_time: Callable[[], bool]) -> None:
+        """Load the tokenizer, and the chat template if there `has_time` then: many a request needs none.
+
+        Raises ArtifactError for a tokenizer that cannot be used; of such a template those hear who use it.
+        """
+        if self._bundle.has_tokenizer:
+            self._bundle.tokenizer.encode("")  # what the first text would wait for
+        if has_time():
+            with suppress(LlmcError):
+                _ = self.template
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+        """The chat template's text for `messages`, ready for an answer; `how` as in ChatTemplate.render."""
+        return self.template.render(messages, **how)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, of {"prompt": text}, {"prompt_token_ids": ids} or {"messages": [...]}, or as given."""
+        if isinstance(prompt, str):
+            return self._bundle.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return _ids(prompt["prompt_token_ids"])
+            if "messages" in prompt:
+                return self.encode_chat(self.render(prompt["messages"]))
+            if isinstance(prompt.get("prompt"), str):
+                return self.encode(prompt["prompt"])
+            raise InputError(f"a prompt object needs 'prompt', 'prompt_token_ids' or 'messages', not {sorted(prompt)}")
+        return _ids(prompt)
+
+    def encode_chat(self, text: str) -> list[int]:
+        """Token ids of a rendered conversation, which holds its special tokens already."""
+        return self._bundle.tokenizer.encode(text, add_special_tokens=False)
+
+
+def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts of a call that takes one or a list: a text, an object and a list of token ids are one prompt.
+
+    Raises InputError for what is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise InputError(f"prompts must be a text, a list of token ids, an object, or a list of these: {prompts!r:.80}")
+    found: list[Any] = list(prompts)
+    return [found] if found and isinstance(found[0], Integral) else found
+
+
+def conversations(messages: Any) -> list[Any]:
+    """The conversations of a call that takes one or a list of them; each is still to be checked."""
+    listed = not isinstance(messages, str | Mapping) and isinstance(messages, Sequence) and len(messages) > 0
+    many = listed and all(isinstance(m, Sequence) and not isinstance(m, str) for m in messages)
+    return list(messages) if many else [messages]
+
+
+def _ids(value: Any) -> list[int]:
+    try:
+        if isinstance(value, bytes | bytearray | Mapping) or any(isinstance(token, bool) for token in value):
+            raise TypeError
+        return [index(token) for token in value]
+    except TypeError:
+        raise InputError(
+            f"a prompt is a text, or its token ids as a list of integers, not {value!r:.80}; a list of prompts goes "
+            "where several are taken"
+        ) from None

@@ -1,0 +1,293 @@
+"""Text to token ids and back, whole or as a stream.
+
+`Tokenizer` wraps a Hugging Face tokenizer.json; `StreamDetokenizer` turns ids into text as they come. The texts of a
+stream, put together, are exactly `Tokenizer.decode` of all its ids.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import ArtifactError, InputError
+from llmc.runtime.text.token_width import TokenWidth, byte_alphabet, token_width
+
+if TYPE_CHECKING:
+    from llmc.runtime.text.vocabulary import Vocabulary
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+_MOST_CUTS = 16
+"""Texts that are encoded by cuts of a vocabulary, which together take as long as reading all of it."""
+_LONG = 2048
+"""Characters, or ids, from which tokenizers get their work as a batch of one: other threads can run meanwhile then."""
+_BEFORE = 4
+"""Tokens of a prompt that an answer's text is decoded behind, out of the last _FARTHEST_BEFORE."""
+_FARTHEST_BEFORE = 256
+_MAX_HELD = 16
+"""Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
+
+
+class Tokenizer:
+    """A tokenizer from the bytes of a tokenizer.json. Safe to share between threads.
+
+    `eos_token_ids` are the ids that end a text, in the order given. Truncation and padding that the file may
+    ask for are switched off: a prompt is never shortened silently. Raises ArtifactError for bytes that are no
+    tokenizer.json.
+
+    With a `vocabulary`, made of the same file, `data` is called for when something needs the whole of it: a long text,
+    more than a few texts, decoding at once. `load` is for who serves, and would be held up then.
+    """
+
+    def __init__(
+        self, data: bytes | Callable[[], bytes], eos_token_ids: Iterable[int] = (), vocabulary: Vocabulary | None = None
+    ) -> None:
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._data = data
+        self._vocabulary = vocabulary
+        self._loading = threading.Lock()
+        self._whole: Any = None
+        self._cuts = 0
+        self._pieces: dict[int, bytes] = {}
+        if vocabulary is None:
+            self.load()
+
+    def load(self) -> None:
+        """Read all of it now, unless that is done. Raises ArtifactError."""
+        with self._loading:
+            if self._whole is None:
+                self._whole = _backend(self._data() if callable(self._data) else self._data)
+
+    @property
+    def _backend(self) -> Any:
+        if self._whole is None:
+            self.load()
+        return self._whole
+
+    @cached_property
+    def _decoder(self) -> dict[str, Any]:
+        if self._vocabulary is not None:
+            return dict(self._vocabulary.skeleton["decoder"])
+        decoder = self._backend.decoder
+        return {} if decoder is None else dict(json.loads(decoder.__getstate__()))
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Tokens, added ones included; ids may have gaps."""
+        return int(self._backend.get_vocab_size())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out when it skips special tokens."""
+        if self._vocabulary is not None:
+            return frozenset(token["id"] for token in self._vocabulary.skeleton["added_tokens"] if token.get("special"))
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised.
+
+        `add_special_tokens` adds what the model expects around a text (such as its bos token); pass False for
+        text from a chat template, which has written them already. Raises InputError for text that is not
+        Unicode.
+        """
+        return self.encode_last(text, None, add_special_tokens)[0]
+
+    def encode_last(
+        self, text: str, most: int | None, add_special_tokens: bool = True, shortened: bool = True
+    ) -> tuple[list[int], int]:  # fmt: skip
+        """The last `most` ids of `encode` (None: all), and how many there are in all.
+
+        A text that may not be `shortened` and has more gets no ids: listing millions of them holds the interpreter. So
+        does leaving all but the last to tokenizers, which copies the others into pieces of `most`, for three times as
+        long.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text holds a lone surrogate at character {error.start}: not Unicode") from error
+        backend = self._cut(text) or self._backend
+        if len(text) < _LONG:
+            encoded = backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        count = len(encoded)
+        if most is None or count <= most:
+            return list(encoded.ids), count
+        return encoded.ids[-most:] if shortened else [], count
+
+    def _cut(self, text: str) -> Any:
+        """A tokenizer for this text, while that costs less than the whole; else None."""
+        if self._whole is not None or self._vocabulary is None or self._cuts >= _MOST_CUTS:
+            return None
+        self._cuts += 1
+        cut = self._vocabulary.cut(text)
+        return None if cut is None else _backend(cut.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids; ids without a token are left out. Raises InputError for a negative id."""
+        ids = list(ids)
+        try:
+            if len(ids) < _LONG:
+                return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+            return str(self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
+        except (OverflowError, TypeError) as error:
+            raise InputError(f"token ids are integers from 0: {error}") from error
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a token by its text."""
+        index: int | None = self._backend.token_to_id(token)
+        return index
+
+    def id_to_token(self, index: int) -> str | None:
+        """A token's text as the vocabulary writes it, or None."""
+        if self._vocabulary is not None and index >= 0:
+            return self._vocabulary.token(index)
+        try:
+            token: str | None = self._backend.id_to_token(index)
+        except OverflowError as error:
+            raise InputError(f"token ids are integers from 0: {index}") from error
+        return token
+
+    @cached_property
+    def width(self) -> TokenWidth | None:
+        """How much text a token stands for at most; None where that cannot be told."""
+        return token_width(self._backend)
+
+    @cached_property
+    def is_byte_level(self) -> bool:
+        """Whether decoding only joins the bytes of tokens (GPT-2's alphabet)."""
+        steps = self._decoder.get("decoders", [self._decoder])
+        return [step.get("type") for step in steps] == ["ByteLevel"]
+
+    def piece(self, index: int) -> bytes:
+        """Bytes that a token adds to a byte-level text; none for an id without a token."""
+        known = self._pieces.get(index)
+        if known is None:
+            token = self.id_to_token(index) or ""
+            values = [_BYTE_OF.get(character) for character in token]
+            known = token.encode() if None in values else bytes(value for value in values if value is not None)
+            self._pieces[index] = known
+        return known
+
+
+def _backend(data: bytes) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    try:
+        backend: Any = Backend.from_buffer(data)
+    except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
+        raise ArtifactError(
+            f"tokenizer.json is damaged or of a newer format ({error}); compile the bundle again"
+        ) from error
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+_BYTE_OF = byte_alphabet()
+
+
+class StreamDetokenizer:
+    """Text of one sequence, token by token.
+
+    `feed` gives the text that is certain after each id, `flush` the rest; joined they equal
+    `tokenizer.decode(all ids, skip_special_tokens)`, or what the ids add to that of `prompt` and them: many a decoder
+    drops a space before the first word of all, which the first word of an answer is not. A character whose bytes are
+    spread over several tokens comes out whole with its last byte. Each `feed` takes constant time, however long the
+    text (about 1 µs for byte-level vocabularies, 3 µs for others).
+
+    Byte-level vocabularies decode bytes incrementally. Others decode a window of the last tokens twice, with
+    and without the new one, since a token's text may depend on its neighbours; there a run of byte tokens
+    (`<0x..>`) comes out at its end, because one bad byte changes the text of the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._text: _ByteText | _WindowText
+        if tokenizer.is_byte_level:
+            self._text = _ByteText(tokenizer)
+        else:
+            self._text = _WindowText(tokenizer, _last_words(tokenizer, prompt, self._skipped))
+
+    def feed(self, token_id: int) -> str:
+        """The text that became certain. Raises InputError for a negative id."""
+        return "" if token_id in self._skipped else self._text.feed(token_id)
+
+    def flush(self) -> str:
+        """What was held back; call once, at the end."""
+        return self._text.flush()
+
+
+def _last_words(tokenizer: Tokenizer, prompt: Sequence[int], skipped: frozenset[int]) -> list[int]:
+    """The last ids of a prompt by which what follows is no beginning of a text: none of a byte, which might join a run
+    of bytes behind it."""
+    found: list[int] = []
+    for token_id in reversed(prompt[-_FARTHEST_BEFORE:]):
+        token = None if token_id in skipped else tokenizer.id_to_token(token_id)
+        if token is not None and not _BYTE_TOKEN.fullmatch(token):
+            found.append(token_id)
+            if len(found) == _BEFORE:
+                break
+    return found[::-1]
+
+
+class _ByteText:
+    """Tokens are bytes, the text their UTF-8 reading; bad bytes become U+FFFD as in tokenizers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._piece = tokenizer.piece
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token_id: int) -> str:
+        return self._utf8.decode(self._piece(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _WindowText:
+    """`_ids` is the window: tokens told already (their text is `_told`), as left context, then those held.
+
+    `before` is what stands before the first token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(before)
+        self._context = len(self._ids)
+        self._told: str | None = None
+        """The text of the first `_context` ids; None until it is asked for."""
+
+    def feed(self, token_id: int) -> str:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return ""
+        self._ids.append(token_id)
+        if _BYTE_TOKEN.fullmatch(token):
+            return ""
+        text = self._decode(self._ids)
+        held = len(self._ids) - self._context
+        if text.endswith(_REPLACEMENT) and _REPLACEMENT not in token and held < _MAX_HELD:
+            return ""
+        return self._tell(text)
+
+    def flush(self) -> str:
+        return self._tell(self._decode(self._ids)) if len(self._ids) > self._context else ""
+
+    def _tell(self, text: str) -> str:
+        if self._told is None:
+            self._told = self._decode(self._ids[: self._context])
+        new = text[len(self._told) :]
+        self._ids = self._ids[self._context :]
+        self._context = len(self._ids)
+        self._told = self._decode(self._ids)
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

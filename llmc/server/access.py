@@ -1,0 +1,57 @@
+"""How routes reach what is served, and what they answer while nothing is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.errors import EngineDeadError
+from llmc.server.errors import SERVER, ApiError, unavailable
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from llmc.server.state import Served, ServerState
+
+LONGEST_RETRY_S = 60.0
+
+
+def state_of(request: Request) -> ServerState:
+    """The server's state."""
+    state: ServerState = request.app.state.llmc
+    return state
+
+
+def served_of(request: Request) -> Served:
+    """What is served. Raises ApiError 503 while it is loading, or when loading or the engine failed."""
+    state = state_of(request)
+    if state.load_error is not None:
+        raise ApiError(503, "the server could not load its model; its log says why", kind=SERVER, code="load_failed")
+    if state.served is None:
+        progress = state.progress
+        message = f"the model is loading ({progress.stage}, {progress.done} of {progress.total}); try again later"
+        eta = 1.0 if progress.eta_s is None else progress.eta_s
+        raise unavailable(message, min(eta, LONGEST_RETRY_S), "loading")
+    return state.served
+
+
+def serving(request: Request, model: str | None) -> Served:
+    """What is served, to have it generate as `model` (None: whatever it is). Raises ApiError 503 also while draining,
+    and 404 for another model; EngineDeadError."""
+    served = served_of(request)
+    check_model(served, model)
+    if state_of(request).draining:
+        error = unavailable("the server is shutting down; send the request to another one", LONGEST_RETRY_S, "draining")
+        error.headers["Connection"] = "close"
+        raise error
+    if served.engine.error is not None:
+        raise EngineDeadError("the engine stopped on an error; see the server's log, and start it again")
+    return served
+
+
+def check_model(served: Served, model: str | None) -> None:
+    """Raise ApiError 404 where `model` is named and is not the one served."""
+    if model is not None and model != served.model_name:
+        raise ApiError(
+            404, f"the model {model[:200]!r} is not served here; this server has {served.model_name!r}",
+            param="model", code="model_not_found",
+        )  # fmt: skip

@@ -1,0 +1,59 @@
+"""The application: every route, behind the key, with errors in one shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from llmc import __version__
+from llmc.server import errors
+from llmc.server.auth import OPEN_PATHS, RequireKey
+from llmc.server.clients import BoundRequests
+from llmc.server.counting import CountAnswers
+from llmc.server.openapi import document
+from llmc.server.protocol.chat import ChatRequest
+from llmc.server.protocol.completions import CompletionRequest
+from llmc.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from llmc.server.routes import chat, completions, dashboard, embeddings, health, metrics, models, tokenize, version
+
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
+
+    from llmc.server.state import ServerState
+
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_OFF: TelemetryConfig = {
+    "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
+}  # fmt: skip
+"""FastAPI's own telemetry: what this server tells of itself is at /metrics, and nothing is sent anywhere."""
+
+
+ROUTERS = tuple(
+    module.router
+    for module in (models, completions, chat, tokenize, embeddings, version, health, metrics, dashboard)
+)  # fmt: skip
+
+
+def build_app(state: ServerState) -> FastAPI:
+    """The ASGI application over `state`, which routes reach as `request.app.state.llmc`.
+
+    Raises InputError for an empty API key.
+    """
+    app = FastAPI(
+        title="llmc", version=__version__, description="OpenAI-compatible text generation over compiled graphs.",
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_OFF,
+    )  # fmt: skip
+    app.state.llmc = state
+    errors.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    keys = state.config.api_keys
+    document(app, BODIES, bool(keys), OPEN_PATHS)
+    app.add_middleware(errors.AnswerFaults)
+    app.add_middleware(BoundRequests, clients=state.clients, free=OPEN_PATHS)
+    if keys:
+        RequireKey(app, keys)  # refuses empty keys now: middlewares are made with the first request
+        app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(CountAnswers, metrics=state.metrics)
+    return app

@@ -1,0 +1,70 @@
+"""Long work of requests in threads of its own, so that the event loop and the streams on it go on meanwhile.
+
+Two lanes, so that what takes milliseconds does not wait for what takes a second; each is short and bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from llmc.errors import OverloadedError
+from llmc.runtime.heap import trim
+from llmc.server.disconnect import unless_disconnected
+
+T = TypeVar("T")
+
+SMALL = 2048
+"""Bytes or characters below which work is done at once (about 1 ms)."""
+LARGE = 64 << 10
+"""… from which it goes into the lane of long work."""
+LANE_THREADS = 2
+"""Of the lane of shorter work; in the other one goes on at a time, since most of it takes the interpreter in turns."""
+TRIM_S = 1.0
+"""Seconds of quiet after long work until freed memory is given back."""
+MAX_WAITING = 64
+"""Pieces of work that may be in a lane; with more, requests are refused as overload."""
+
+
+class Lane:
+    """`threads`, and what waits for them. `trims`: once it is quiet, memory that was freed goes back to the system."""
+
+    def __init__(self, name: str, threads: int, trims: bool = False) -> None:
+        self._pool = ThreadPoolExecutor(threads, f"llmc-{name}")
+        self._waiting = 0
+        self._trims = trims
+        self._quiet: asyncio.TimerHandle | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of `work`. Cancelled, what has not begun never does. Raises OverloadedError for a full lane."""
+        if self._waiting >= MAX_WAITING:
+            raise OverloadedError(f"{self._waiting} long requests are being read; try again later", 1.0)
+        self._waiting += 1
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, work)
+        finally:
+            self._waiting -= 1
+            if self._trims:
+                if self._quiet is not None:
+                    self._quiet.cancel()
+                self._quiet = loop.call_later(TRIM_S, self._pool.submit, trim)
+
+
+_quick, _long = Lane("quick", LANE_THREADS), Lane("long", 1, trims=True)
+
+
+async def aside(request: Request, size: int, work: Callable[[], T]) -> T:
+    """The result of `work` on `size` bytes or characters; what is long is given up when the client leaves.
+
+    Raises what `work` raises, OverloadedError, and ClientDisconnect. The request's body must have been read.
+    """
+    if size < SMALL:
+        return work()
+    if size < LARGE:
+        return await _quick.run(work)
+    return await unless_disconnected(request.receive, _long.run(work))

@@ -1,0 +1,113 @@
+"""How many connections are open, and how many requests one client has being answered.
+
+A client is an IPv4 address, or the /64 network of an IPv6 address, as the connection shows it: what a proxy says of
+others (X-Forwarded-For) is not believed, so that behind a proxy all clients are one. Unix sockets have no address, and
+are bounded together only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmc.server.errors import SERVER, ApiError, unavailable
+
+if TYPE_CHECKING:
+    from llmc.server.state import ServerConfig
+
+RETRY_S = 1.0
+NETWORK_BITS = 64
+
+
+class Clients:
+    """Counts. Bounds of 0 are none."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._most = config.max_connections
+        self._most_each = config.max_connections_per_client
+        self._most_requests = config.max_requests_per_client
+        self._open = 0
+        self._connections: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """Connections now."""
+        return self._open
+
+    def connect(self, address: str | None) -> ApiError | None:
+        """Count a connection, which `leave` ends; or what to tell it, where there are too many."""
+        client = client_of(address)
+        if self._most and self._open >= self._most:
+            return unavailable(f"{self._open} connections are open, this server's limit", RETRY_S, "overloaded")
+        if client and self._most_each and self._connections[client] >= self._most_each:
+            return _too_many(f"{self._connections[client]} connections of this client are open", self._most_each)
+        self._open += 1
+        _add(self._connections, client, 1)
+        return None
+
+    def leave(self, address: str | None) -> None:
+        """A connection that was counted has ended."""
+        self._open -= 1
+        _add(self._connections, client_of(address), -1)
+
+    def begin(self, address: str | None) -> Callable[[], None]:
+        """Count a request; what is returned ends it. Raises ApiError where its client has too many."""
+        client = client_of(address)
+        if client and self._most_requests and self._requests[client] >= self._most_requests:
+            raise _too_many(f"{self._requests[client]} requests of this client are being answered", self._most_requests)
+        _add(self._requests, client, 1)
+        return lambda: _add(self._requests, client, -1)
+
+
+class BoundRequests:
+    """Refuses, with 429, what a client asks for beyond its bound; `free` paths count for nothing."""
+
+    def __init__(self, app: ASGIApp, clients: Clients, free: frozenset[str]) -> None:
+        self._app, self._clients, self._free = app, clients, free
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve or refuse one request."""
+        if scope["type"] != "http" or scope["path"] in self._free:
+            await self._app(scope, receive, send)
+            return
+        peer = scope.get("client")
+        try:
+            end = self._clients.begin(peer[0] if peer else None)
+        except ApiError as e:
+            await e.response(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            end()
+
+
+def client_of(address: str | None) -> str:
+    """Who an address counts as; "" for none."""
+    if not address:
+        return ""
+    try:
+        found: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        if found.ipv4_mapped is None:
+            return f"{int(found) >> NETWORK_BITS:x}::/{NETWORK_BITS}"
+        found = found.ipv4_mapped
+    return str(found)
+
+
+def _add(counts: Counter[str], client: str, number: int) -> None:
+    counts[client] += number
+    if not counts[client]:
+        del counts[client]
+
+
+def _too_many(what: str, most: int) -> ApiError:
+    message = f"{what}; at most {most} are allowed: wait for some to end"
+    return ApiError(429, message, kind=SERVER, code="too_many_requests", headers={"Retry-After": f"{RETRY_S:g}"})

@@ -1,0 +1,193 @@
+"""HTTP connections that can be held by neither sending slowly, nor reading slowly, nor sending much: bounds on top of
+uvicorn's protocol.
+
+A connection has HEAD_S seconds from its start, or from the first byte of a further request, to send a request's head
+of at most HEAD_BYTES, and then BODY_S seconds for the body. Past that it is answered 408 (431 for the size) and closed,
+without a word where nothing was asked or the answer has begun. A client that reads nothing of an answer for SEND_S is
+cut off. At most PIPELINED requests wait behind one that is answered; what comes behind them is not read, and the
+connection is closed after them. Idle connections between requests are uvicorn's matter (timeout_keep_alive), their
+number that of clients.py. Where httptools is not installed, h11 itself answers an oversized head, with 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Literal
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+if TYPE_CHECKING:
+    from llmc.server.clients import Clients
+
+HEAD_S = 20.0
+BODY_S = 60.0
+SEND_S = 60.0
+HEAD_BYTES = 64 << 10
+PIPELINED = 16
+
+Awaited = Literal["head", "body"] | None
+
+
+class _EnoughError(Exception):
+    """Ends the parser's work on what was received."""
+
+
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
+    """uvicorn's protocol (httptools where it is installed, else h11) with bounds on how requests may arrive."""
+
+    head_s = HEAD_S
+    body_s = BODY_S
+    send_s = SEND_S
+    head_bytes = HEAD_BYTES
+    clients: Clients | None = None
+
+    _awaited: Awaited = None
+    _timer: asyncio.TimerHandle | None = None
+    _sending: asyncio.TimerHandle | None = None
+    _received = 0
+    _counted = False
+    _deaf = False
+    _answering: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first request; where there are too many connections, say so and close."""
+        super().connection_made(transport)
+        refusal = None if self.clients is None else self.clients.connect(self._address)
+        if refusal is None:
+            self._counted = True
+            self._await("head")
+        else:
+            self._deaf = True
+            self._say(refusal.status, refusal.body, refusal.headers)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting; whatever of it is being answered, or waits to be, hears of it."""
+        self._await(None)
+        self.resume_writing()
+        if self._counted and self.clients is not None:
+            self.clients.leave(self._address)
+        behind = getattr(self, "pipeline", None)
+        for cycle in (self._answering, *(cycle for cycle, _ in behind or ())):
+            if cycle is not None:  # uvicorn tells the last one only
+                cycle.disconnected = True
+                cycle.message_event.set()
+        if behind:
+            behind.clear()
+        super().connection_lost(exc)
+
+    @property
+    def _address(self) -> str | None:
+        return self.client[0] if self.client else None
+
+    def pause_writing(self) -> None:
+        """The client does not read what it is sent: it has a while to go on."""
+        super().pause_writing()
+        if self._sending is None:
+            self._sending = self.loop.call_later(self.send_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads."""
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, then see what the request still lacks."""
+        if self._deaf:
+            return
+        super().data_received(data)
+        if self._deaf or self.transport.is_closing():
+            return
+        cycle: Any = self.cycle
+        if getattr(self, "pipeline", None):  # a further request waits for the answer to the one before
+            self._await(None)
+        elif cycle is None or cycle.response_complete:
+            self._received += len(data)
+            self._await("head")
+            if self._received > self.head_bytes:
+                self._refuse_head()
+        else:
+            self._received = 0
+            self._await("body" if cycle.more_body else None)
+
+    def on_headers_complete(self) -> None:
+        """Of httptools: a head has come; begin its request, or have it wait behind the one before."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.head_bytes:
+            self._deaf = True
+            if not self.pipeline and (self.cycle is None or self.cycle.response_complete):
+                self._refuse_head()
+            else:
+                self._close_after_these()
+            raise _EnoughError
+        if len(self.pipeline) >= PIPELINED:
+            self._deaf = True
+            self._close_after_these()
+            raise _EnoughError
+        super().on_headers_complete()
+
+    def _close_after_these(self) -> None:
+        """The last of the requests that were taken ends the connection."""
+        self.cycle.keep_alive = False
+        self._await(None)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def send_400_response(self, msg: str) -> None:
+        """Of httptools: nothing more can be read; say so, unless that is done or an answer is on its way."""
+        if not self._deaf:
+            self._deaf = True
+            super().send_400_response(msg)
+
+    def _await(self, what: Awaited) -> None:
+        if what == self._awaited:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._awaited = what
+        if what is not None:
+            self._timer = self.loop.call_later(self.head_s if what == "head" else self.body_s, self._expired)
+
+    def _expired(self) -> None:
+        what, seconds = ("head", self.head_s) if self._awaited == "head" else ("body", self.body_s)
+        self._refuse(408, f"the request's {what} did not arrive within {seconds:g} seconds")
+
+    def _refuse_head(self) -> None:
+        self._received = max(1, self._received)
+        self._refuse(431, f"the request's head is larger than {self.head_bytes} bytes")
+
+    def _refuse(self, status: int, message: str) -> None:
+        awaited, cycle = self._awaited, self.cycle
+        self._await(None)
+        if self.transport.is_closing():
+            return
+        if awaited == "body":
+            owed = not cycle.response_started
+        else:  # nothing is owed to an idle connection, nor to a body whose request was answered before it ended
+            owed = self._received > 0 and (cycle is None or not cycle.more_body)
+        if owed:
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+            self._say(status, {"error": error})
+        else:
+            self.transport.close()
+
+    def _say(self, status: int, error: Any, headers: Mapping[str, str] | None = None) -> None:
+        """Answer, and close."""
+        body = json.dumps(error).encode()
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "content-type: application/json",
+                 f"content-length: {len(body)}", "connection: close",
+                 *(f"{name.lower()}: {value}" for name, value in (headers or {}).items())]  # fmt: skip
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+        self.transport.close()
+
+
+def bounded_by(clients: Clients) -> type[BoundedProtocol]:
+    """The protocol of a server whose connections `clients` counts."""
+    return type("CountedProtocol", (BoundedProtocol,), {"clients": clients})

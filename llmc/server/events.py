@@ -1,0 +1,58 @@
+"""What happens to a server process, told to whoever started it: one dataclass for each event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from llmc.server.state import Progress
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The socket is bound and answers; `open_to_all`: others than this host reach it, and no API key is asked for."""
+
+    url: str
+    open_to_all: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The bundle is open and warm. `seconds` since the process began to serve, `warmed` steps run for it."""
+
+    model: str
+    device: str
+    seconds: float
+    warmed: int
+    compilations: int
+
+
+@dataclass(frozen=True)
+class Draining:
+    """Signal `signal` came: no new requests; those that run or wait may take `timeout_s` seconds more."""
+
+    signal: str
+    running: int
+    waiting: int
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Dead:
+    """The engine stopped on an error; the process stays up, unhealthy, for its keeper to replace."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Nothing is served any more; `cancelled` requests did not end in time, `seconds` were spent on stopping."""
+
+    cancelled: int
+    seconds: float
+
+
+Event: TypeAlias = Progress | Listening | Ready | Draining | Dead | Stopped
+Report = Callable[[Event], None]
+"""Called from the loop's thread and from the loader's; must return at once."""

@@ -1,0 +1,149 @@
+"""What one HTTP request has the engine do: one engine request a prompt, and their choices numbered through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmc.runtime.engine.requests import Request, TokenLogprobs, Update
+from llmc.server.errors import SERVER, ApiError, bad_request
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.async_engine import Stream
+    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.server.state import Served, ServerConfig
+
+
+@dataclass
+class Answer:
+    """One choice when it is over."""
+
+    parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return "".join(self.parts)
+
+
+def check_room(served: Served, config: ServerConfig, prompts: int, params: SamplingParams) -> None:
+    """Refuse so many prompts before work is done for them: ApiError where they could never be admitted together,
+    OverloadedError and EngineDeadError where nothing can be now."""
+    count, most = prompts * params.choices, config.max_queued_requests + served.limits.max_num_seqs
+    if count > most:
+        raise bad_request(f"the request asks for {count} sequences; this server takes at most {most} at once", "prompt")
+    served.engine.check_room()
+
+
+class Generation:
+    """Requests that were accepted. Choice n·p + i is choice i of prompt p."""
+
+    def __init__(self, streams: Sequence[Stream], prompts: Sequence[Sequence[int]], n: int) -> None:
+        self.prompts = prompts
+        self.n = n
+        self._streams = streams
+        self._completion_tokens = 0
+        self._cached = [0] * len(prompts)
+
+    @classmethod
+    async def start(
+        cls, served: Served, request_id: str, prompts: Sequence[list[int]], params: SamplingParams,
+        priority: int | None = None,
+    ) -> Generation:  # fmt: skip
+        """Have the engine run `prompts`; all or none. Raises InputError, OverloadedError or EngineDeadError."""
+        ends, streams = served.tokenizer.eos_token_ids, []
+        try:
+            for i, ids in enumerate(prompts):
+                name = f"{request_id}-{i}" if len(prompts) > 1 else request_id
+                streams.append(await served.engine.open(Request(name, ids, params, ends, priority or 0)))
+        except BaseException:
+            for stream in streams:
+                stream.cancel()
+            raise
+        return cls(streams, prompts, params.n)
+
+    def cancel(self) -> None:
+        """Free the slots; nothing happens to what is over."""
+        for stream in self._streams:
+            stream.cancel()
+
+    @property
+    def choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.n
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far, as OpenAI counts them."""
+        prompt = sum(map(len, self.prompts))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": prompt + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
+        }
+
+    async def updates(self) -> AsyncGenerator[list[tuple[int, Update]], None]:
+        """News, as (choice, update). Raises ApiError for a choice that was cut off, EngineDeadError with the engine. A
+        choice that failed ends alone, with finish_reason "error".
+
+        Whoever stops iterating early has to `cancel`.
+        """
+        if len(self._streams) == 1:
+            async for updates in self._streams[0]:
+                yield self._counted(0, updates)
+            return
+        news: asyncio.Queue[tuple[int, list[Update] | None]] = asyncio.Queue()
+
+        async def pump(prompt: int, stream: Stream) -> None:
+            try:
+                async for updates in stream:
+                    news.put_nowait((prompt, updates))
+            finally:
+                news.put_nowait((prompt, None))
+
+        pumps = [asyncio.ensure_future(pump(p, stream)) for p, stream in enumerate(self._streams)]
+        try:
+            left = len(pumps)
+            while left:
+                prompt, updates_ = await news.get()
+                if updates_ is None:
+                    left -= 1
+                    await pumps[prompt]
+                else:
+                    yield self._counted(prompt, updates_)
+        finally:
+            for task in pumps:
+                task.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    def _counted(self, prompt: int, updates: list[Update]) -> list[tuple[int, Update]]:
+        for update in updates:
+            if update.finish_reason == "abort":
+                raise ApiError(503, "the request was cut off: the server is shutting down", kind=SERVER, code="aborted")
+            self._completion_tokens += len(update.token_ids)
+            self._cached[prompt] = max(self._cached[prompt], update.cached_tokens)
+        return [(prompt * self.n + update.index, update) for update in updates]
+
+    async def answers(self) -> list[Answer]:
+        """All choices, when the last is over; cancels what is left when this is cancelled or raises."""
+        found = [Answer() for _ in range(self.choices)]
+        try:
+            async for updates in self.updates():
+                for choice, update in updates:
+                    answer = found[choice]
+                    answer.parts.append(update.text)
+                    answer.token_ids += update.token_ids
+                    answer.logprobs += update.logprobs
+                    answer.finish_reason = update.finish_reason or answer.finish_reason
+                    answer.stop_reason = update.stop_reason
+        except BaseException:
+            self.cancel()
+            raise
+        return found

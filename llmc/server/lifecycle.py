@@ -1,0 +1,206 @@
+"""A server's life in one process: bound → loading → ready → draining → stopped.
+
+The socket answers from the first moment; a thread loads meanwhile. The first `stop` refuses new requests and lets the
+accepted ones end, for at most config.shutdown_timeout_s; the second cancels them; who waits for them hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from llmc.artifacts.local.origins import verification_origin
+from llmc.errors import LlmcError
+from llmc.runtime.engine.observer import Observer, Observers
+from llmc.server.app import build_app
+from llmc.server.connections import bounded_by
+from llmc.server.events import Dead, Draining, Listening, Ready, Report, Stopped
+from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
+from llmc.server.state import Progress, ServerConfig, ServerState
+from llmc.server.telemetry.metrics import Metrics
+from llmc.server.telemetry.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from llmc.runtime.startup.opening import EngineOptions
+    from llmc.server.listening import Listener
+    from llmc.server.warming import WarmUp
+
+KEEP_ALIVE_S = 75
+"""Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
+CLOSING_S = 2
+"""Seconds that answers may take to reach slow clients when all requests are over."""
+ENGINE_STOP_S = 1.0
+_LOOK_S = 0.2
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its signal handlers: signals are the process's matter."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+
+class Server:
+    """Serves what `open_bundle` gives on `listener`, until `stop`.
+
+    `observers` watch the engine besides the metrics; `report` hears of events. `access_log` logs requests to the
+    logger "uvicorn.access". `loaded` is called in the loader's thread once everything is read.
+    """
+
+    def __init__(
+        self, config: ServerConfig, listener: Listener, open_bundle: OpenBundle, options: EngineOptions, *,
+        warm_up: WarmUp = "all", observers: Sequence[Observer] = (), report: Report = lambda _: None,
+        access_log: bool = False, cache_counters: Callable[[], Mapping[str, int]] | None = None,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        metrics, snapshot = Metrics(), Snapshot()
+        self.state = ServerState(config, metrics, snapshot)
+        self.listener = listener
+        self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up
+        self._report, self._loaded = report, loaded
+        self._cache_counters = cache_counters
+        self._observer = Observers([metrics, snapshot, *observers])
+        self._signals: list[int] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+        self._began = time.monotonic()
+        self.loader = threading.Thread(target=self._load, name="llmc-load", daemon=True)
+        self.engine_stopped = True
+        app = _ClosesWhenDraining(build_app(self.state), self.state)
+        how = uvicorn.Config(
+            app, http=bounded_by(self.state.clients), ws="none", lifespan="off", interface="asgi3", log_config=None,
+            log_level="error", access_log=access_log, server_header=False, proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=CLOSING_S,
+        )  # fmt: skip
+        if access_log:  # after uvicorn set the level of both its loggers
+            logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        self._http = _Http(how)
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Drain, or, the second time, stop without waiting. From any thread, or a signal handler; returns at once."""
+        self._signals.append(signum)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._news.set)
+
+    async def run(self) -> None:
+        """Serve until stopped. Raises what loading raised, once the socket is closed."""
+        self._loop = asyncio.get_running_loop()
+        http = asyncio.create_task(self._http.serve([self.listener.socket]))
+        try:
+            self._report(Listening(self.listener.url, not (self.listener.local or self.state.config.api_keys)))
+            self.loader.start()
+            await self._serve(http)
+            cancelled, began = await self._drain()
+        finally:
+            self._http.should_exit = True
+            await asyncio.wait([http])
+            self.listener.close()
+        http.result()
+        if self.state.load_error is not None:
+            raise self.state.load_error
+        if self.state.served is not None:
+            self.engine_stopped = await asyncio.to_thread(self.state.served.close, ENGINE_STOP_S)
+        self._report(Stopped(cancelled, time.monotonic() - began))
+
+    async def _serve(self, http: asyncio.Task[None]) -> None:
+        """Until a signal came, loading failed or the HTTP server ended; tells when the engine dies."""
+        told = False
+        while not (self._signals or self.state.load_error or http.done()):
+            engine = None if self.state.served is None else self.state.served.engine
+            if not told and engine is not None and engine.error is not None:
+                told = True
+                self._report(Dead(f"{type(engine.error).__name__}: {engine.error}"))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _LOOK_S)
+            self._news.clear()
+
+    async def _drain(self) -> tuple[int, float]:
+        """Let accepted requests end; how many were cancelled, and when it began."""
+        began = time.monotonic()
+        self.state.draining = True
+        served = self.state.served
+        if not self._signals or served is None:
+            return 0, began
+        timeout = self.state.config.shutdown_timeout_s
+        stats = served.engine.stats
+        self._report(Draining(signal.Signals(self._signals[0]).name, stats.running, stats.waiting, timeout))
+        draining = asyncio.create_task(served.engine.drain(timeout))
+        while not draining.done() and len(self._signals) < 2:
+            news = asyncio.create_task(self._news.wait())
+            await asyncio.wait({draining, news}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            self._news.clear()
+        if not draining.done():
+            draining.cancel()
+            await asyncio.wait([draining])
+            return await served.engine.drain(0), began
+        return draining.result(), began
+
+    def _load(self) -> None:
+        """In the loader's thread."""
+        try:
+            loaded = load(
+                self._open_bundle, self.state.config, self._options, self._warm_up, self._observer, self._progress
+            )  # fmt: skip
+        except StoppedLoadingError:
+            return
+        except BaseException as e:  # noqa: BLE001 - the server's thread raises it
+            self.state.load_error = e
+        else:
+            if self._signals:  # nobody waits for it any more
+                loaded.served.close()
+                return
+            self._begin(loaded)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._news.set)
+        if self.state.served is not None and self.state.config.warm_aside:
+            with contextlib.suppress(LlmcError):  # of what is missing those hear who ask for it
+                self.state.served.engine.generator.constraints(at_once=False)
+        self._loaded()
+
+    def _progress(self, progress: Progress) -> None:
+        if self._signals:
+            raise StoppedLoadingError
+        self.state.progress = progress
+        self._report(progress)
+
+    def _begin(self, loaded: Loaded) -> None:
+        served = loaded.served
+        plan, device = served.bundle.plan, served.bundle.manifest.device
+        origin = verification_origin(served.bundle.files).name
+        self.state.metrics.bind(
+            served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device, origin
+        )  # fmt: skip
+        self.state.snapshot.bind(plan)
+        self.state.served = served
+        seconds = time.monotonic() - self._began
+        self._report(Ready(served.model_name, device, seconds, loaded.warmed, loaded.compilations))
+
+
+class _ClosesWhenDraining:
+    """ASGI: answers that begin while the server drains end their connection, so that clients go elsewhere."""
+
+    def __init__(self, app: Any, state: ServerState) -> None:
+        self._app, self._state = app, state
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Pass on, adding `connection: close`."""
+
+        async def closing(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and self._state.draining:
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, closing)

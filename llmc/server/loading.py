@@ -1,0 +1,83 @@
+"""From a bundle on disk to one that is open, warm and ready to serve; runs beside the server, in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from llmc.errors import ArtifactError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.async_engine import AsyncEngine
+from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.text.confined_chat import ConfinedTemplate
+from llmc.server.state import Progress, Served, ServerConfig
+from llmc.server.warming import warm
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.observer import Observer
+    from llmc.server.warming import Tell, WarmUp
+
+OpenBundle = Callable[[Callable[[Progress], None]], Path | Bundle]
+"""Finds or makes the bundle to serve, telling its progress; raises LlmcError."""
+
+
+class StoppedLoadingError(Exception):
+    """The process was told to stop while it loaded."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is served from now on; `warmed` steps were run, for which `compilations` were needed."""
+
+    served: Served
+    warmed: int
+    compilations: int
+
+
+def load(
+    open_bundle: OpenBundle, config: ServerConfig, options: EngineOptions, warm_up: WarmUp, observer: Observer,
+    tell: Tell,
+) -> Loaded:  # fmt: skip
+    """Open a bundle, run its graphs once, as `warm_up` says, and start the engine.
+
+    `tell` hears of all progress; it may raise StoppedLoadingError to give up. Raises LlmcError where the bundle cannot
+    be had or cannot be served here; nothing is left open then.
+    """
+    tell(Progress("open"))
+    found = open_bundle(tell)
+    bundle = found if isinstance(found, Bundle) else Bundle.open(found)
+    tell(Progress("tokenizer"))
+    if "tokenizer.json" not in bundle.manifest.files:
+        raise ArtifactError(
+            f"{bundle.path}: no tokenizer in the bundle, and a server takes text; compile a checkpoint that has a "
+            f"tokenizer.json: {bundle.recompile_hint}"
+        )
+    tokenizer = bundle.tokenizer
+    tokenizer.load()
+    _ = tokenizer.width  # which takes a look at the whole vocabulary
+    template = None
+    with contextlib.ExitStack() as opened:
+        if bundle.chat_template is not None:
+            template = ConfinedTemplate(bundle.chat_template, bundle.special_tokens, config.template_limits)
+            opened.callback(template.close)
+            if config.warm_aside:
+                template.start()  # it gets ready while the executor opens
+        executor = open_executor(bundle, options)
+        opened.callback(executor.close)
+        warmed = warm(executor, bundle.plan, warm_up, tell)
+        if template is not None and config.warm_aside:
+            template.check()
+        generator = open_generator(bundle, executor, options, observer)
+        engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
+        opened.pop_all()
+    name = config.served_model_name or model_name(bundle)
+    return Loaded(Served(bundle, engine, tokenizer, template, name), warmed, executor.compilations.count)
+
+
+def model_name(bundle: Bundle) -> str:
+    """The model's name for clients: without the folders it was in; the bundle's, where it has none."""
+    name = str(bundle.manifest.model.get("name") or bundle.manifest.provenance.get("model") or "")
+    return PurePath(name).name or bundle.path.name

@@ -1,0 +1,157 @@
+"""Prompts of requests as token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmc.server.aside import aside
+from llmc.server.disconnect import unless_disconnected
+from llmc.server.errors import ApiError, bad_request
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+    from llmc.buckets.limits import Limits
+    from llmc.server.protocol.chat import Message, Tool
+    from llmc.server.protocol.completions import CompletionRequest
+    from llmc.server.state import Served
+
+
+async def completion_prompts(request: Request, served: Served, body: CompletionRequest) -> list[list[int]]:
+    """Token ids of every prompt. Raises InputError for text that is not Unicode, ApiError for what does not fit."""
+    prompts, keep = body.prompt, body.truncate_prompt_tokens
+    if isinstance(prompts[0], str):
+        return await fitting(request, served, prompts, body.add_special_tokens is not False, keep)
+    return [truncated(served, ids, keep) for ids in prompts]
+
+
+async def fitting(
+    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, keep: int | None,
+    field: str = "prompt",
+) -> list[list[int]]:  # fmt: skip
+    """Token ids of `texts`, each `truncated`; what is surely too long is refused before it is tokenised."""
+    if keep is None:
+        for text in texts:
+            check_length(served, text, field)
+    most = served.limits.longest_prompt if keep in (None, -1) else keep
+    found = await encode(request, served, texts, add_special_tokens, most, shortened=keep is not None)
+    return [truncated(served, ids, keep, field, count) for ids, count in found]
+
+
+async def encode(
+    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None,
+    shortened: bool = False,
+) -> list[tuple[list[int], int]]:  # fmt: skip
+    """Token ids of each text and their number, found in a thread where texts are long; of more than `most` the last, or
+    none where a text may not be `shortened`."""
+    tokenizer = served.tokenizer
+
+    def encoded() -> list[tuple[list[int], int]]:
+        return [tokenizer.encode_last(text, most, add_special_tokens, shortened) for text in texts]
+
+    return await aside(request, sum(map(len, texts)), encoded)
+
+
+def check_length(served: Served, text: str, field: str = "prompt") -> None:
+    """Raise ApiError for a text that is too long whatever its tokens are, which takes no tokenizer to see."""
+    longest, width = served.limits.longest_prompt, served.tokenizer.width
+    if width is None or 4 * len(text) <= longest:  # a character has at most 4 bytes, and a token at least one
+        return
+    least = width.least_tokens(text)
+    if least > longest:
+        raise _too_long(
+            served.limits, f"the prompt has {len(text)} characters, which are at least {least} tokens", field
+        )
+
+
+def truncated(
+    served: Served, ids: list[int], keep: int | None, field: str = "prompt", count: int | None = None
+) -> list[int]:
+    """The last `keep` ids (None: all; -1: as many as the model takes). Raises ApiError for a prompt that stays too
+    long, naming the limit, or is empty; `field` is where it came from, `ids` the last of `count`,
+    or none of too many."""
+    longest = served.limits.longest_prompt
+    if keep == 0:
+        raise bad_request(
+            "truncate_prompt_tokens 0 leaves no prompt; keep at least one token", "truncate_prompt_tokens"
+        )
+    if keep is not None:
+        ids = ids[-(longest if keep == -1 else keep) :]
+    length = count if count is not None and keep is None else len(ids)
+    if not length:
+        raise bad_request("the prompt is empty: it has no token", field)
+    if length > longest:
+        raise _too_long(served.limits, f"the prompt has {length} tokens", field)
+    return ids
+
+
+def _too_long(limits: Limits, what: str, field: str) -> ApiError:
+    limit = (
+        f"max_model_len {limits.max_model_len}, prompt and answer together"
+        if limits.max_prompt_len is None
+        else f"max_prompt_len {limits.max_prompt_len}"
+    )
+    message = f"{what}; this model takes at most {limits.longest_prompt} tokens ({limit})"
+    return bad_request(message, field, "context_length_exceeded")
+
+
+async def render(
+    request: Request, served: Served, messages: Sequence[Message], tools: Sequence[Tool] | None = None,
+    add_generation_prompt: bool | None = None, continue_final_message: bool | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """The chat template's text. Raises InputError for messages that it refuses, ApiError where there is no template,
+    or where it shows no tools, and ClientDisconnect."""
+    template = served.chat_template
+    if template is None:
+        raise bad_request("this model has no chat template: use /v1/completions with a prompt", "messages")
+    if tools and not takes_tools(served):
+        raise bad_request("this model's chat template does not take tools", "tools")
+    if continue_final_message and add_generation_prompt:
+        raise bad_request("continue_final_message excludes add_generation_prompt", "continue_final_message")
+    plain = await aside(request, len(messages) * _MESSAGE_SIZE, lambda: [_plain(message) for message in messages])
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    shown = [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
+    rendering = template.rendered(
+        plain, add_generation_prompt=add_generation_prompt, tools=shown, variables=variables
+    )  # fmt: skip
+    text = await unless_disconnected(request.receive, rendering)
+    return _left_open(text, plain[-1]) if continue_final_message else text
+
+
+_MESSAGE_SIZE = 32
+"""Characters that take as long to look at as a message does to be made data of."""
+
+
+def takes_tools(served: Served) -> bool:
+    """Whether the chat template shows tools to the model."""
+    return served.chat_template is not None and "tools" in served.chat_template.source
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message as data; arguments of earlier tool calls as objects, which templates expect, not as JSON text."""
+    plain = message.model_dump(exclude_unset=True)
+    for call in plain.get("tool_calls") or ():
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                parsed = json.loads(function["arguments"])
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(parsed, dict):
+                function["arguments"] = parsed
+    return plain
+
+
+def _left_open(text: str, last: Mapping[str, Any]) -> str:
+    content = last.get("content")
+    if not isinstance(content, str) or not content.strip():
+        raise bad_request("continue_final_message needs a last message with text", "continue_final_message")
+    for written in (content, content.strip()):
+        place = text.rfind(written)
+        if place >= 0:
+            return text[: place + len(written)]
+    raise bad_request("the chat template changes the last message: it cannot be continued", "continue_final_message")

@@ -1,0 +1,111 @@
+"""POST /v1/chat/completions: the request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.server.errors import bad_request
+from llmc.server.protocol import bounds
+from llmc.server.protocol.base import Part, Refused
+from llmc.server.protocol.bounds import AtMost, Name, Object, Text
+from llmc.server.protocol.sampling import Int64, Sampled, empty
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
+
+
+class Message(Part):
+    """One message; the chat template sees whatever else it carries, too."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Role
+    content: Text | Annotated[list[Text | Object], AtMost(bounds.MAX_PARTS)] | None = Field(
+        None, description="Text, or parts of type text. May be null beside tool_calls."
+    )
+    name: Name | None = None
+    tool_calls: Annotated[list[Object], AtMost(bounds.MAX_CALLS)] | None = None
+    tool_call_id: Name | None = None
+
+
+def _messages(value: Any) -> Any:
+    """A plain string is one message of the user."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+_Messages = Annotated[list[Message], AtMost(bounds.MAX_MESSAGES, least=1)]
+Messages = Annotated[_Messages, BeforeValidator(_messages, json_schema_input_type=_Messages | Text)]
+
+
+class Function(Part):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: Annotated[str, AtMost(bounds.MAX_NAME, least=1)]
+    description: Text | None = None
+    parameters: Object | None = None
+
+
+class Tool(Part):
+    """A tool that the model may use."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Part):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(Part):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class Conversation(Part):
+    """What the chat template makes a prompt of."""
+
+    messages: Messages
+    tools: Annotated[list[Tool], AtMost(bounds.MAX_TOOLS)] | None = None
+    add_generation_prompt: bool | None = Field(None, description="Begin an answer after the last message; default.")
+    continue_final_message: bool | None = Field(None, description="Continue the last message instead.")
+    chat_template_kwargs: Object | None = Field(None, description="Further variables for the template.")
+
+
+class ChatRequest(Conversation, Sampled):
+    """Answer a conversation."""
+
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call.")
+
+    refused: ClassVar[Refused] = {
+        **Sampled.refused,
+        "functions": (empty, "use tools"),
+        "function_call": (lambda value: value == "none", "use tool_choice"),
+        "audio": (empty, "this server answers in text"),
+        "modalities": (lambda value: value in ([], ["text"]), "this server answers in text"),
+        "web_search_options": (empty, "this server does not search the web"),
+        "echo": (empty, "it is for /v1/completions"),
+        "best_of": (lambda value: value == 1, "it is for /v1/completions; use n"),
+        "chat_template": (empty, "the model's own template is used"),
+    }
+
+    def params(self, **more: Any) -> SamplingParams:
+        """The sampling parameters; raises InputError or ApiError naming the field that cannot be met."""
+        self.check_stream()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(asked, (self.top_logprobs or 0) if self.logprobs else None, **more)

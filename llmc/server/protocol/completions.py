@@ -1,0 +1,74 @@
+"""POST /v1/completions: the request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.server.errors import bad_request
+from llmc.server.protocol import bounds
+from llmc.server.protocol.base import Refused
+from llmc.server.protocol.bounds import AtMost, Text, told
+from llmc.server.protocol.sampling import Int64, Sampled
+
+DEFAULT_MAX_TOKENS = 16
+_FORMS = "must be a text, token ids, or a list of texts or of lists of token ids, and not empty"
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 31 for item in value)
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    """All four forms as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _is_ids(value):
+            return [value]
+        if len(value) > bounds.MAX_PROMPTS:
+            raise PydanticCustomError("bound", "{told}", {"told": told(value, bounds.MAX_PROMPTS)})
+        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
+            return value
+    raise ValueError(_FORMS)
+
+
+_Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Ids = Annotated[list[_Id], AtMost(bounds.MAX_VALUES, least=1)]
+_Texts = Annotated[list[Text], AtMost(bounds.MAX_PROMPTS, least=1)]
+_Lists = Annotated[list[_Ids], AtMost(bounds.MAX_PROMPTS, least=1)]
+Prompts = Annotated[list[Any], BeforeValidator(_prompts, json_schema_input_type=Text | _Texts | _Ids | _Lists)]
+
+
+class CompletionRequest(Sampled):
+    """Continue one prompt or several: texts, or token ids."""
+
+    prompt: Prompts
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = Field(None, description="Put the prompt before each text.")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Log probabilities of the tokens chosen and of so many most probable ones."
+    )
+    max_completion_tokens: Int64 | None = Field(None, description="The same as max_tokens.")
+
+    refused: ClassVar[Refused] = {
+        **Sampled.refused,
+        "suffix": (lambda value: value == "", "text is continued, not filled in"),
+    }
+
+    def params(self) -> SamplingParams:
+        """The sampling parameters; raises InputError or ApiError naming the field that cannot be met."""
+        self.check_stream()
+        best_of = self.best_of
+        if best_of is not None and best_of < (self.n or 1):
+            raise bad_request(f"best_of {best_of} is less than n {self.n or 1}", "best_of")
+        if self.stream and best_of is not None and best_of > (self.n or 1):
+            raise bad_request("best_of above n cannot be streamed: the best is known at the end only", "best_of")
+        if self.echo and self.logprobs is not None:
+            raise bad_request("echo with logprobs would need the prompt's, which compiled graphs do not give", "echo")
+        asked = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        more = {} if best_of is None else {"best_of": best_of}
+        return self.sampling(DEFAULT_MAX_TOKENS if asked is None else asked, self.logprobs, **more)

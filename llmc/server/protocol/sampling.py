@@ -1,0 +1,182 @@
+"""The fields that completions and chats share, and the one place where they become SamplingParams."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from llmc.errors import InputError
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.engine.sampling.structured import StructuredOutputsParams
+from llmc.server.errors import bad_request
+from llmc.server.protocol import bounds
+from llmc.server.protocol.base import Body, Part, Refused
+from llmc.server.protocol.bounds import AtMost, Key, Name, Object
+
+MAX_N = 128
+"""Choices of one prompt, as OpenAI bounds them."""
+
+Int64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Source = Annotated[str, AtMost(bounds.MAX_GRAMMAR, least=1)]
+Choices = Annotated[list[Annotated[str, AtMost(bounds.MAX_GRAMMAR)]], AtMost(bounds.MAX_CHOICES)]
+
+
+def empty(value: Any) -> bool:
+    """Null, false, 0, "", [] and {} ask for nothing."""
+    return not value
+
+
+def _texts(value: Any) -> Any:
+    """One text as a list."""
+    if isinstance(value, str | list):
+        return [value] if isinstance(value, str) else value
+    raise ValueError("must be a text or a list of texts")
+
+
+_Stop = Annotated[str, AtMost(bounds.MAX_STOP)]
+_Stops = Annotated[list[_Stop], AtMost(bounds.MAX_STOPS)]
+Texts = Annotated[_Stops, BeforeValidator(_texts, json_schema_input_type=_Stop | _Stops)]
+
+
+class StreamOptions(Part):
+    """What a stream carries beside the text."""
+
+    include_usage: bool | None = Field(None, description="End with a chunk that has the usage and no choice.")
+
+
+class StructuredOutputs(Part):
+    """What the text must be; exactly one of these."""
+
+    json_schema: Object | Source | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Source | None = None
+    choice: Choices | None = None
+    grammar: Source | None = Field(None, description="A grammar in Lark's notation.")
+    json_object: bool | None = None
+
+
+class NamedSchema(Part):
+    """The json_schema of a response_format."""
+
+    name: Name | None = None
+    schema_: Object | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Part):
+    """What the answer must be: any text, some JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class Sampled(Body):
+    """How to choose tokens, and what else any request for text may say. Left out or null: the default."""
+
+    model: Name | None = Field(None, description="The served model's name; may be left out.")
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: Int64 | None = None
+    temperature: float | None = Field(None, description="Default 1; 0 is greedy.")
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[Key, float], AtMost(bounds.MAX_BIASES)] | None = Field(
+        None, description="Token ids to what is added to their logits."
+    )
+    seed: Int64 | None = None
+    stop: Texts | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Name | None = None
+    response_format: ResponseFormat | None = None
+
+    top_k: Int64 | None = Field(None, description="The most probable tokens kept; 0 or -1: all.")
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int64 | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[Int64], AtMost(bounds.MAX_STOP_IDS)] | None = None
+    allowed_token_ids: Annotated[list[Int64], AtMost(bounds.MAX_ALLOWED_IDS)] | None = None
+    bad_words: Annotated[list[Annotated[str, AtMost(bounds.MAX_BAD_WORD)]], AtMost(bounds.MAX_BAD_WORDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=1 << 63)] | None = Field(
+        None, description="Keep this many of the prompt's last tokens; -1: as many as the model takes."
+    )
+    priority: Int64 | None = Field(None, description="Lower goes first; default 0.")
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    guided_json: Object | Source | None = None
+    guided_regex: Source | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Source | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    refused: ClassVar[Refused] = {
+        "prompt_logprobs": (lambda value: False, "compiled graphs give the logits of the last token only"),
+        "use_beam_search": (empty, "there is no beam search; use n or best_of"),
+        "logits_processors": (empty, "code of requests is not run; use logit_bias or structured_outputs"),
+        "prompt_embeds": (empty, "compiled graphs take token ids only"),
+    }
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check_stream(self) -> None:
+        """Raise ApiError for stream_options without a stream."""
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+
+    def sampling(self, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
+        """The parameters, of which the last argument's win; raises InputError or ApiError naming the field."""
+        given = {name: value for name in _PASSED if (value := getattr(self, name)) is not None}
+        return SamplingParams(
+            **{**given, "max_tokens": max_tokens, "logprobs": logprobs, "structured_outputs": self.structured(), **more}
+        )
+
+    def structured(self) -> StructuredOutputsParams | None:
+        """What the text must be, in whichever spelling; raises ApiError for more than one."""
+        asked: dict[str, dict[str, Any]] = {}
+        for name, spelling in _GUIDED.items():
+            if getattr(self, name) is not None:
+                asked[name] = {spelling: getattr(self, name)}
+        if self.structured_outputs is not None:
+            given = self.structured_outputs
+            asked["structured_outputs"] = {
+                name: value
+                for name, value in (
+                    ("json", given.json_schema), ("regex", given.regex), ("choice", given.choice),
+                    ("grammar", given.grammar), ("json_object", given.json_object or None),
+                ) if value is not None
+            }  # fmt: skip
+        if self.response_format is not None and self.response_format.type != "text":
+            asked["response_format"] = _formatted(self.response_format)
+        if not asked:
+            return None
+        if len(asked) > 1:
+            names = " and ".join(asked)
+            raise bad_request(f"{names} exclude one another: say once what the text must be", next(iter(asked)))
+        name, options = next(iter(asked.items()))
+        try:
+            return StructuredOutputsParams(**options)
+        except InputError as e:
+            raise bad_request(f"{name}: {e}", name) from None
+
+
+_PASSED = (
+    "n", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens",
+    "allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+
+def _formatted(asked: ResponseFormat) -> dict[str, Any]:
+    if asked.type == "json_object":
+        return {"json_object": True}
+    if asked.json_schema is None or asked.json_schema.schema_ is None:
+        raise bad_request("response_format of type json_schema needs json_schema.schema", "response_format")
+    return {"json": asked.json_schema.schema_}

@@ -1,0 +1,82 @@
+"""GET /dashboard: the server at a glance, one page with nothing from elsewhere. GET /dashboard/data: its numbers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+
+from llmc import __version__
+
+if TYPE_CHECKING:
+    from llmc.server.state import Served, ServerState
+
+PAGE = Path(__file__).parent.parent / "dashboard.html"
+_NONCE = "{{nonce}}"
+
+router = APIRouter()
+
+
+@router.get("/dashboard", include_in_schema=False)
+def dashboard() -> HTMLResponse:
+    """The page. It may run its own script and ask this server, and nothing else."""
+    nonce = secrets.token_urlsafe(16)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return HTMLResponse(_page().replace(_NONCE, nonce), headers=headers)
+
+
+@router.get("/dashboard/data", include_in_schema=False)
+def data(request: Request) -> JSONResponse:
+    """The numbers of now, the last minute and since the start; `model` and `plan` are None while loading."""
+    return JSONResponse(_data(request.app.state.llmc), headers={"Cache-Control": "no-store"})
+
+
+@cache
+def _page() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+def _data(state: ServerState) -> dict[str, Any]:
+    served = state.served
+    found: dict[str, Any] = {
+        "phase": state.phase,
+        "version": __version__,
+        "uptime_s": round(time.time() - state.started_at, 1),
+        "progress": asdict(state.progress),
+        "model": None,
+        "device": None,
+        "limits": None,
+        "plan": None,
+        "stats": None,
+        **state.snapshot.to_dict(),
+    }
+    return found if served is None else {**found, **_served(served)}
+
+
+def _served(served: Served) -> dict[str, Any]:
+    plan = served.bundle.plan
+    return {
+        "model": served.model_name,
+        "device": served.bundle.manifest.device,
+        "limits": served.limits.to_dict(),
+        "plan": {
+            phase: [[b.batch, b.query, b.context] for b in buckets]
+            for phase, buckets in (("prompt", plan.prompt), ("decode", plan.decode))
+        },
+        "stats": asdict(served.engine.stats),
+    }

@@ -1,0 +1,79 @@
+"""Is the process alive, and does it serve? For orchestrators and load balancers; no API key is asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+if TYPE_CHECKING:
+    from llmc.server.state import ServerState
+
+router = APIRouter(tags=["health"])
+
+LONGEST_RETRY_S = 60
+SERVICE = {
+    "Service Title": "llmc serve",
+    "Service Description": "OpenAI-compatible text generation over precompiled graphs",
+}
+"""What OPEA's services say of themselves."""
+_DEAD = "stopped on an error, which the server's log tells; start it again"
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": {"type": "object"}}}},
+    503: {"description": "Not now", "content": {"application/json": {"schema": {"type": "object"}}}},
+}
+
+
+@router.head("/health", include_in_schema=False)
+@router.get("/health", responses=_RESPONSES)
+async def health(request: Request) -> Response:
+    """200 while the process is alive, also while it loads or drains; 503 once loading or the engine failed."""
+    state = _state(request)
+    if state.phase == "dead":
+        return JSONResponse({"status": "dead", "phase": "dead", "message": _dead(state)}, 503)
+    return JSONResponse({"status": "ok", "phase": state.phase})
+
+
+@router.head("/ready", include_in_schema=False)
+@router.get("/ready", responses=_RESPONSES)
+async def ready(request: Request) -> Response:
+    """200 when requests are served; 503 before (with how far loading has come), while draining, and once dead.
+
+    `done` of `total` parts of `stage` are done; `eta_s` is the seconds left, null where nothing can be told.
+    """
+    state = _state(request)
+    phase = state.phase
+    if phase == "ready":
+        return JSONResponse({"status": "ready", "phase": phase})
+    if phase != "loading":
+        message = _dead(state) if phase == "dead" else "the server is shutting down"
+        return JSONResponse({"status": "unavailable", "phase": phase, "message": message}, 503)
+    at = state.progress
+    left = None if at.eta_s is None else round(at.eta_s, 1)
+    body = {
+        "status": "loading", "phase": phase, "stage": at.stage, "done": at.done, "total": at.total, "eta_s": left,
+    }  # fmt: skip
+    return JSONResponse(body, 503, {"Retry-After": str(retry_after_s(at.eta_s))})
+
+
+@router.get("/v1/health_check", responses=_RESPONSES)
+async def health_check(request: Request) -> Response:
+    """The same as /health, in the words of OPEA's services."""
+    if _state(request).phase == "dead":
+        return JSONResponse({**SERVICE, "Service Status": "dead"}, 503)
+    return JSONResponse(SERVICE)
+
+
+def retry_after_s(eta_s: float | None) -> int:
+    """Whole seconds after which it is worth asking again, 1 … LONGEST_RETRY_S."""
+    return min(LONGEST_RETRY_S, max(1, math.ceil(eta_s or 0)))
+
+
+def _dead(state: ServerState) -> str:
+    return f"loading {_DEAD}" if state.load_error is not None else f"the engine {_DEAD}"
+
+
+def _state(request: Request) -> ServerState:
+    return cast("ServerState", request.app.state.llmc)

@@ -1,0 +1,39 @@
+"""GET /v1/models and /v1/models/NAME."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+
+from llmc.server.access import check_model, served_of, state_of
+from llmc.server.protocol.answers import ModelCard, ModelList, errors
+
+if TYPE_CHECKING:
+    from llmc.server.state import Served
+
+router = APIRouter()
+
+
+@router.get("/v1/models", response_model=ModelList, responses=errors(503))
+async def models(request: Request) -> dict[str, Any]:
+    """What is served."""
+    return {"object": "list", "data": [_card(request, served_of(request))]}
+
+
+@router.get("/v1/models/{name:path}", response_model=ModelCard, responses=errors(404, 503))
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """One model."""
+    served = served_of(request)
+    check_model(served, name)
+    return _card(request, served)
+
+
+def _card(request: Request, served: Served) -> dict[str, Any]:
+    return {
+        "id": served.model_name,
+        "object": "model",
+        "created": int(state_of(request).started_at),
+        "owned_by": "llmc",
+        "max_model_len": served.limits.max_model_len,
+    }

@@ -1,0 +1,153 @@
+"""`serve`: a server as a process of its own, with signals, a watchdog and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from llmc.runtime.heap import settle, share_heap
+from llmc.runtime.startup.opening import EngineOptions
+from llmc.server.events import Report
+from llmc.server.lifecycle import Server
+from llmc.server.listening import listen, listen_unix
+from llmc.server.loading import OpenBundle
+from llmc.server.state import ServerConfig
+from llmc.server.watchdog import Watchdog, end
+
+if TYPE_CHECKING:
+    from llmc.server.telemetry.chrome_trace import ChromeTrace
+    from llmc.server.telemetry.recorder import TrafficRecorder
+    from llmc.server.warming import WarmUp
+
+_HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks, as it does those of IGNORED
+SIGNALS = (signal.SIGTERM, signal.SIGINT, *([] if _HANGUP is None else [_HANGUP]))
+"""Each lets running requests end; SIGHUP does not where it was ignored when the process began (nohup)."""
+IGNORED = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""What tools send to have logs reopened or state dumped: nothing to do here, and no reason to end."""
+FILES = 512
+"""Files that the process may want open beside its connections."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long the engine's thread may keep the interpreter from the event loop's, and the other way round."""
+
+
+def serve(
+    config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
+    warm_up: WarmUp = "all", report: Report = lambda _: None, uds: Path | None = None, access_log: bool = False,
+    cache_counters: Callable[[], Mapping[str, int]] | None = None,
+) -> int:  # fmt: skip
+    """Serve until one of SIGNALS; the exit code: 0, or 128 + the signal where a second one cut requests short.
+
+    Listens on `config.host`:`config.port`, or the Unix socket `uds`. `cache_counters`: hits, misses and corrupt of the
+    artifact store, for the metrics. To be called in the main thread, once in a
+    process: it may end the process itself where something hangs. Raises InputError where the socket cannot be bound,
+    and what `open_bundle` or loading raises.
+    """
+    listener = listen(config.host, config.port) if uds is None else listen_unix(uds)
+    with contextlib.ExitStack() as closing:
+        closing.callback(listener.close)
+        share_heap()
+        _allow_files(config.max_connections + FILES)
+        if access_log:
+            _log_accesses(config.api_keys)
+        observers = [closing.enter_context(contextlib.closing(o)) for o in _recorders(config)]
+        server = Server(
+            config, listener, open_bundle, options or EngineOptions(), warm_up=warm_up, observers=observers,
+            report=report, access_log=access_log, cache_counters=cache_counters, loaded=settle,
+        )  # fmt: skip
+        watchdog = Watchdog(config.shutdown_timeout_s)
+        signals: list[int] = []
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            del frame
+            signals.append(signum)
+            watchdog.signalled(signum)
+            server.stop(signum)
+
+        closing.enter_context(_handled(stop))
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        watchdog.start()
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(server.run())
+    code = 0 if len(signals) < 2 else 128 + signals[1]
+    if server.loader.is_alive() or not server.engine_stopped or multiprocessing.active_children():
+        end(code)
+    watchdog.dismiss()
+    return code
+
+
+def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace]:
+    if config.record_traffic is not None:
+        from llmc.server.telemetry.recorder import TrafficRecorder
+
+        yield TrafficRecorder(config.record_traffic)
+    if config.profile is not None:
+        from llmc.server.telemetry.chrome_trace import ChromeTrace
+
+        yield ChromeTrace(config.profile)
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """`handler` gets SIGNALS, and IGNORED do nothing, until the end."""
+    wanted = [s for s in SIGNALS if s != _HANGUP or signal.getsignal(s) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handler) for signum in wanted}
+    before |= {signum: signal.signal(signum, signal.SIG_IGN) for signum in IGNORED}
+    try:
+        yield
+    finally:
+        for signum, previous in before.items():
+            signal.signal(signum, previous)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is installed, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _allow_files(count: int) -> None:
+    """Raise the process's own limit of open files, as far as it may."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _log_accesses(keys: Sequence[str]) -> None:
+    """Log requests without what a URL must not tell: queries, and API keys wherever they stand."""
+
+    def plain(record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_plain(arg, keys) if isinstance(arg, str) else arg for arg in record.args)
+        return True
+
+    logger = logging.getLogger("uvicorn.access")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(plain)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+
+
+def _plain(text: str, keys: Sequence[str]) -> str:
+    path = text.partition("?")[0]
+    for key in keys:
+        for spelling in (key, quote(key), quote(key, safe="")):
+            path = path.replace(spelling, "***")
+    return path

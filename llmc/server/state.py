@@ -1,0 +1,116 @@
+"""What the server's parts share: its configuration, how far it has come, and what it serves once it is ready."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from llmc.runtime.confined.limits import Limits as ChildLimits
+from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
+from llmc.server.clients import Clients
+from llmc.server.shared import Shared
+
+if TYPE_CHECKING:
+    from llmc.buckets.limits import Limits
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.engine.async_engine import AsyncEngine
+    from llmc.runtime.text.chat import ChatTemplate
+    from llmc.runtime.text.tokenizer import Tokenizer
+    from llmc.server.telemetry.metrics import Metrics
+    from llmc.server.telemetry.snapshot import Snapshot
+
+Phase = Literal["loading", "ready", "draining", "dead"]
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What `llmc serve` was asked for; times in seconds, sizes in bytes.
+
+    `api_keys`: any of them opens every route but /health and /ready; none: no key is asked for. `max_queued_requests`:
+    requests that may wait for a slot; more are refused with 503. `max_body_bytes`: larger bodies are refused with 413.
+    `max_connections` and those of one client, and the requests of one that are answered at a time: 0 is no bound; see
+    clients.py.
+    `template_limits` bound the rendering of one conversation; `warm_aside`: the process for it starts with the server,
+    which refuses a template that does not parse, and what grammars need is read as soon as the server is ready, since
+    it holds up everything for 0.3 s.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_queued_requests: int = 64
+    shutdown_timeout_s: float = 30.0
+    max_body_bytes: int = 4 << 20
+    served_model_name: str | None = None
+    record_traffic: Path | None = None
+    profile: Path | None = None
+    max_connections: int = 1024
+    max_connections_per_client: int = 256
+    max_requests_per_client: int = 128
+    template_limits: ChildLimits = TEMPLATE_LIMITS
+    warm_aside: bool = True
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far loading has come: `done` of `total` parts of `stage`, and the seconds left, where they can be told."""
+
+    stage: str = "starting"
+    done: int = 0
+    total: int = 0
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """An opened bundle, warm, with its engine running."""
+
+    bundle: Bundle
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    model_name: str
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Stop the engine, see AsyncEngine.close, and the processes beside it."""
+        if self.chat_template is not None:
+            self.chat_template.close()
+        return self.engine.close(timeout_s)
+
+    @property
+    def limits(self) -> Limits:
+        """The plan's limits, in tokens and sequences."""
+        return self.bundle.plan.limits
+
+
+@dataclass
+class ServerState:
+    """Shared by all routes. The loader sets `served` (or `load_error`); the loop's thread alone sets the others."""
+
+    config: ServerConfig
+    metrics: Metrics
+    snapshot: Snapshot
+    progress: Progress = field(default_factory=Progress)
+    served: Served | None = None
+    load_error: BaseException | None = None
+    draining: bool = False
+    clients: Clients = field(init=False)
+    rendered: tuple[Shared, Shared] = field(default_factory=lambda: (Shared(), Shared()))
+    """Metrics, plain and as OpenMetrics, for all who ask at once."""
+    held_bytes: int = 0
+    """Of long bodies that are being read; see body.py."""
+    started_at: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.clients = Clients(self.config)
+
+    @property
+    def phase(self) -> Phase:
+        """dead once loading or the engine failed; then draining, loading or ready."""
+        if self.load_error is not None or (self.served is not None and self.served.engine.error is not None):
+            return "dead"
+        if self.draining:
+            return "draining"
+        return "loading" if self.served is None else "ready"

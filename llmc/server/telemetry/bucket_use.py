@@ -1,0 +1,127 @@
+"""What ran in which bucket of the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Phase
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.observer import StepRecord
+
+MAX_SHAPES = 1024
+"""Shapes that are told apart while no plan is known."""
+
+
+class BucketKey(NamedTuple):
+    """A bucket, or with batch 0 whatever no bucket covers."""
+
+    phase: str
+    batch: int
+    query: int
+    context: int
+
+    @property
+    def label(self) -> str:
+        """As metrics name it: batch x query + context."""
+        return f"{self.batch}x{self.query}+{self.context}" if self.batch else "other"
+
+
+class BucketUse:
+    """Sums over the steps of one bucket: steps, live rows, new tokens (live and padding), seconds of each part."""
+
+    __slots__ = ("execute_s", "live", "padding", "prepare_s", "rows", "sample_s", "schedule_s", "steps")
+
+    def __init__(self) -> None:
+        self.steps = self.rows = self.live = self.padding = 0
+        self.schedule_s = self.prepare_s = self.execute_s = self.sample_s = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.rows += record.live_rows
+        self.live += record.live_tokens
+        self.padding += record.padding_tokens
+        self.schedule_s += record.schedule_s
+        self.prepare_s += record.prepare_s
+        self.execute_s += record.execute_s
+        self.sample_s += record.sample_s
+
+    def merge(self, other: BucketUse) -> None:
+        """Count all that `other` counted."""
+        self.steps += other.steps
+        self.rows += other.rows
+        self.live += other.live
+        self.padding += other.padding
+        self.schedule_s += other.schedule_s
+        self.prepare_s += other.prepare_s
+        self.execute_s += other.execute_s
+        self.sample_s += other.sample_s
+
+    def copy(self) -> BucketUse:
+        """The same sums, which later steps do not change."""
+        twin = BucketUse()
+        twin.merge(self)
+        return twin
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all parts."""
+        return self.schedule_s + self.prepare_s + self.execute_s + self.sample_s
+
+
+class BucketUses:
+    """Use by bucket. A step of a shape that is no bucket of `plan`, as executables that take any shape run, counts for
+    the least-cost bucket that covers it, so that the number of buckets stays the plan's. Not thread-safe."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.plan = plan
+        self.uses: dict[BucketKey, BucketUse] = {}
+        self._planned = _keys(plan)
+
+    def bind(self, plan: Plan) -> None:
+        """Count by the buckets of `plan` from now on."""
+        self.plan, self._planned = plan, _keys(plan)
+
+    def add(self, record: StepRecord) -> None:
+        """Count one step."""
+        use = self.uses.get((record.phase, record.batch, record.query, record.context))  # type: ignore[call-overload]
+        if use is None:
+            use = self._use(record)
+        use.add(record)
+
+    def take(self) -> dict[BucketKey, BucketUse]:
+        """What was counted since the last call; counting starts anew."""
+        taken, self.uses = self.uses, {}
+        return taken
+
+    def copy(self) -> dict[BucketKey, BucketUse]:
+        """What was counted so far."""
+        return {key: use.copy() for key, use in self.uses.items()}
+
+    def _use(self, record: StepRecord) -> BucketUse:
+        key = BucketKey(record.phase, record.batch, record.query, record.context)
+        if not (len(self.uses) < MAX_SHAPES if self.plan is None else key in self._planned):
+            key = self._covering(record)
+        return self.uses.setdefault(key, BucketUse())
+
+    def _covering(self, record: StepRecord) -> BucketKey:
+        if self.plan is not None:
+            phase: Phase = "decode" if record.phase == "decode" else "prompt"
+            bucket = self.plan.lookup(phase, record.batch, record.query, record.context)
+            if bucket is not None:
+                return BucketKey(bucket.phase, bucket.batch, bucket.query, bucket.context)
+        return BucketKey(record.phase, 0, 0, 0)
+
+
+def merged(into: dict[BucketKey, BucketUse], more: dict[BucketKey, BucketUse]) -> None:
+    """Add the sums of `more` to those of `into`."""
+    for key, use in more.items():
+        if key in into:
+            into[key].merge(use)
+        else:
+            into[key] = use.copy()
+
+
+def _keys(plan: Plan | None) -> frozenset[BucketKey]:
+    return frozenset(BucketKey(b.phase, b.batch, b.query, b.context) for b in (plan.buckets if plan else ()))

@@ -1,0 +1,277 @@
+"""Counters, gauges and histograms for Prometheus: vLLM's names with `llmc:` for `vllm:`, and llmc's own.
+
+The engine's thread adds to plain numbers under a lock; text is made of them when /metrics is read. prometheus_client
+gives the formats, not the counting: its histograms would cost 1.5 µs for every token.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, get_args
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from llmc import __version__
+from llmc.runtime.engine.observer import EngineStats, FinishReason, Observer, RequestSummary, StepRecord
+from llmc.server.telemetry.bucket_use import BucketUses
+from llmc.server.telemetry.histogram import (
+    CHOICES,
+    FIRST_TOKEN_S,
+    INTER_TOKEN_S,
+    REQUEST_S,
+    STEP_TOKENS,
+    Histogram,
+    one_two_five,
+)
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from llmc.buckets.plan import Plan
+
+PREFIX = "llmc:"
+REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
+PHASES = ("prompt", "decode")
+PARTS = ("schedule", "prepare", "execute", "sample")
+CACHE_EVENTS = ("hits", "misses", "corrupt")
+DEFAULT_LENGTH = 131072
+"""Where token histograms end while the model's limit is not known."""
+
+COUNTERS = {
+    "prompt_tokens": "Prompt tokens of admitted requests, cached ones included.",
+    "generation_tokens": "Tokens generated.",
+    "prefix_cache_queries": "Prompt tokens looked for in retained prefixes.",
+    "prefix_cache_hits": "Prompt tokens found in a retained prefix.",
+    "bucket_miss": "Steps that no bucket covered as planned.",
+    "spec_decode_num_drafts": "Rows of decode steps that had a draft.",
+    "spec_decode_num_draft_tokens": "Tokens drafted.",
+    "spec_decode_num_accepted_tokens": "Drafted tokens that held.",
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Seconds from a request's arrival to its first token.", FIRST_TOKEN_S),
+    "inter_token_latency_seconds": ("Seconds from a token to the next of its sequence.", INTER_TOKEN_S),
+    "e2e_request_latency_seconds": ("Seconds from a request's arrival to its end.", REQUEST_S),
+    "request_queue_time_seconds": ("Seconds a request waited for a slot.", REQUEST_S),
+    "request_inference_time_seconds": ("Seconds from a request's slot to its end.", REQUEST_S),
+    "request_prefill_time_seconds": ("Seconds from a request's slot to its first token.", REQUEST_S),
+    "request_decode_time_seconds": ("Seconds from a request's first token to its end.", REQUEST_S),
+    "request_prompt_tokens": ("Prompt tokens of a request.", None),
+    "request_generation_tokens": ("Tokens generated for a request, all its choices together.", None),
+    "request_params_max_tokens": ("max_tokens of a request that gave it.", None),
+    "request_params_n": ("Choices a request asked for.", CHOICES),
+    "iteration_tokens_total": ("Live tokens of a step.", STEP_TOKENS),
+}
+"""Name, help text, and upper bounds; None: 1, 2, 5, 10 … up to the model's length."""
+
+
+class Metrics(Observer, Collector):
+    """All that /metrics tells; `registry` holds it, and the process's CPU and memory.
+
+    Every sample has the label `model_name`. What is known only after loading comes by `bind`. Counts that vLLM makes
+    by sequence are by sequence here: `request_success_total` counts each of a request's choices by how it ended,
+    cancelled ones (abort) included. A prompt's tokens are counted when it is admitted.
+    """
+
+    def __init__(self, model_name: str = "") -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._device = ""
+        self._origin: str | None = None
+        self._stats: Callable[[], EngineStats | None] = lambda: None
+        self._cache_counters: Callable[[], Mapping[str, int]] = dict
+        self._lock = threading.Lock()
+        self._ready = False
+        self._counts = dict.fromkeys(COUNTERS, 0)
+        self._reasons = dict.fromkeys(REASONS, 0)
+        self._http: dict[tuple[str, str], int] = {}
+        self._prompts: dict[str, int] = {}
+        self._uses = BucketUses()
+        self._histograms: dict[str, Histogram] = {}
+        self._make_histograms(DEFAULT_LENGTH)
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def bind(
+        self, model_name: str, stats: Callable[[], EngineStats | None],
+        cache_counters: Callable[[], Mapping[str, int]] | None = None, plan: Plan | None = None, device: str = "",
+        origin: str | None = None,
+    ) -> None:  # fmt: skip
+        """Say what is served, before its first request; `origin` is that of its verification (local/origins.py).
+
+        `stats` and `cache_counters` (hits, misses and corrupt of the artifact store) are called at every scrape, in
+        the scraper's thread; `plan` names the buckets and the longest sequence.
+        """
+        with self._lock:
+            self._model_name, self._stats, self._device, self._origin = model_name, stats, device, origin
+            self._cache_counters = cache_counters or dict
+            if plan is not None:
+                self._uses.bind(plan)
+                if not sum(self._histograms["request_prompt_tokens"].counts):
+                    self._make_histograms(plan.limits.max_model_len)
+
+    def render(self, accept: str = "", *, ready: bool = False) -> tuple[bytes, str]:
+        """Everything as text, and its content type: OpenMetrics where the Accept header asks for it."""
+        self._ready = ready
+        # asked to escape names, prometheus_client 0.26 turns the colon of samples, though not of families, into "_";
+        # these names need no escaping
+        if "application/openmetrics-text" in accept:
+            text: bytes = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return text, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self.registry, openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4
+
+    def http(self, route: str, status: int) -> None:
+        """Count an answer; `route` is the route's template, never the path as sent, of which there is no end."""
+        with self._lock:
+            key = route, str(status)
+            self._http[key] = self._http.get(key, 0) + 1
+
+    # From the engine
+
+    def arrived(self, request_id: str, prompt_tokens: int) -> None:
+        """Remember the prompt's length until it is admitted."""
+        with self._lock:
+            self._prompts[request_id] = prompt_tokens
+
+    def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
+        """Count the prompt."""
+        with self._lock:
+            prompt = self._prompts.pop(request_id, 0)
+            counts = self._counts
+            counts["prompt_tokens"] += prompt
+            counts["prefix_cache_queries"] += prompt
+            counts["prefix_cache_hits"] += cached_tokens
+
+    def stepped(self, record: StepRecord) -> None:
+        """Count the step for its bucket."""
+        with self._lock:
+            self._uses.add(record)
+            self._steps.observe(record.live_tokens)
+            counts = self._counts
+            if record.miss:
+                counts["bucket_miss"] += 1
+            if record.drafted:
+                counts["spec_decode_num_drafts"] += record.drafts
+                counts["spec_decode_num_draft_tokens"] += record.drafted
+                counts["spec_decode_num_accepted_tokens"] += record.accepted
+
+    def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
+        """Count the tokens, and their times."""
+        with self._lock:
+            self._counts["generation_tokens"] += len(first_token_s) + len(inter_token_s)
+            self._first.observe_all(first_token_s)
+            self._inter.observe_all(inter_token_s)
+
+    def finished(self, summary: RequestSummary) -> None:
+        """Count the request, and how long each part of it took, as far as it came."""
+        since_slot = None if summary.queue_s is None else summary.e2e_s - summary.queue_s
+        seen: dict[str, float | None] = {
+            "e2e_request_latency_seconds": summary.e2e_s,
+            "request_queue_time_seconds": summary.queue_s,
+            "request_inference_time_seconds": since_slot,
+            "request_prefill_time_seconds": summary.prefill_s,
+            "request_decode_time_seconds": summary.decode_s,
+            "request_prompt_tokens": summary.prompt_tokens,
+            "request_generation_tokens": summary.output_tokens,
+            "request_params_max_tokens": summary.max_tokens,
+            "request_params_n": summary.n,
+        }
+        with self._lock:
+            self._prompts.pop(summary.request_id, None)
+            for reason in summary.finish_reasons:
+                self._reasons[reason] += 1
+            for name, value in seen.items():
+                if value is not None:
+                    self._histograms[name].observe(value)
+
+    # For the scraper
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing ahead of time: names need no check, since this is the only collector that makes them."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All families, as they are now."""
+        stats = self._stats()
+        cache = self._cache_counters()
+        with self._lock:
+            counts, reasons, http = self._counts.copy(), self._reasons.copy(), self._http.copy()
+            uses = self._uses.copy()
+            histograms = {name: histogram.copy() for name, histogram in self._histograms.items()}
+        for name, what, value in (
+            ("num_requests_running", "Requests that hold a slot.", stats.running if stats else 0),
+            ("num_requests_waiting", "Requests that wait for a slot.", stats.waiting if stats else 0),
+            ("kv_cache_usage_perc", "Share of the KV cache in use, 1 is all.", stats.kv_cache_usage if stats else 0),
+            ("ready", "1 while the server takes requests.", int(self._ready)),
+        ):
+            yield self._gauge(name, what, (), [((), value)])
+        build = [((__version__, self._device), 1)]
+        yield self._gauge("build_info", "Version and device.", ("version", "device"), build)
+        known = [] if self._origin is None else [((self._origin,), 1)]
+        what = "Where the bundle's verification comes from: made here, signed by a trusted key, unsigned, or none."
+        yield self._gauge("verification_info", what, ("origin",), known)
+        for name, what in COUNTERS.items():
+            yield self._counter(name, what, (), [((), counts[name])])
+        compilations = stats.compilations if stats else 0
+        yield self._counter("unplanned_compile", "Graphs compiled while serving: 0.", (), [((), compilations)])
+        opened = stats.compilations_at_open if stats else 0
+        what = "Graphs that the device's toolchain compiled when they were opened, before a request could use them."
+        yield self._counter("compilations_at_open", what, (), [((), opened)])
+        for event in CACHE_EVENTS:
+            what = f"Artifact store look-ups: {event}."
+            yield self._counter(f"artifact_cache_{event}", what, (), [((), cache.get(event, 0))])
+        ended = [((reason,), number) for reason, number in reasons.items()]
+        yield self._counter("request_success", "Sequences that ended, by how.", ("finished_reason",), ended)
+        yield self._counter("http_requests", "Answers by route and status.", ("route", "status"), http.items())
+        yield self._counter(
+            "bucket_requests", "Live rows that ran in a bucket.", ("phase", "bucket"),
+            [((key.phase, key.label), use.rows) for key, use in uses.items()],
+        )  # fmt: skip
+        yield self._counter(
+            "bucket_steps", "Steps that ran in a bucket.", ("phase", "bucket"),
+            [((key.phase, key.label), use.steps) for key, use in uses.items()],
+        )  # fmt: skip
+        phases = {phase: [use for key, use in uses.items() if key.phase == phase] for phase in PHASES}
+        padding = [((phase,), sum(use.padding for use in found)) for phase, found in phases.items()]
+        yield self._counter("padding_tokens", "New tokens computed for nothing.", ("phase",), padding)
+        seconds = [
+            ((phase, part), sum(getattr(use, f"{part}_s") for use in found))
+            for phase, found in phases.items()
+            for part in PARTS
+        ]
+        yield self._counter("step_seconds", "Seconds of steps, by part of the work.", ("phase", "part"), seconds)
+        for name, histogram in histograms.items():
+            family = HistogramMetricFamily(PREFIX + name, HISTOGRAMS[name][0], labels=("model_name",))
+            bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+            pairs = list(zip(bounds, histogram.cumulative, strict=True))
+            family.add_metric((self._model_name,), pairs, histogram.sum)
+            yield family
+
+    def _counter(
+        self, name: str, what: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
+    ) -> Metric:
+        return self._filled(CounterMetricFamily(PREFIX + name, what, labels=("model_name", *labels)), samples)
+
+    def _gauge(
+        self, name: str, what: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
+    ) -> Metric:
+        return self._filled(GaugeMetricFamily(PREFIX + name, what, labels=("model_name", *labels)), samples)
+
+    def _filled(
+        self, family: CounterMetricFamily | GaugeMetricFamily, samples: Iterable[tuple[tuple[str, ...], float]]
+    ) -> Metric:
+        for values, value in samples:
+            family.add_metric((self._model_name, *values), value)
+        return family
+
+    def _make_histograms(self, longest: int) -> None:
+        lengths = one_two_five(longest)
+        self._histograms = {name: Histogram(bounds or lengths) for name, (_, bounds) in HISTOGRAMS.items()}
+        self._steps = self._histograms["iteration_tokens_total"]
+        self._first = self._histograms["time_to_first_token_seconds"]
+        self._inter = self._histograms["inter_token_latency_seconds"]
