@@ -10,6 +10,7 @@ import pytest
 from llmc.compiler.targets import devices, open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
+from llmc.compiler.targets.openvino import target as openvino
 from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError
 from llmc.runtime.host import KERNEL_FEATURES
@@ -33,7 +34,8 @@ def recorded(target: Target, options: CompileOptions) -> Any:
 def test_options_come_back_from_the_manifest(
     device: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnxruntime, "cpu_features", lambda: ("x86_64", *KERNEL_FEATURES))
+    for module in (onnxruntime, openvino):
+        monkeypatch.setattr(module, "cpu_features", lambda: ("x86_64", "avx512_bf16", *KERNEL_FEATURES))
     target, tried = open_target(device), 0
     for extra in ASKED.values():
         try:
