@@ -30,6 +30,7 @@ from llmc.bench.peers.machine import read_bandwidth
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.onnxruntime.session import open_session
 from llmc.runtime.step import exact
@@ -140,7 +141,7 @@ def main() -> None:
     results: dict[str, dict] = {}
     for path in args.bundles:
         bundle = Bundle.open(path)
-        executor = bundle.executor(slots=max(batches), threads=threads)
+        executor = open_executor(bundle, slots=max(batches), threads=threads)
         executor.open_all()
         for slot in range(max(batches)):
             executor.run(exact("prompt", [slot], [[1] * args.past], [0]))

@@ -35,7 +35,7 @@ CALLS = {
     "llmc.runtime.bundle": [("Bundle", "open", "open the bundle")],
     "llmc.runtime.text.tokenizer": [("Tokenizer", "__init__", "read the tokenizer")],
     "llmc.runtime.text.chat": [("ChatTemplate", "__init__", "compile the chat template")],
-    "llmc.runtime.text.prompts": [("Prompts", "encode", "encode the prompt")],
+    "llmc.runtime.prompts": [("Prompts", "encode", "encode the prompt")],
     "llmc.runtime.startup.overlapped": [("StartingExecutor", "_open", "open the executor")],
     "llmc.runtime.engine.engine": [("Engine", "step", "first step")],
     "llmc.runtime.engine.sampling.batch": [("", "sample", "sample"), ("", "sample_top", "sample")],

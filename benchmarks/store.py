@@ -26,8 +26,8 @@ from statistics import median
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 

@@ -37,7 +37,7 @@ OPENING = """
 import json, sys, time
 start = time.perf_counter()
 from llmc.runtime.bundle import Bundle
-executor = Bundle.open(sys.argv[1]).executor(threads=2)
+executor = open_executor(Bundle.open(sys.argv[1]), threads=2)
 ready = time.perf_counter()
 times = []
 for executable in executor.bundle.manifest.executables:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmc.quiet import silence
+from llmc.version import __version__ as __version__
 from llmc.waiting import wait_asleep
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 silence()
 wait_asleep()
-__version__ = "0.1.0"
 _HOMES = {
     "AsyncEngineArgs": "llmc.api.async_api",
     "AsyncLLM": "llmc.api.async_api",

@@ -11,7 +11,7 @@ import llmc
 from llmc import api
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline import ExecutableReport
+from llmc.compiler.pipeline.compile import ExecutableReport
 from llmc.errors import ArtifactError, CheckpointError, InputError
 from llmc.testing.toy import EOS, write_toy
 from tests.toy import greedy

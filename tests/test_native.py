@@ -18,7 +18,8 @@ from llmc.artifacts.bundle.native import (
     code_of_bundle,
     code_of_entry,
 )
-from llmc.compiler.targets import devices, open_target
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.declared import devices
 from llmc.runtime import executors
 from llmc.runtime.executors.base import EXECUTABLES
 from tests.artifacts.helpers import DIGESTS, key, manifest

@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 from llmc import platforms
 from llmc.artifacts.store.store import Store
 from llmc.cli.main import main
+from llmc.compiler.pipeline.survey import survey
 from llmc.compiler.stages import version_of
-from llmc.compiler.survey import survey
 from llmc.errors import DeviceError
 from llmc.platforms import BUILDS, exists_here, how_to_install
 
@@ -82,7 +82,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
             return version(package)
 
         monkeypatch.setattr(metadata, "version", version_here)
-        for module in ("llmc.platforms", "llmc.compiler.survey", "llmc.compiler.targets.xla.topology"):
+        for module in ("llmc.platforms", "llmc.compiler.pipeline.survey", "llmc.compiler.targets.xla.topology"):
             monkeypatch.setattr(f"{module}.find_spec", lambda p, *more: None if p in lacks else found(p, *more))
 
     return become

@@ -18,14 +18,15 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.resolve import demo_path
-from llmc.compiler.pipeline import dry_run
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.transformers_reference import TransformersReference
 from llmc.compiler.verification.verify import kl_divergence
 from llmc.errors import CheckpointError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.requests import Request
+from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact
 
@@ -257,7 +258,7 @@ def test_int8_is_within_a_hundredth_of_a_nat_of_transformers(int8_bundle: Path, 
     bundle = Bundle.open(int8_bundle)
     texts = sorted((bundle.tokenizer.encode(text) for text in TEXTS), key=len, reverse=True)
     assert sum(map(len, texts)) >= 386
-    executor = bundle.executor()
+    executor = open_executor(bundle)
     found, equal = [], []
     wanted = [transformers.model.logits(tokens, range(len(tokens))) for tokens in texts]
     for at in range(len(texts[0])):

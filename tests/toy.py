@@ -10,9 +10,9 @@ from typing import Any
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.pipeline import CompileResult, Event, ExecutableReport, compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, Event, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.testing.toy import toy_plan, write_toy
 

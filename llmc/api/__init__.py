@@ -12,7 +12,7 @@ from llmc.runtime.llm import BundleLLM
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
-    from llmc.compiler.pipeline import CompileResult, Reporter
+    from llmc.compiler.pipeline.compile import CompileResult, Reporter
 
 DEVICE = "cpu"
 
@@ -20,13 +20,13 @@ DEVICE = "cpu"
 def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     """Plan the buckets for a checkpoint: a Hugging Face folder, a config.json, a .gguf file or a hub name.
 
-    Keywords are those of `llmc.compiler.planning.PlanArguments`: max_model_len, max_num_seqs, max_num_batched_tokens,
-    block_size, max_prompt_len (ints), strategy (a name), the ranges prompt_batch, prompt_seq, prompt_context,
-    decode_batch, decode_seq as (min, step, max), from_file, traffic and bench (paths), max_graphs, max_waste (a
-    fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for values that cannot
-    be used, CheckpointError when the model cannot be read.
+    Keywords are those of `llmc.compiler.pipeline.planning.PlanArguments`: max_model_len, max_num_seqs,
+    max_num_batched_tokens, block_size, max_prompt_len (ints), strategy (a name), the ranges prompt_batch, prompt_seq,
+    prompt_context, decode_batch, decode_seq as (min, step, max), from_file, traffic and bench (paths), max_graphs,
+    max_waste (a fraction), max_compile_time (seconds), max_graph_memory (bytes) and others. Raises InputError for values
+    that cannot be used, CheckpointError when the model cannot be read.
     """
-    from llmc.compiler.planning import plan_for
+    from llmc.compiler.pipeline.planning import plan_for
 
     return plan_for(None if model is None else str(model), **flags)
 
@@ -58,10 +58,10 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.local.opening import open_store
-    from llmc.compiler.pipeline import compile_bundle
-    from llmc.compiler.planning import plan_for
-    from llmc.compiler.targets import declared
-    from llmc.compiler.targets.options import CompileOptions
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.compile import compile_bundle
+    from llmc.compiler.pipeline.planning import plan_for
+    from llmc.compiler.targets.declared import declared
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
@@ -102,12 +102,12 @@ def bundle_of(
     """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
 
     With `weights`, the folder of that bundle bound to the checkpoint of that name. Raises what `compile`, `resolve` and
-    `llmc.compiler.bind.bound` raise.
+    `llmc.compiler.pipeline.bind.bound` raise.
     """
     bundle = _bundle_of(model, device, options, report, store)
     if weights is None:
         return bundle
-    from llmc.compiler.bind import bound
+    from llmc.compiler.pipeline.bind import bound
 
     if store is None:
         from llmc.artifacts.local.opening import open_store
@@ -154,7 +154,7 @@ def _matching(path: Path, device: str | None, options: dict[str, Any], model: st
     from llmc.artifacts.bundle.manifest import read_manifest
     from llmc.artifacts.local.precompiled import differences, tell_differences
     from llmc.artifacts.log import logger
-    from llmc.compiler.asked import asked_members
+    from llmc.compiler.pipeline.asked import asked_members
 
     manifest = read_manifest(path)
     found = differences(manifest, asked_members(manifest, device, options, model))

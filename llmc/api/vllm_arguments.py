@@ -63,9 +63,9 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _require_known(compiled: Mapping[str, Any]) -> None:
-    from llmc.compiler.planning import PlanArguments
-    from llmc.compiler.targets import declared
-    from llmc.compiler.targets.options import SHARED
+    from llmc.compiler.options import SHARED
+    from llmc.compiler.pipeline.planning import PlanArguments
+    from llmc.compiler.targets.declared import declared
 
     known = {*SHARED, *declared(), *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
     known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization"}) - {"model", "settings"}

@@ -10,11 +10,19 @@ import stat
 from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
 PREFIX = "sha256:"
 BUFFER = 1 << 20
 _NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO})
 _GRAMMAR = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class Blob(NamedTuple):
+    """Name and size in bytes of a stored file."""
+
+    digest: str
+    size: int
 
 
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:

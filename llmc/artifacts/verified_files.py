@@ -61,7 +61,7 @@ def settled(seen: Signature) -> bool:
     return time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > tick
 
 
-class Stamps:
+class VerifiedFiles:
     """The table of one folder. Never raises, whatever the disk does: what is not stamped is hashed again."""
 
     def __init__(self, folder: str | Path, *, inside: bool = True) -> None:

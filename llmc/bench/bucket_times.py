@@ -11,6 +11,7 @@ import numpy as np
 
 from llmc.buckets.bench_file import UNMEASURED, Bench, Measurement
 from llmc.buckets.bucket import Bucket
+from llmc.runtime.executors import open_executor
 from llmc.runtime.host import cpu_features
 from llmc.runtime.step import pad
 
@@ -37,7 +38,7 @@ def measure(
     ends it early: the bench has what was measured, and names the buckets that were not (`Bench.unmeasured`); with
     nothing measured it is raised again. Raises ArtifactError or DeviceError when this host cannot run the bundle.
     """
-    executor, buckets = bundle.executor(threads=threads), bundle.plan.buckets
+    executor, buckets = open_executor(bundle, threads=threads), bundle.plan.buckets
     found: list[Measurement] = []
     try:
         executor.open_all()

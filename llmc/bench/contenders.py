@@ -17,7 +17,7 @@ from llmc.bench.peers.environment import installed, require
 from llmc.bench.peers.worker import Contender
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import Checkpoint, stored_types
-from llmc.compiler.provenance import find_model
+from llmc.compiler.pipeline.provenance import find_model
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.bundle import Bundle
 

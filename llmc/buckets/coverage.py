@@ -15,13 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.limits import Limits
-
-if TYPE_CHECKING:
-    from llmc.buckets.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -43,9 +39,10 @@ class Gap:
         )
 
 
-def prove(plan: Plan) -> list[Gap]:
-    """Every region of admissible requests that `plan` cannot serve; an empty list is the proof."""
-    return [gap for phase in PHASES for gap in gaps(plan.limits, plan.buckets, phase)]
+def prove(limits: Limits, buckets: Iterable[Bucket]) -> list[Gap]:
+    """Every region of admissible requests that a plan of `buckets` cannot serve; an empty list is the proof."""
+    known = list(buckets)
+    return [gap for phase in PHASES for gap in gaps(limits, known, phase)]
 
 
 def gaps(limits: Limits, buckets: Iterable[Bucket], phase: Phase) -> list[Gap]:

@@ -135,7 +135,7 @@ class Plan:
             plan = cls(limits, tuple(buckets), provenance)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
-        missing = prove(plan)
+        missing = prove(plan.limits, plan.buckets)
         if missing:
             raise InputError(
                 f"{source}: no bucket for {missing[0]}; restore what was removed from "

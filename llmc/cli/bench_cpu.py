@@ -124,9 +124,9 @@ def _measure(
 
 def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tuple[str, ...]) -> dict[str, Any]:
     """The measurements as `--device cpu` chooses by them."""
-    from llmc.compiler.estimates.model_size import weights_of
+    from llmc.compiler.model_size import weights_of
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.cpu.auto_engine import configured, versions
-    from llmc.compiler.targets.options import CompileOptions
     from llmc.runtime.host import cpu_features
 
     return {
@@ -152,9 +152,9 @@ def _record(found: Comparison, scope: Scope, checkpoint: Checkpoint, engines: tu
 
 def _compiled(model: str, engine: str, kind: str, folder: Path) -> Path:
     from llmc.artifacts.local.opening import open_store
-    from llmc.compiler.pipeline import compile_bundle
-    from llmc.compiler.planning import plan_for
-    from llmc.compiler.targets.options import CompileOptions
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.compile import compile_bundle
+    from llmc.compiler.pipeline.planning import plan_for
     from llmc.settings import Settings
 
     settings = Settings.from_environment()

@@ -12,7 +12,7 @@ from llmc.cli.compiled import print_estimate, print_result
 from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
-from llmc.compiler.targets.options import Value
+from llmc.compiler.options import Value
 from llmc.errors import InputError, LlmcError
 from llmc.paths import expanded, is_dir
 
@@ -127,10 +127,10 @@ def compile_command(
     from llmc.cli import output as console
     from llmc.cli.journal import Journal
     from llmc.cli.output import close_bars
-    from llmc.compiler.pipeline import compile_bundle
-    from llmc.compiler.pipeline import dry_run as estimate_compile
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.compile import compile_bundle
+    from llmc.compiler.pipeline.dry_run import dry_run as estimate_compile
     from llmc.compiler.targets import open_target
-    from llmc.compiler.targets.options import CompileOptions
     from llmc.settings import Settings
 
     if executor != "local":

@@ -10,7 +10,7 @@ import typer
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
 
 if TYPE_CHECKING:
-    from llmc.compiler.pipeline import CompileResult
+    from llmc.compiler.pipeline.compile import CompileResult
 
 
 def print_estimate(found: dict[str, Any], as_json: bool) -> None:

@@ -23,7 +23,7 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
       llmc devices
       llmc devices --json
     """
-    from llmc.compiler.survey import survey
+    from llmc.compiler.pipeline.survey import survey
 
     found = survey()
     if as_json:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from llmc.cli.quantities import size
-from llmc.compiler.targets import Declared, declared
-from llmc.compiler.targets.options import Value
+from llmc.compiler.options import Value
+from llmc.compiler.targets.declared import Declared, declared
 
 Command = Callable[..., None]
 

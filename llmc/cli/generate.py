@@ -143,7 +143,7 @@ def _bound(bundle: str, weights: str | None) -> str | Path:
         return bundle
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.references import resolve
-    from llmc.compiler.bind import bound
+    from llmc.compiler.pipeline.bind import bound
     from llmc.settings import Settings
 
     settings = Settings.from_environment()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.buckets.plan import Plan
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.options import CompileOptions
 from llmc.errors import ArtifactError, CheckpointError, DeviceError, InputError
 
 SCHEMA = 1

@@ -137,8 +137,8 @@ def _shown(name: object) -> str:
 
 
 def _app(typer: Any, arguments: list[str]) -> Any:
-    from llmc import __version__
     from llmc.errors import UnknownNameError
+    from llmc.version import __version__
 
     chosen = next((a for a in arguments if not a.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:

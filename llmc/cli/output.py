@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.compiler.pipeline import Event
+    from llmc.compiler.pipeline.compile import Event
 
 quiet = False
 """Set by main from -q: no progress."""
@@ -57,7 +57,7 @@ class CompileProgress:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        from llmc.compiler.pipeline import ExecutableReport, VerifyReport
+        from llmc.compiler.pipeline.compile import ExecutableReport, VerifyReport
 
         if self._quiet:
             return

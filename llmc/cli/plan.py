@@ -14,13 +14,13 @@ from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
-from llmc.compiler.targets.options import Value
+from llmc.compiler.options import Value
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
     from llmc.buckets.frontier import FrontierPoint
-    from llmc.compiler.targets.options import CompileOptions
+    from llmc.compiler.options import CompileOptions
 
 SHOW, EVALUATE = "show", "evaluate"
 EVALUATE_FLAGS = {"--traffic", "--arrival-rate", "--clip", "--bench"}
@@ -91,7 +91,7 @@ def plan(
       llmc plan show plan.json
       llmc plan evaluate plan.json other.json --traffic requests.csv
     """
-    from llmc.compiler.targets.options import CompileOptions, flag_of
+    from llmc.compiler.options import CompileOptions, flag_of
 
     arguments = words or []
     priced: dict[str, object] = {
@@ -175,14 +175,14 @@ def _evaluate(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_j
 
 
 def _replay(made: Plan, flags: PlanningFlags) -> tuple[Evaluation, dict[str, int], list[str]]:
-    from llmc.buckets.traffic.replay import replay
+    from llmc.buckets.replay import replay
 
     traffic = open_traffic(flags, "judge the plan")
     return replay(made, traffic), traffic.counts(), traffic.notes()
 
 
 def _frontier(flags: PlanningFlags, model: str | None, config: str | None) -> list[FrontierPoint]:
-    from llmc.compiler.planning import frontier_for
+    from llmc.compiler.pipeline.planning import frontier_for
 
     return frontier_for(**planning_arguments(flags, model, config))
 

@@ -20,7 +20,7 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
-    from llmc.compiler.targets.options import CompileOptions
+    from llmc.compiler.options import CompileOptions
 
 _PANEL = "Planning"
 _RANGE = "MIN,STEP,MAX"
@@ -149,13 +149,13 @@ def plan_from_flags(
     InputError for flags that cannot be used, a length that the model's positions do not reach, or no length at all;
     CheckpointError when the model cannot be read.
     """
-    from llmc.compiler.planning import plan_for
+    from llmc.compiler.pipeline.planning import plan_for
 
     return plan_for(**planning_arguments(flags, model, config), settings=settings, device=device, options=options)
 
 
 def planning_arguments(flags: PlanningFlags, model: str | None, config: str | None) -> dict[str, Any]:
-    """The flags as `llmc.compiler.planning.plan_for` takes them. Raises InputError for text that does not parse."""
+    """The flags as `planning.plan_for` takes them. Raises InputError for text that does not parse."""
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")
     if flags.traffic is None:

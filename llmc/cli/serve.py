@@ -242,7 +242,7 @@ def _told_by(tell: Callable[[Progress], None]) -> Callable[[Any], None]:
     """A reporter of a compile that tells its stages, with the seconds left of one from the time of its parts so far."""
     import time
 
-    from llmc.compiler.pipeline import ExecutableReport, VerifyReport
+    from llmc.compiler.pipeline.compile import ExecutableReport, VerifyReport
     from llmc.server.state import Progress
 
     first: dict[str, tuple[int, float]] = {}

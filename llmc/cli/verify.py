@@ -55,9 +55,9 @@ def verify(
     from llmc.artifacts.local.references import resolve
     from llmc.cli.accuracy import accuracy_line, verified_line
     from llmc.cli.output import CompileProgress
-    from llmc.compiler.bind import bound, is_unbound
-    from llmc.compiler.pipeline import VerifyReport
-    from llmc.compiler.reverify import verify_again
+    from llmc.compiler.pipeline.bind import bound, is_unbound
+    from llmc.compiler.pipeline.compile import VerifyReport
+    from llmc.compiler.pipeline.reverify import verify_again
     from llmc.settings import Settings
 
     settings = Settings.from_environment()

@@ -28,14 +28,13 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
-import llmc
 from llmc.errors import CompileError
 from llmc.registry import packages
 
 Maker: TypeAlias = "Callable[..., Any] | type | str"
 """A function, a method, a class, or the name of a module, which stands for all that is in it."""
 
-ROOT = Path(llmc.__file__).parent
+ROOT = Path(__file__).parent.parent
 STOPS = {
     "llmc": "the public names and the version, which manifests say",
     "llmc.cpus": "how many threads run, which changes no key on purpose",
@@ -45,8 +44,8 @@ STOPS = {
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.compiler.code": "what is written here is in every `code`",
     "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
-    "llmc.compiler.estimates.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
-    "llmc.compiler.targets.options": "options are components by value",
+    "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
+    "llmc.compiler.options": "options are components by value",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that no result follows from, each with the reason; "llmc" is meant without what is in it."""

@@ -19,12 +19,12 @@ from llmc.artifacts.key import LOCAL, Key, Value, canonical_json
 from llmc.artifacts.log import logger
 from llmc.artifacts.verified_files import settled, signature
 from llmc.compiler.checkpoint.base import without_place
-from llmc.compiler.estimates.model_size import weights_in
+from llmc.compiler.model_size import weights_in
 from llmc.errors import CapacityError, DeviceError
 from llmc.platforms import how_to_install
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace

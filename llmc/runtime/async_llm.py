@@ -16,11 +16,11 @@ from llmc.runtime.engine.observer import EngineStats, Observer
 from llmc.runtime.engine.outputs import CompletionOutput, OutputBuilder, RequestOutput, text_of
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
+from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.text.chat import ChatTemplate, check_messages, plain_data
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.runtime.text.confined_chat import ConfinedTemplate
-from llmc.runtime.text.prompts import Prompt, Prompts
 
 
 class BundleAsyncLLM:

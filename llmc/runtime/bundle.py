@@ -15,7 +15,6 @@ from llmc.settings import Settings
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.runtime.executors.base import Executor
     from llmc.runtime.text.tokenizer import Tokenizer
 
 
@@ -146,24 +145,6 @@ class Bundle:
         if "chat_template.jinja" not in self.manifest.files:
             return None
         return self.files.read("chat_template.jinja").decode()
-
-    def executor(self, slots: int | None = None, threads: int | None = None) -> Executor:
-        """A new executor over the bundle's executables.
-
-        `slots` (default: the plan's max_num_seqs) sequences are held at once, each up to max_model_len tokens. Raises
-        ArtifactError or DeviceError when this host cannot run the bundle.
-        """
-        from llmc.runtime.executors import open_executor
-
-        if "tensors.json" in self.manifest.files and "weights" not in self.manifest.files:
-            raise ArtifactError(
-                f"{self.path}: compiled from a configuration alone, it holds no weights; name them when it is opened: "
-                "--weights MODEL, or LLM(model=…, weights=…)"
-            )
-        limits = self.plan.limits
-        slots = slots or max(limits.max_num_seqs, *(b.batch for b in self.plan.decode))
-        capacity = max(limits.max_model_len, *(b.context + b.query for b in self.plan.buckets))
-        return open_executor(self, slots, capacity, threads or Settings.from_environment().threads)
 
 
 def require_signature(files: BundleFiles, settings: Settings) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.requests import Update
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.executors.base import Executor
-    from llmc.runtime.text.prompts import Prompt, Prompts
+    from llmc.runtime.prompts import Prompt, Prompts
     from llmc.runtime.text.tokenizer import Tokenizer
 
 _BAR_AFTER_S = 2.0
@@ -54,7 +54,7 @@ class BundleLLM:
         opening = starting or StartingExecutor(self.bundle, how)
         try:
             from llmc.runtime.offline import Offline
-            from llmc.runtime.text.prompts import Prompts
+            from llmc.runtime.prompts import Prompts
 
             self.prompts: Prompts = Prompts(self.bundle)
             self.prompts.prepare(lambda: opening.is_opening)
@@ -120,7 +120,7 @@ class BundleLLM:
 
         Updates' texts joined equal the output's text. Leaving the iterator early ends what still runs.
         """
-        from llmc.runtime.text.prompts import several
+        from llmc.runtime.prompts import several
 
         return self._offline.stream(several(prompts), sampling_params, priority)
 
@@ -133,7 +133,7 @@ class BundleLLM:
 
         With `use_tqdm` a terminal shows a bar with ETA for what takes over two seconds.
         """
-        from llmc.runtime.text.prompts import several
+        from llmc.runtime.prompts import several
 
         given = several(prompts)
         outputs: dict[int, RequestOutput] = {}
@@ -151,7 +151,7 @@ class BundleLLM:
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer one conversation, or several; `chat_template` replaces the model's own."""
-        from llmc.runtime.text.prompts import conversations
+        from llmc.runtime.prompts import conversations
 
         template = self.prompts.template
         if chat_template is not None:

@@ -15,8 +15,8 @@ from llmc.runtime.engine.outputs import OutputBuilder, RequestOutput, text_of
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.engine.sampling.checks import integer, listed
+from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.startup.opening import EngineOptions, open_generator
-from llmc.runtime.text.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from llmc import __version__
 from llmc.server import errors
 from llmc.server.auth import OPEN_PATHS, RequireKey
 from llmc.server.clients import BoundRequests
@@ -16,6 +15,7 @@ from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.completions import CompletionRequest
 from llmc.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from llmc.server.routes import chat, completions, dashboard, embeddings, health, metrics, models, tokenize, version
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig

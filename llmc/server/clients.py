@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmc.server.errors import SERVER, ApiError, unavailable
-
-if TYPE_CHECKING:
-    from llmc.server.state import ServerConfig
 
 RETRY_S = 1.0
 NETWORK_BITS = 64
@@ -26,10 +22,8 @@ NETWORK_BITS = 64
 class Clients:
     """Counts. Bounds of 0 are none."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._most = config.max_connections
-        self._most_each = config.max_connections_per_client
-        self._most_requests = config.max_requests_per_client
+    def __init__(self, max_connections: int, max_connections_each: int, max_requests_each: int) -> None:
+        self._most, self._most_each, self._most_requests = max_connections, max_connections_each, max_requests_each
         self._open = 0
         self._connections: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()

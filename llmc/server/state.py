@@ -104,7 +104,9 @@ class ServerState:
     started_at: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self.clients = Clients(self.config)
+        self.clients = Clients(
+            self.config.max_connections, self.config.max_connections_per_client, self.config.max_requests_per_client
+        )
 
     @property
     def phase(self) -> Phase:

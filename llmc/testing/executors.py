@@ -17,9 +17,10 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.lookup import prefill_path
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import EXECUTABLES, Executor
-from llmc.runtime.executors.top import top_of
 from llmc.runtime.step import Step, exact, pad, ragged
+from llmc.runtime.top_logits import top_of
 from llmc.testing.toy import toy_plan
 
 Array = NDArray[np.float32]
@@ -67,7 +68,7 @@ def opener(bundle: Path, request: pytest.FixtureRequest) -> Open:
     """Opens the bundle with caches full of NaN, as often as asked, until the test ends."""
 
     def open_(slots: int = SLOTS) -> Executor:
-        executor = Bundle.open(bundle).executor(slots=slots, threads=1)
+        executor = open_executor(Bundle.open(bundle), slots=slots, threads=1)
         request.addfinalizer(executor.close)
         for slot in range(slots):
             executor.poison(slot, 0, float("nan"))

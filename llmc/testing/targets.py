@@ -10,9 +10,10 @@ import pytest
 
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline import CompileResult, compile_bundle
-from llmc.compiler.targets import declared, devices, open_target
-from llmc.compiler.targets.options import CompileOptions, Option, Value
+from llmc.compiler.options import CompileOptions, Option, Value
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.declared import declared, devices
 from llmc.errors import InputError
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM

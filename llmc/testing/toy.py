@@ -74,5 +74,5 @@ def toy_plan(
     buckets = [Bucket("prompt", *sizes) for sizes in prompt]
     buckets += [Bucket("decode", batch, 1, context) for batch, context in decode]
     plan = Plan(limits or Limits(32, 4, 64, 8), tuple(buckets), Provenance("test"))
-    assert not prove(plan), prove(plan)
+    assert not prove(plan.limits, plan.buckets), prove(plan.limits, plan.buckets)
     return plan

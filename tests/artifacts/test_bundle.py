@@ -247,10 +247,10 @@ def test_what_was_verified_is_not_hashed_at_the_next_start(bundle: Path, monkeyp
 
 
 def test_verify_reads_everything_whatever_the_stamps_say(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.verified_files import Stamps
+    from llmc.artifacts.verified_files import VerifiedFiles
 
     flip(blob_path(bundle, DIGESTS["weights"]))
-    monkeypatch.setattr(Stamps, "verified", lambda *_: True)
+    monkeypatch.setattr(VerifiedFiles, "verified", lambda *_: True)
     seen: list[int] = []
     errors = BundleFiles.open(bundle).verify(lambda digest, size: seen.append(size))
     assert len(errors) == 1

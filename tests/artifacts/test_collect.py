@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.gc import collect as module
 from llmc.artifacts.gc.collect import collect
 from llmc.artifacts.key import Key
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.pins import Pin, pin, pins, unpin
 from llmc.artifacts.store.store import Store

@@ -126,25 +126,25 @@ def test_where_locks_may_not_reach_what_is_new_stays(layout: Layout, monkeypatch
 
 
 def test_a_kernel_that_grants_every_lock_is_found_out(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.store.publish_lock import gate, keeps_all_out
+    from llmc.artifacts.store.publish_lock import keeps_all_out, publish_lock
 
     fill(layout, 1)
-    with gate(layout, exclusive=True):
+    with publish_lock(layout, exclusive=True):
         assert keeps_all_out(layout)
     monkeypatch.setattr("fcntl.flock", lambda *_: None)
-    with gate(layout, exclusive=True):
+    with publish_lock(layout, exclusive=True):
         assert not keeps_all_out(layout)
     assert collect(layout, max_size=0).blobs == 0
 
 
 def test_nobody_waits_for_ever_at_the_gate(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.store.publish_lock import gate
+    from llmc.artifacts.store.publish_lock import publish_lock
 
     fill(layout, 1)
     monkeypatch.setattr("llmc.artifacts.store.publish_lock.GATE_SECONDS", 0.05)
-    with gate(layout, exclusive=True):
+    with publish_lock(layout, exclusive=True):
         fill(layout, 2)
-    with gate(layout):
+    with publish_lock(layout):
         assert collect(layout, max_age=0, grace=0).entries == 2
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.artifacts.gc.gc_policy import Limits, Plan, decide, size_of
-from llmc.artifacts.gc.inventory import Census, File, Item
+from llmc.artifacts.gc.inventory import Inventory, Item
+from llmc.artifacts.store.files import File
 
 NOW = 1_000_000.0
 GRACE = 100.0
@@ -21,7 +22,7 @@ def blob_file(number: int, size: int, links: int, age: float) -> File:
 
 
 @st.composite
-def censuses(draw: Any) -> Census:
+def censuses(draw: Any) -> Inventory:
     ages = st.sampled_from([-500.0, -50.0, 0.0, 50.0, 99.0, 101.0, 500.0, 900.0])
     present = draw(st.sets(st.sampled_from(DIGESTS)))
     blobs = {
@@ -37,7 +38,7 @@ def censuses(draw: Any) -> Census:
         file = File((2, number), draw(st.integers(1, 9)), 1, used, used)
         items[name] = Item(frozenset([name]), used, digests, Path(name), (), (file,))
     names = st.sets(st.sampled_from([*items, *(f"blobs/{digest[7:]}" for digest in DIGESTS)]))
-    return Census(items, blobs, {}, draw(names), draw(names))
+    return Inventory(items, blobs, {}, draw(names), draw(names))
 
 
 limits = st.builds(
@@ -49,7 +50,7 @@ limits = st.builds(
 class Model:
     """What is left after the items in `gone` went, found by looking at everything again."""
 
-    def __init__(self, census: Census, limits: Limits) -> None:
+    def __init__(self, census: Inventory, limits: Limits) -> None:
         self.census, self.limits = census, limits
 
     def blobs_gone(self, gone: set[str]) -> set[str]:
@@ -95,7 +96,7 @@ class Model:
         return gone
 
 
-def check(census: Census, limits: Limits, plan: Plan) -> None:
+def check(census: Inventory, limits: Limits, plan: Plan) -> None:
     model = Model(census, limits)
     gone = model.decide()
     assert set(plan.items) == gone
@@ -111,13 +112,13 @@ def check(census: Census, limits: Limits, plan: Plan) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(censuses(), limits)
-def test_the_decision_is_the_models(census: Census, limits: Limits) -> None:
+def test_the_decision_is_the_models(census: Inventory, limits: Limits) -> None:
     check(census, limits, decide(census, limits))
 
 
 @settings(max_examples=100, deadline=None)
 @given(censuses(), limits)
-def test_carrying_it_out_leaves_nothing_more_to_decide(census: Census, limits: Limits) -> None:
+def test_carrying_it_out_leaves_nothing_more_to_decide(census: Inventory, limits: Limits) -> None:
     plan = decide(census, limits)
     left = census._replace(
         items={name: item for name, item in census.items.items() if name not in plan.items},
@@ -130,7 +131,7 @@ def test_carrying_it_out_leaves_nothing_more_to_decide(census: Census, limits: L
 
 @settings(max_examples=100, deadline=None)
 @given(censuses(), limits)
-def test_what_cannot_be_removed_is_not_tried_again(census: Census, limits: Limits) -> None:
+def test_what_cannot_be_removed_is_not_tried_again(census: Inventory, limits: Limits) -> None:
     stuck = dict.fromkeys((*decide(census, limits).items, *decide(census, limits).blobs), "cannot be removed")
     again = decide(census, limits, frozenset(), stuck)
     assert not stuck.keys() & {*again.items, *again.blobs}

@@ -15,11 +15,10 @@ from llmc.artifacts.archives.writer import bundle_contents, write_archive
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import bundle_key, checkout, read_bundle
-from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key, canonical_json
 from llmc.artifacts.oci import pull_bundle, push_bundle
 from llmc.artifacts.signing.keyring import Keyring
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry, entry_body
 from llmc.artifacts.store.layout import SCHEMA
 from llmc.artifacts.store.store import Store

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.artifacts.bundle import manifest_schema
+from llmc.artifacts.bundle.components import manifest_components
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import differences
-from llmc.artifacts.store.key_diff import manifest_components
 from llmc.errors import ArtifactError
 from tests.artifacts.helpers import CONTENT, DIGESTS, manifest
 

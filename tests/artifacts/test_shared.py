@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.opening import open_store
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace

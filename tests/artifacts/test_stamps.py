@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmc.artifacts import ownership, verified_files
 from llmc.artifacts.digest import digest_file
-from llmc.artifacts.verified_files import FILE_NAME, FOLDER, Stamps
+from llmc.artifacts.verified_files import FILE_NAME, FOLDER, VerifiedFiles
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def stamped(folder: Path, file: Path) -> Stamps:
-    table = Stamps(folder)
+def stamped(folder: Path, file: Path) -> VerifiedFiles:
+    table = VerifiedFiles(folder)
     table.record(file, digest_file(file))
     table.save()
-    return Stamps(folder)
+    return VerifiedFiles(folder)
 
 
 def test_a_stamp_outlives_the_process(tmp_path: Path, file: Path) -> None:
@@ -82,14 +82,14 @@ def test_a_file_that_changed_while_it_was_hashed_is_not_stamped(tmp_path: Path, 
     digest = digest_file(file)
     file.write_bytes(b"x" * 1000)
     time.sleep(0.03)
-    table = Stamps(tmp_path)
+    table = VerifiedFiles(tmp_path)
     table.record(file, digest, seen)
     assert not table.verified(file, digest)
 
 
 def test_a_file_that_changed_just_now_is_not_stamped(tmp_path: Path, file: Path) -> None:
     rewrite_same_bytes(file)
-    table = Stamps(tmp_path)
+    table = VerifiedFiles(tmp_path)
     table.record(file, digest_file(file))
     assert not table.verified(file, digest_file(file)) or verified_files.settled(verified_files.signature(file.stat()))
 
@@ -105,12 +105,12 @@ def test_processes_keep_each_others_stamps(tmp_path: Path, file: Path) -> None:
     second = tmp_path / "second"
     second.write_bytes(b"2")
     time.sleep(0.03)
-    one, other = Stamps(tmp_path), Stamps(tmp_path)
+    one, other = VerifiedFiles(tmp_path), VerifiedFiles(tmp_path)
     one.record(file, digest_file(file))
     other.record(second, digest_file(second))
     one.save()
     other.save()
-    table = Stamps(tmp_path)
+    table = VerifiedFiles(tmp_path)
     assert table.verified(file, digest_file(file))
     assert table.verified(second, digest_file(second))
 
@@ -131,11 +131,11 @@ def test_nothing_raises_where_nothing_can_be_written(
     (tmp_path / "taken").write_text("a file, where a folder should be")
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "taken" / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "taken"))
-    table = Stamps(tmp_path / "taken" / "below")
+    table = VerifiedFiles(tmp_path / "taken" / "below")
     table.record(file, digest_file(file))
     table.save()
     assert table.verified(file, digest_file(file))
-    assert not Stamps(tmp_path / "taken" / "below").verified(file, digest_file(file))
+    assert not VerifiedFiles(tmp_path / "taken" / "below").verified(file, digest_file(file))
 
 
 def test_saving_leaves_one_file(tmp_path: Path, file: Path) -> None:
@@ -159,7 +159,7 @@ TABLES = st.one_of(
 def test_any_table_can_be_read(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = tmp_path_factory.mktemp("stamps")
     (folder / FILE_NAME).write_bytes(data)
-    assert not Stamps(folder).verified(folder / FILE_NAME, "sha256:" + "0" * 64)
+    assert not VerifiedFiles(folder).verified(folder / FILE_NAME, "sha256:" + "0" * 64)
 
 
 # Who may vouch
@@ -195,7 +195,7 @@ def test_a_table_that_others_may_write_is_not_believed(
     table = stamped(tmp_path, file)
     assert table.verified(file, digest_file(file))
     opening(tmp_path / FILE_NAME if where == "the table" else tmp_path)
-    assert not Stamps(tmp_path).verified(file, digest_file(file))
+    assert not VerifiedFiles(tmp_path).verified(file, digest_file(file))
 
 
 def test_a_table_of_another_user_is_not_believed(
@@ -203,7 +203,7 @@ def test_a_table_of_another_user_is_not_believed(
 ) -> None:
     stamped(tmp_path, file)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert not Stamps(tmp_path).verified(file, digest_file(file))
+    assert not VerifiedFiles(tmp_path).verified(file, digest_file(file))
 
 
 def test_a_group_of_one_is_nobody_else(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,18 +240,18 @@ def test_a_cache_that_others_may_write_holds_no_stamps(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     cache.mkdir()
     open_to_all(cache)
-    table = Stamps(tmp_path / "bundle", inside=False)
+    table = VerifiedFiles(tmp_path / "bundle", inside=False)
     table.record(file, digest_file(file))
     table.save()
     assert not list(cache.iterdir()) and len(list((tmp_path / "home" / "llmc" / FOLDER).iterdir())) == 1
-    assert Stamps(tmp_path / "bundle", inside=False).verified(file, digest_file(file))
+    assert VerifiedFiles(tmp_path / "bundle", inside=False).verified(file, digest_file(file))
 
 
 def test_tables_are_bounded(tmp_path: Path, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verified_files, "MOST_TABLES", 8)
     for number in range(20):
-        table = Stamps(tmp_path / str(number), inside=False)
+        table = VerifiedFiles(tmp_path / str(number), inside=False)
         table.record(file, digest_file(file))
         table.save()
-        assert Stamps(tmp_path / str(number), inside=False).verified(file, digest_file(file))
+        assert VerifiedFiles(tmp_path / str(number), inside=False).verified(file, digest_file(file))
     assert len(list((cache / FOLDER).iterdir())) <= 8

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.digest import Blob, digest_bytes
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError
@@ -402,13 +402,13 @@ def test_find_refuses_what_is_ambiguous(store: Store, monkeypatch: pytest.Monkey
 
 
 def test_verify_finds_all_damage_even_where_stamps_hold(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.artifacts.verified_files import Stamps
+    from llmc.artifacts.verified_files import VerifiedFiles
 
     entry, _ = store.get_or_build(key(), build_graph)
     store.publish(key(batch=8), {"other": store.put_bytes(b"other")})
     assert store.verify().bad == []
     flip(store.path(entry.outputs["weights"]))
-    monkeypatch.setattr(Stamps, "verified", lambda *_: True)
+    monkeypatch.setattr(VerifiedFiles, "verified", lambda *_: True)
     seen: list[int] = []
     report = store.verify(lambda digest, size: seen.append(size))
     assert [bad.name for bad in report.bad] == [

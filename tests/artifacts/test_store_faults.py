@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.atomic_write import UnwritableError
-from llmc.artifacts.store.blobs import Blob, Blobs
+from llmc.artifacts.digest import Blob
+from llmc.artifacts.store.blobs import Blobs
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError, CapacityError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import child, files_below, finish, key

@@ -16,8 +16,8 @@ from llmc.buckets.budget import Budget
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import PlanInputs, frontier_from, make_plan, plan_from
+from llmc.buckets.replay import replay
 from llmc.buckets.strategies.base import Range
-from llmc.buckets.traffic.replay import replay
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -42,7 +42,7 @@ def test_traffic_alone_asks_for_the_traffic_strategy():
     assert plan.provenance.strategy == "traffic"
     assert plan.provenance.origins["strategy"] == "flag --traffic"
     assert len(plan.prompt) == 32
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
 
 
 def test_as_many_graphs_from_traffic_waste_half_of_what_a_rule_does():
@@ -99,7 +99,7 @@ def test_a_plan_from_any_traffic_covers_everything(limits, graphs, seed):
     with tempfile.TemporaryDirectory() as folder:
         path = trace(Path(folder), rows)
         plan = make_plan(limits, traffic=Traffic(path), budget=Budget(max_graphs=graphs))
-        assert prove(plan) == []
+        assert prove(plan.limits, plan.buckets) == []
         assert len(plan.prompt) <= graphs
         assert len(plan.decode) <= graphs
         found = replay(plan, Traffic(path))
@@ -124,7 +124,7 @@ def test_ranges_say_where_buckets_may_lie():
 def test_prompts_above_the_token_limit_are_planned_in_chunks():
     limits = Limits(8192, 4, 1024)
     plan = make_plan(limits, traffic=Traffic(SAMPLE), budget=Budget(max_graphs=16))
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
     assert max(bucket.tokens for bucket in plan.prompt) <= 1024
     assert any(bucket.context for bucket in plan.prompt)
     assert replay(plan, Traffic(SAMPLE)).prompt.uncovered == 0
@@ -150,7 +150,7 @@ def test_a_rule_without_traffic_keeps_what_serves_everything_alike():
 def test_a_rules_batches_run_through_the_buckets_kept(tmp_path):
     path = trace(tmp_path, [(0.0, 100 + i % 7, 20) for i in range(64)])
     plan = make_plan(Limits(512, 8), "exponential", traffic=Traffic(path), budget=Budget(max_graphs=3))
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
     assert replay(plan, Traffic(path)).prompt.uncovered == 0
 
 
@@ -295,7 +295,7 @@ def test_ranges_that_do_not_reach_the_limits_are_completed():
         decode_context=Range(128, 128, 1024),
         budget=Budget(max_graphs=10),
     )
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
     assert max(bucket.query for bucket in plan.prompt) == 1024
     assert Bucket("decode", 4, 1, 8192) in plan.decode
     texts = [note.text for note in plan.provenance.notes]
@@ -314,7 +314,7 @@ def test_ranges_in_which_no_bucket_lies_are_refused():
 def test_lengths_above_the_captured_ones_get_only_what_coverage_needs(strategy):
     settings = Settings.from_environment({"MAX_SEQ_LEN_TO_CAPTURE": "1024"})
     plan = make_plan(Limits(4096, 4), strategy, settings=settings)
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
     assert plan.provenance.origins["prompt_query.max"] == "environment MAX_SEQ_LEN_TO_CAPTURE"
     assert len([bucket for bucket in plan.decode if bucket.context > 1024]) == 1
     assert max(bucket.query for bucket in plan.prompt) <= 1024

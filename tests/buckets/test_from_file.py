@@ -15,7 +15,8 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import MAX_BUCKETS
 from llmc.buckets.provenance import Note
 from llmc.buckets.strategies import from_file
-from llmc.buckets.strategies.from_file import MAX_FILE, MAX_LINE, MAX_NUMBER, FileBucket, parse
+from llmc.buckets.strategies.file_unit import FileBucket
+from llmc.buckets.strategies.from_file import MAX_FILE, MAX_LINE, MAX_NUMBER, parse
 from llmc.errors import InputError
 from tests.buckets.generators import PROPERTY
 

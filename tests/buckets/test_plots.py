@@ -26,8 +26,8 @@ from llmc.buckets.plots.html import MAX_ROWS
 from llmc.buckets.plots.maps import log_edges
 from llmc.buckets.plots.page import plots, svg, title
 from llmc.buckets.provenance import Note, Provenance
+from llmc.buckets.replay import replay
 from llmc.buckets.selection import Chosen
-from llmc.buckets.traffic.replay import replay
 from llmc.buckets.traffic.source import Traffic
 from llmc.errors import DeviceError, InputError
 from tests.buckets.traffic.files import SAMPLE, written

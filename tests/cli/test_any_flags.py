@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.cli.main import main
-from llmc.compiler.targets import declared, devices
-from llmc.compiler.targets.options import DTYPES, QUANTISATIONS, Option
+from llmc.compiler.options import DTYPES, QUANTISATIONS, Option
+from llmc.compiler.targets.declared import declared, devices
 from llmc.testing.toy import write_toy
 from tests.cli.helpers import Ran
 from tests.compiler.checkpoint.writers import write_gguf

@@ -13,9 +13,9 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.options import CompileOptions
 from llmc.runtime.executors.fake.executor import Program
 from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import child, files_below

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler import survey
-from llmc.compiler.targets import devices
+from llmc.compiler.pipeline import survey
+from llmc.compiler.targets.declared import devices
 from llmc.runtime.executors.xla import client
 from tests.cli.helpers import Llmc
 

@@ -148,7 +148,7 @@ def test_what_nobody_expected_is_one_line_too(llmc: Llmc, monkeypatch: pytest.Mo
     def survey() -> None:
         raise ZeroDivisionError("no devices per host")
 
-    monkeypatch.setattr("llmc.compiler.survey.survey", survey)
+    monkeypatch.setattr("llmc.compiler.pipeline.survey.survey", survey)
     message = llmc("devices").failed(1)
     assert message == "unexpected ZeroDivisionError: no devices per host (run again with -v for the traceback)"
     assert "Traceback" in llmc("devices", "-v").err
@@ -158,7 +158,7 @@ def test_an_interrupt_ends_with_130(llmc: Llmc, monkeypatch: pytest.MonkeyPatch)
     def survey() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llmc.compiler.survey.survey", survey)
+    monkeypatch.setattr("llmc.compiler.pipeline.survey.survey", survey)
     ran = llmc("devices")
     assert (ran.code, ran.out, ran.err) == (130, "", "llmc: interrupted\n")
 

@@ -25,8 +25,8 @@ from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.push import push
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline import compile_bundle
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from tests.artifacts.helpers import files_below, key
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import LOCAL, Key
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Build, Store
 from llmc.buckets.plan import Plan
-from llmc.compiler import pipeline
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import compile as pipeline
+from llmc.compiler.pipeline import verification
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets.base import Shape, Target
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.verification import stage as verification
 
 Keys = list[Key]
 DEVICES = ("fake", "cpu", "hpu")

@@ -20,12 +20,12 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.compiler import bind as binding
-from llmc.compiler.bind import bind, bound, is_unbound
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import bind as binding
+from llmc.compiler.pipeline.bind import bind, bound, is_unbound
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import StageReport
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, CapacityError, CheckpointError, InputError
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
@@ -319,7 +319,7 @@ def test_llm_takes_weights_for_a_bundle_and_for_a_configuration(
 def test_binding_imports_neither_torch_nor_transformers(case: Case, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from llmc.artifacts.store.store import Store; "
-        "from llmc.compiler.bind import bound; "
+        "from llmc.compiler.pipeline.bind import bound; "
         f"bound(Path({str(case.unbound)!r}), {str(case.model)!r}, Store({str(tmp_path)!r})); "
         "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"
     )

@@ -17,7 +17,7 @@ import llmc
 from llmc.artifacts.key import Difference, Key, changed_code, tell
 from llmc.artifacts.store.store import Store
 from llmc.compiler import code
-from llmc.compiler.verification import stage as verification
+from llmc.compiler.pipeline import verification
 from llmc.compiler.verification.verify import Verification
 from tests.compiler.keyed import Compiled
 from tests.toy import Toy
@@ -155,7 +155,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
 
 HANDED_IN = {
     "lower": ("llmc.compiler.checkpoint.",),  # its configuration, which is a component by value
-    "executable": ("llmc.compiler.pipeline",),  # calls the target
+    "executable": ("llmc.compiler.pipeline.compile",),  # calls the target
 }
 
 

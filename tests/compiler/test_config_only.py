@@ -12,9 +12,10 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.compiler.checkpoint import open_checkpoint, read_config
-from llmc.compiler.pipeline import compile_bundle, dry_run
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.weights.weightless import CONFIG as CONFIG_FILE
 from llmc.compiler.weights.weightless import TABLES, TENSORS
 from llmc.errors import CheckpointError, InputError

@@ -23,14 +23,15 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.cli.main import main
-from llmc.compiler.pipeline import CompileResult, ExecutableReport, compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, ExecutableReport, compile_bundle
 from llmc.compiler.stages import StageReport
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.limits import limits
 from llmc.compiler.verification.verify import kl_divergence, summarise
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.onnxruntime import executables
 from llmc.runtime.executors.onnxruntime import executor as onnxruntime_cpu
 from llmc.runtime.llm import BundleLLM
@@ -294,7 +295,7 @@ def test_keeping_blocks_of_a_checkpoint_without_any_is_refused_with_what_can_be_
 def divergence(bundle: Path) -> float:
     """Mean KL to float32, teacher-forced token by token."""
     text = prompts()[3]
-    executor = Bundle.open(bundle).executor(threads=1)
+    executor = open_executor(Bundle.open(bundle), threads=1)
     got = np.stack([executor.run(exact("decode", [0], [[t]], [at]))[0].copy() for at, t in enumerate(text)])
     executor.close()
     return float(np.mean([kl_divergence(w, g) for w, g in zip(tiny.logits(CASE, text), got, strict=True)]))
@@ -358,7 +359,7 @@ def test_specialised_executables_share_one_file_of_weights_that_counts_once(work
 
 def test_every_executable_of_a_specialised_bundle_opens(workshop: Workshop) -> None:
     path, _, _ = workshop.compile(**SPECIALISED)
-    executor = Bundle.open(path).executor(threads=1)
+    executor = open_executor(Bundle.open(path), threads=1)
     assert executor.memory()["open_executables"] == 0
     executor.open_all()
     assert executor.memory()["open_executables"] == len(read_manifest(path).executables)
@@ -561,7 +562,7 @@ def test_a_leak_in_a_prompt_over_a_past_is_seen_by_its_poison_alone(
 ) -> None:
     """What a specialised prompt runs on is not the cache: its unused part must be poisoned, too."""
     path, _, _ = workshop.compile(**SPECIALISED, verify="none")
-    executor = Bundle.open(path).executor(threads=1)
+    executor = open_executor(Bundle.open(path), threads=1)
     seen: list[bool] = []
 
     def watch(self: Any, rows: Any, results: Any) -> None:
@@ -593,8 +594,8 @@ def test_an_ordinary_bundle_is_compiled_and_opened_after_a_specialised_one_in_on
         import sys
         from pathlib import Path
         from llmc.artifacts.store.store import Store
-        from llmc.compiler.targets.options import CompileOptions
-        from llmc.compiler.pipeline import compile_bundle
+        from llmc.compiler.options import CompileOptions
+        from llmc.compiler.pipeline.compile import compile_bundle
         from llmc.runtime.bundle import Bundle
         from llmc.runtime.llm import BundleLLM
         from llmc.runtime.engine.sampling import SamplingParams

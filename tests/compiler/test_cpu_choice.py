@@ -10,12 +10,12 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.pipeline import compile_bundle
-from llmc.compiler.resolve import target_for
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.pipeline.resolve import target_for
 from llmc.compiler.targets.cpu import auto_engine
 from llmc.compiler.targets.cpu.auto_engine import Choice, Wanted, configured
 from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.host import cpu_features

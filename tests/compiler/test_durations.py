@@ -13,13 +13,14 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import make_plan
-from llmc.compiler.estimates.durations import LAYERS, PARAMETERS, Cost, Durations
+from llmc.compiler.estimates.durations import Durations
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.estimates.model_size import ModelSize, Weights
+from llmc.compiler.estimates.verification_work import Work, count
+from llmc.compiler.model_size import ModelSize, Weights
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Cost
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.verification.work import Work, count
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
 from llmc.settings import Settings

@@ -11,9 +11,9 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.estimates.model_size import ModelSize, Weights
+from llmc.compiler.model_size import ModelSize, Weights
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, CheckpointError, InputError
 from llmc.settings import Settings
 from tests.toy import Toy
@@ -114,7 +114,7 @@ def test_a_config_without_sizes_is_named():
 
 
 def test_a_memory_budget_counts_this_footprint(tmp_path):
-    from llmc.compiler.planning import plan_for
+    from llmc.compiler.pipeline.planning import plan_for
 
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_8B | {"max_position_embeddings": 4096}))

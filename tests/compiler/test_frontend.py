@@ -18,11 +18,11 @@ from llmc.compiler.architectures import SUPPORTED
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.frontend.trace import CacheShape, Step, WeightlessStep, trace, trace_weightless
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.program.fuse import fuse
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.to_export import serialise, specialise
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM

@@ -17,15 +17,17 @@ import torch
 
 import llmc
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline import CompileResult, compile_bundle, dry_run
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.stages import StageReport
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.weights.recipes import Recipe, to_bf16, write_weights
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime import portable_program
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.torch.executor import TorchExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import PortableProgram, read_archive, write_archive
@@ -327,7 +329,7 @@ def test_a_torn_archive_is_refused(cut: int, compiled: Compiled) -> None:
 
 @pytest.fixture
 def executor(compiled: Compiled) -> TorchExecutor:
-    made = Bundle.open(compiled.path).executor(threads=1)
+    made = open_executor(Bundle.open(compiled.path), threads=1)
     assert isinstance(made, TorchExecutor)
     for slot in range(made.slots):
         made.poison(slot, 0, NAN)
@@ -371,7 +373,7 @@ def test_a_prefix_goes_out_and_into_another_executor(executor: TorchExecutor, co
     _prefill(executor, [0], [[3, 4, 5]])
     prefix = executor.export_prefix(0, 3)
     assert [p.shape for p in prefix] == [(2, 3, 16)] * 4
-    other = Bundle.open(compiled.path).executor(threads=1)
+    other = open_executor(Bundle.open(compiled.path), threads=1)
     other.import_prefix(0, prefix)
     assert isinstance(other, TorchExecutor)
     assert np.array_equal(_decode(other, [9], [3]), _decode(executor, [9], [3]))
@@ -437,9 +439,9 @@ def _with_manifest(compiled: Compiled, **members: object) -> Bundle:
 
 def test_another_release_of_torch_is_refused_and_another_patch_is_not(compiled: Compiled) -> None:
     with pytest.raises(ArtifactError, match=r"compiled with torch 2\.1\.0, this host has .*install torch==2\.1\.\*"):
-        _with_manifest(compiled, toolchain={"torch": "2.1.0"}).executor()
+        open_executor(_with_manifest(compiled, toolchain={"torch": "2.1.0"}))
     major, minor, *_ = torch.__version__.split(".")
-    _with_manifest(compiled, toolchain={"torch": f"{major}.{minor}.77+hpu"}).executor(threads=1).close()
+    open_executor(_with_manifest(compiled, toolchain={"torch": f"{major}.{minor}.77+hpu"}), threads=1).close()
 
 
 def test_a_host_without_torch_is_told_what_to_install(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,7 +454,7 @@ def test_a_host_without_torch_is_told_what_to_install(compiled: Compiled, monkey
     with pytest.raises(
         DeviceError, match=r"torch, which is not installed; install it with: pip install 'llmc\[compile\]'"
     ):
-        Bundle.open(compiled.path).executor()
+        open_executor(Bundle.open(compiled.path))
 
 
 def test_weights_that_do_not_fit_their_file_are_refused(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,7 +473,7 @@ def test_weights_that_do_not_fit_their_file_are_refused(compiled: Compiled, monk
         text = json.dumps(broken).encode()
         monkeypatch.setattr(bundle.files, "read", lambda n, text=text: text if n == "weights.json" else whole(n))
         with pytest.raises(ArtifactError, match="weight"):
-            bundle.executor(threads=1).warm([(b.phase, b.batch, b.query, b.context) for b in bundle.plan.buckets])
+            open_executor(bundle, threads=1).warm([(b.phase, b.batch, b.query, b.context) for b in bundle.plan.buckets])
 
 
 # bf16 ----------------------------------------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
+from llmc.compiler.pipeline import verification
 from llmc.compiler.targets import fake, hpu
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
-from llmc.compiler.verification import stage as verification
 from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
 from tests.toy import Toy

@@ -11,10 +11,11 @@ import pytest
 import llmc
 from llmc.artifacts.key import Key
 from llmc.compiler import code
-from llmc.compiler.pipeline import executable_key
-from llmc.compiler.targets import devices, open_target
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import executable_key
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Prepared, Shape, Target
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.targets.declared import devices
 from tests.compiler.keyed import DEVICES, Compiled, changed
 
 SOURCES = Path(llmc.__file__).parent
@@ -142,7 +143,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """Modules that shape executables of each device, its own, what it inherits and what it calls."""
 UNRELATED = (
     "cli/compile.py", "cli/main.py", "server/app.py", "server/dashboard.html", "buckets/plots/html.py",
-    "bench/loadtest/run.py", "errors.py", "api/__init__.py", "compiler/estimates/dry_run.py",
+    "bench/loadtest/run.py", "errors.py", "api/__init__.py", "compiler/pipeline/dry_run.py",
     "compiler/checkpoint/gguf.py",
 )  # fmt: skip
 

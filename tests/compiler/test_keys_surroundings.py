@@ -83,8 +83,8 @@ if late:
     time.time = lambda: real() + 1e8
 os.chdir(folder)
 from llmc.artifacts.store.store import Store
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from tests.compiler.conftest import SMALL
 found = {}
 for name in device.split(","):

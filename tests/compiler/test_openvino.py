@@ -14,13 +14,14 @@ import pytest
 
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets.openvino import target as openvino_target
 from llmc.compiler.targets.openvino.target import OpenVinoTarget
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.openvino.blocks import BLOCK
 from llmc.runtime.executors.openvino.device import properties_for
 from llmc.runtime.executors.openvino.paged_models import held_bytes
@@ -88,7 +89,7 @@ def test_what_the_toolchain_compiles_at_open_is_counted_apart_from_serving(compi
 def test_two_compiles_in_two_processes_make_the_same_bytes(compiled: Compile, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from llmc.artifacts.store.store import Store\n"
-        "from llmc.compiler.targets.options import CompileOptions; from llmc.compiler.pipeline import compile_bundle\n"
+        "from llmc.compiler.options import CompileOptions; from llmc.compiler.pipeline.compile import compile_bundle\n"
         "from llmc.testing.toy import toy_plan\n"
         "from tests.compiler import tiny\n"
         "compile_bundle(sys.argv[1], Path(sys.argv[2]), toy_plan(), CompileOptions('openvino', 'int8', verify='none'),"
@@ -296,11 +297,11 @@ def test_damaged_models_are_refused_by_name(compiled: Compile) -> None:
 
 
 def test_top_logits_come_from_the_graph(compiled: Compile) -> None:
-    from llmc.runtime.executors.top import top_of
     from llmc.runtime.step import exact
+    from llmc.runtime.top_logits import top_of
 
     bundle = Bundle.open(compiled(sample_top_k=4).bundle)
-    executor = bundle.executor(threads=1)
+    executor = open_executor(bundle, threads=1)
     top = executor.run_top(exact("prompt", [0], [PROMPTS[0]], [0]))
     wanted = top_of(executor.logits(), 4)
     np.testing.assert_array_equal(top.ids, wanted.ids)

@@ -27,14 +27,15 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.compiler import pipeline
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.pipeline import VerifyReport, dry_run, executable_key
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import compile as pipeline
+from llmc.compiler.pipeline.compile import VerifyReport, executable_key
+from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
 from llmc.compiler.verification.verify import summarise

@@ -17,8 +17,8 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.digest import digest_file
 from llmc.artifacts.store.store import Store
-from llmc.compiler import provenance as module
-from llmc.compiler.provenance import PACKAGES, find_model, model_name, remember_model
+from llmc.compiler.pipeline import provenance as module
+from llmc.compiler.pipeline.provenance import PACKAGES, find_model, model_name, remember_model
 from llmc.testing.toy import write_toy
 from tests.compiler.test_pipeline import content
 from tests.toy import Toy

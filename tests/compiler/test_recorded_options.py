@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from llmc.compiler.targets import devices, open_target
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.declared import devices
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.openvino import target as openvino
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError
 from llmc.runtime.host import KERNEL_FEATURES
 

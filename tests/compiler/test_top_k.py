@@ -18,17 +18,18 @@ from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
-from llmc.compiler.asked import asked_members
-from llmc.compiler.pipeline import compile_bundle, dry_run
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.asked import asked_members
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.sampling.top import TopLogits
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.executors.onnxruntime.session import open_session
-from llmc.runtime.executors.top import top_of
 from llmc.runtime.step import exact, pad
+from llmc.runtime.top_logits import TopLogits, top_of
 from llmc.testing.toy import VOCAB, toy_plan
 from tests.toy import Toy
 
@@ -75,7 +76,7 @@ def test_a_verified_bundle_returns_the_largest_of_its_own_logits(
 ) -> None:
     path = compiled(target, 7)
     assert read_manifest(path).options["sample_top_k"] == 7
-    executor = Bundle.open(path).executor(threads=1)
+    executor = open_executor(Bundle.open(path), threads=1)
     assert executor.top_k == 7
     random, ties = np.random.default_rng(0), 0
     for _ in range(12):
@@ -94,7 +95,7 @@ def test_a_verified_bundle_returns_the_largest_of_its_own_logits(
 
 
 def test_the_default_returns_all_logits_only_and_says_so(compiled: Callable[[str, int], Path], toy: Toy) -> None:
-    executor = Bundle.open(compiled("cpu", 0)).executor(threads=1)
+    executor = open_executor(Bundle.open(compiled("cpu", 0)), threads=1)
     assert executor.top_k == 0
     with pytest.raises(InputError, match=r"return all logits only; compile with --sample-top-k K"):
         executor.run_top(pad(Bucket("prompt", 2, 8, 0), [0], [[1]], [0]))
@@ -167,7 +168,7 @@ def test_more_than_the_vocabulary_is_refused_before_any_work(tmp_path: Path) -> 
         dry_run(str(toy.model), toy.plan, CompileOptions("fake", sample_top_k=21), toy.store)
     assert not toy.bundle.exists() and not toy.events
     toy.compile(sample_top_k=20)
-    executor = Bundle.open(toy.bundle).executor()
+    executor = open_executor(Bundle.open(toy.bundle))
     top = executor.run_top(pad(Bucket("prompt", 1, 4, 0), [0], [[1]], [0]))
     assert sorted(top.ids[0].tolist()) == list(range(20))
 
@@ -237,7 +238,7 @@ def test_executables_that_return_other_than_the_manifest_says_are_refused(
         fields = {k: v for k, v in bundle.manifest.to_dict().items() if k not in ("schema", "kind")}
         options = {k: v for k, v in fields["options"].items() if k != "sample_top_k"}
         bundle.files.manifest = type(bundle.manifest).create(**fields | {"options": options})
-        executor = bundle.executor(threads=1)
+        executor = open_executor(bundle, threads=1)
         with pytest.raises(ArtifactError, match=f"{program}.*returns .*compile again"):
             executor.open_all() if path != toy.bundle else executor.warm([("decode", 1, 1, 8)])
         executor.close()

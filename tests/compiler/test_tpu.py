@@ -18,11 +18,11 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
-from llmc.compiler.pipeline import CompileResult, compile_bundle, compile_in_worker
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle, compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Prepared, Shape
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.targets.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
@@ -128,8 +128,8 @@ import json, sys
 from tests.compiler.test_tpu import PLAN
 from pathlib import Path
 from llmc.artifacts.store.store import Store
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 asked = CompileOptions.of("tpu:v5e-2x2", dtype="bf16", tensor_parallel=2, verify="none")
 made = compile_bundle({str(compiled.model)!r}, Path({str(tmp_path / "b")!r}), PLAN, asked,
                       Store({str(compiled.store.root)!r}), lambda _: None)

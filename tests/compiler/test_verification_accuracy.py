@@ -16,18 +16,19 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits as PlanLimits
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline import verification as stage
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.verification import stage
 from llmc.compiler.verification.limits import Limits, limits
 from llmc.compiler.verification.probes import load_probes
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import load_windows
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import DECODE, tokenizer_json, toy_plan
@@ -126,7 +127,7 @@ def test_a_transformers_model_is_measured_as_one_would_by_hand(tmp_path: Path) -
     asked, store = CompileOptions("cpu", quantize="int8"), Store(tmp_path / "store")
     made = compile_bundle(str(model), tmp_path / "bundle", plan, asked, store, lambda _: None)
     bundle = Bundle.open(tmp_path / "bundle")
-    executor = bundle.executor(threads=1)
+    executor = open_executor(bundle, threads=1)
     kl: list[float] = []
     for tokens in windows(48, bundle.tokenizer):
         wanted = tiny.logits("qwen2", tokens)[7:]

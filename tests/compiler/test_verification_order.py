@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.pipeline.verification import probes_stage, run_parts
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.verification.stage import probes_stage, run_parts
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step

@@ -87,7 +87,7 @@ def test_predictions_of_another_form_are_refused_in_words(
     toy.compile(verify="none")
     path = Store.path
     probes: list[str] = []
-    from llmc.compiler.verification import stage
+    from llmc.compiler.pipeline import verification as stage
 
     load = stage._load
 

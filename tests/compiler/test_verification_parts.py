@@ -14,10 +14,10 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
 from llmc.cli.accuracy import verified_line
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Shape, Target
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification import parts as module
 from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations
 from llmc.errors import VerificationError

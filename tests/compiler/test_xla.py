@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from llmc.artifacts.store.store import Store
-from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, DeviceError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.xla.envelope import Envelope, write_envelope
 from llmc.runtime.executors.xla.executor import SLOT_PROGRAMS
@@ -166,7 +167,7 @@ def test_an_executable_that_was_damaged_is_never_opened(compiled: Compiled, tmp_
     blob = bundle.files.path(bundle.manifest.executables[0].blob)
     blob.write_bytes(blob.read_bytes()[:-1] + b"\x80")
 
-    with closing(Bundle.open(path).executor()) as executor, pytest.raises(ArtifactError, match="digest"):
+    with closing(open_executor(Bundle.open(path))) as executor, pytest.raises(ArtifactError, match="digest"):
         executor.open_all()
 
 
@@ -184,14 +185,14 @@ def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> No
 
 def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:
     with pytest.raises(InputError, match="--cache-slots 9"):
-        Bundle.open(compiled.path).executor(slots=9)
+        open_executor(Bundle.open(compiled.path), slots=9)
 
 
 def test_another_cpu_is_refused_unless_it_compiles_anew(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llmc.runtime.host.cpu_features", lambda: ("x86_64",))
 
     with pytest.raises(DeviceError, match=r"which this one lacks; compile it here: llmc compile"):
-        Bundle.open(compiled.path).executor()
+        open_executor(Bundle.open(compiled.path))
 
 
 def test_weights_that_are_not_what_an_executable_takes_are_refused(compiled: Compiled) -> None:
@@ -264,7 +265,7 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
     monkeypatch.setattr("llmc.runtime.executors.xla.client.metadata.version", missing)
 
     with pytest.raises(DeviceError, match=r"jax is not installed; install it with: pip install 'llmc\[xla\]'"):
-        Bundle.open(compiled.path).executor()
+        open_executor(Bundle.open(compiled.path))
 
 
 def test_default_rolling_falls_back_where_layers_cannot_be_rolled(
@@ -283,7 +284,7 @@ def test_default_rolling_falls_back_where_layers_cannot_be_rolled(
 def test_a_bundle_of_a_configuration_alone_is_bound_to_weights_and_gives_the_model_s_tokens(
     compiled: Compiled, tmp_path: Path
 ) -> None:
-    from llmc.compiler.bind import bound
+    from llmc.compiler.pipeline.bind import bound
 
     asked = CompileOptions("xla", sample_top_k=4)
     config = str(compiled.model / "config.json")
@@ -291,7 +292,7 @@ def test_a_bundle_of_a_configuration_alone_is_bound_to_weights_and_gives_the_mod
 
     assert (made.built, made.reused) == (0, 5)
     with pytest.raises(ArtifactError, match=r"holds no weights; name them when it is opened: --weights MODEL"):
-        Bundle.open(tmp_path / "b").executor()
+        open_executor(Bundle.open(tmp_path / "b"))
     opened = bound(tmp_path / "b", str(compiled.model), compiled.store)
     with BundleLLM(opened) as llm:
         assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
@@ -302,8 +303,8 @@ def test_over_two_devices_of_the_host_tokens_are_those_of_one(compiled: Compiled
 import json
 from pathlib import Path
 from llmc.artifacts.store.store import Store
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.pipeline import compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.engine.sampling import SamplingParams
 from tests.compiler import tiny

@@ -14,7 +14,7 @@ from llmc.artifacts.bundle.reader import blob_path
 from llmc.errors import ArtifactError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.executors import executor_class
+from llmc.runtime.executors import executor_class, open_executor
 from llmc.runtime.executors.fake import executor as fake_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
@@ -68,11 +68,11 @@ def test_a_bundle_moves_and_is_copied_freely(toy: Toy, tmp_path: Path) -> None:
 
 def test_executors_take_their_sizes_from_the_plan(toy: Toy) -> None:
     bundle = Bundle.open(toy.bundle)
-    executor = bundle.executor()
+    executor = open_executor(bundle)
     assert isinstance(executor, FakeExecutor)
     assert (executor.slots, executor.capacity) == (4, 33)
     assert executor.threads >= 1
-    few = bundle.executor(slots=2, threads=3)
+    few = open_executor(bundle, slots=2, threads=3)
     assert (few.slots, few.threads) == (2, 3)
     assert not executor.exact
 

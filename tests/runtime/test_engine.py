@@ -21,6 +21,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.observer import StepRecord
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
@@ -41,7 +42,7 @@ class Asked:
 def engine(toy: Toy, request: pytest.FixtureRequest) -> Iterator[Engine]:
     """One engine for the module: what earlier tests left in its cache must not matter either."""
     bundle = Bundle.open(toy.bundle)
-    executor = bundle.executor(SEQS + request.param)
+    executor = open_executor(bundle, SEQS + request.param)
     yield Engine(bundle.plan, executor, VOCAB, min_prefix=2)
     executor.close()
 
@@ -94,7 +95,7 @@ def one(
 
 def fresh(toy: Toy, **options: Any) -> Engine:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, bundle.executor(SEQS + 2), VOCAB, **options)
+    return Engine(bundle.plan, open_executor(bundle, SEQS + 2), VOCAB, **options)
 
 
 # Limits

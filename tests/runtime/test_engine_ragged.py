@@ -14,6 +14,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET, Engine
 from llmc.runtime.engine.observer import StepRecord
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact, ragged
 from llmc.testing.toy import VOCAB
@@ -26,7 +27,7 @@ def greedy(max_tokens: int | None = 4, **params: Any) -> SamplingParams:
 
 def engine_of(toy: Toy, slots: int = 6, **options: Any) -> Engine:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, bundle.executor(slots), VOCAB, **options)
+    return Engine(bundle.plan, open_executor(bundle, slots), VOCAB, **options)
 
 
 def play(engine: Engine) -> tuple[dict[int, list[int]], list[StepRecord]]:
@@ -146,7 +147,7 @@ def test_a_step_that_failed_gives_the_pool_back(toys: dict[str, Toy], monkeypatc
 
 
 def test_the_fake_device_refuses_what_its_pool_has_no_room_for(small: Toy) -> None:
-    executor = Bundle.open(small.bundle).executor(3)
+    executor = open_executor(Bundle.open(small.bundle), 3)
     prompt = list(range(10))
     executor.run(ragged("prompt", [2], [prompt], [0]))
     said = "the slots' blocks take 20 tokens; the cache holds 18"
@@ -164,7 +165,7 @@ def test_the_fake_device_refuses_what_its_pool_has_no_room_for(small: Toy) -> No
 
 def test_logits_after_each_token_are_those_of_each_beginning(toys: dict[str, Toy]) -> None:
     prompts = [[5, 6, 7], [8], [9, 10]]
-    one, other = (Bundle.open(toys["ragged"].bundle).executor(3) for _ in range(2))
+    one, other = (open_executor(Bundle.open(toys["ragged"].bundle), 3) for _ in range(2))
     each = one.run_each(ragged("prompt", [2, 0, 1], prompts, [0, 0, 0]))
     row = 0
     for prompt in prompts:
@@ -176,11 +177,11 @@ def test_logits_after_each_token_are_those_of_each_beginning(toys: dict[str, Toy
 
 
 def test_rows_of_several_tokens_run_one_at_a_time_where_they_are_not_ragged(toys: dict[str, Toy]) -> None:
-    executor = Bundle.open(toys["exact"].bundle).executor(3)
+    executor = open_executor(Bundle.open(toys["exact"].bundle), 3)
     assert len(executor.run_each(exact("prompt", [0], [[1, 2, 3]], [0]))) == 3
     with pytest.raises(InputError, match="rows of several tokens over a past run one at a time on this device"):
         executor.run_each(exact("prompt", [0, 1], [[1, 2], [3, 4]], [0, 0]))
-    static = Bundle.open(toys["static"].bundle).executor(3)
+    static = open_executor(Bundle.open(toys["static"].bundle), 3)
     with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):
         static.run_each(exact("prompt", [0], [[1, 2, 3]], [0]))
 

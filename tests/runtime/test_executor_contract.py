@@ -14,10 +14,11 @@ import pytest
 from llmc.artifacts.bundle.native import code_among, code_of_entry
 from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
-from llmc.compiler.pipeline import compile_bundle
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.errors import InputError, LlmcError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
 from llmc.runtime.step import exact, pad
 from llmc.testing.executors import (
     LONGEST,
@@ -136,7 +137,7 @@ def test_decode_of_an_unchanged_set_copies_nothing(opened: Open) -> None:
 
 @pytest.mark.parametrize("kind", ["onnx-static"])
 def test_memory_counts_what_slots_held_at_most_and_the_layouts_that_decode_took(opened: Open, kind: str) -> None:
-    executor = Bundle.open(opened().bundle.path).executor(slots=SLOTS, threads=1)
+    executor = open_executor(Bundle.open(opened().bundle.path), slots=SLOTS, threads=1)
     token = 4 * 2 * 2 * 2 * 16  # float32, keys and values, layers, heads, head_dim
     assert executor.memory()["cache"] == 0
     prefill(executor, 0, [1, 2, 3])
@@ -182,7 +183,7 @@ def test_a_manifest_of_other_sizes_than_the_graphs_is_refused(
     bundle = shutil.copytree(bundles(kind), tmp_path / "bundle")
     edit_manifest(bundle, lambda document: document["model"].update({name: document["model"][name] + 1}))
     with pytest.raises(LlmcError):
-        executor = Bundle.open(bundle).executor(slots=SLOTS, threads=1)
+        executor = open_executor(Bundle.open(bundle), slots=SLOTS, threads=1)
         request.addfinalizer(executor.close)
         one = pad(Bucket("prompt", 1, 4, 0), [0], [[1, 2, 3]], [0])
         executor.run(exact("prompt", [0], [[1, 2, 3]], [0]) if executor.exact else one)

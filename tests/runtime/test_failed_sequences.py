@@ -17,6 +17,7 @@ from llmc.runtime.engine.observer import Observer, RequestSummary
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import Constraint, SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
+from llmc.runtime.executors import open_executor
 from llmc.testing.toy import VOCAB
 from tests.damage import spoil
 from tests.toy import Toy
@@ -31,7 +32,7 @@ def greedy(max_tokens: int = 5, **params: Any) -> SamplingParams:
 
 def engine_of(toy: Toy, **options: Any) -> Engine:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, bundle.executor(6), VOCAB, min_prefix=2, **options)
+    return Engine(bundle.plan, open_executor(bundle, 6), VOCAB, min_prefix=2, **options)
 
 
 class Played:

@@ -21,9 +21,9 @@ from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.executors.onnxruntime.executor import OnnxRuntimeExecutor
 from llmc.runtime.llm import BundleLLM
+from llmc.runtime.prompts import Prompts
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.startup.overlapped import StartingExecutor
-from llmc.runtime.text.prompts import Prompts
 from tests.artifacts.helpers import flip
 from tests.manifests import edit_manifest
 from tests.toy import Toy
@@ -176,7 +176,7 @@ NEVER = {
 LATER = {
     "jinja2", "llmc.runtime.engine.engine", "llmc.runtime.engine.generator", "llmc.runtime.engine.outputs",
     "llmc.runtime.engine.sampling.batch",
-    "llmc.runtime.engine.scheduling.scheduler", "llmc.runtime.text.detokenizer", "llmc.runtime.text.tokenizer",
+    "llmc.runtime.engine.scheduling.scheduler", "llmc.runtime.engine.sequence_text", "llmc.runtime.text.tokenizer",
     "tokenizers",
 }  # fmt: skip
 """Needed, but imported while the executor opens."""

@@ -15,6 +15,7 @@ from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.buckets.bucket import Bucket
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.step import PAD_TOKEN, Step, exact, pad, ragged
@@ -100,7 +101,7 @@ def exact_executor(toy: Toy) -> Iterator[FakeExecutor]:
 
 
 def opened(path: Path) -> Iterator[FakeExecutor]:
-    executor = Bundle.open(path).executor()
+    executor = open_executor(Bundle.open(path))
     assert isinstance(executor, FakeExecutor)
     yield executor
     executor.close()
@@ -253,7 +254,7 @@ def test_an_executable_of_another_shape_than_the_manifest_says(toy: Toy, tmp_pat
     first["blob"], second["blob"] = second["blob"], first["blob"]
     bundle = Bundle.open(toy.bundle)
     bundle.files.manifest = Manifest(members)
-    executor = bundle.executor()
+    executor = open_executor(bundle)
     wrong = pad(Bucket(first["phase"], first["batch"], first["query"], first["context"]), [0], [[1]], [0])
     with pytest.raises(
         ArtifactError, match=r"compiled for batch, query, context \(.*\) was given \(.*\); compile again"

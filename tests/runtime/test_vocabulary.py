@@ -23,7 +23,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.text.prompts import Prompts
+from llmc.runtime.prompts import Prompts
 from llmc.runtime.text.tokenizer import StreamDetokenizer, Tokenizer
 from llmc.runtime.text.vocabulary import LONGEST_TEXT, VOCABULARY, Vocabulary
 from tests.artifacts.helpers import flip

@@ -31,13 +31,13 @@ from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import KIND, publish_arrived, read_bundle
 from llmc.artifacts.bundle.trust import Admission, Trust, UntrustedError
-from llmc.artifacts.digest import PREFIX, digest_bytes
+from llmc.artifacts.digest import PREFIX, Blob, digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.store import leases
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.entries import MAX_BYTES as MAX_ENTRY
 from llmc.artifacts.store.entries import Entries, Entry, decode_entry, entry_body
-from llmc.artifacts.store.publish_lock import gate
+from llmc.artifacts.store.publish_lock import publish_lock
 from llmc.artifacts.store.store import Store
 from llmc.errors import CapacityError
 
@@ -266,7 +266,7 @@ def _publish_entries(store: Store, members: Members, guard: Guard, head: _Head) 
 
 
 def _adopt(store: Store, members: Members, entry: Entry) -> Entry:
-    with gate(store.layout):
+    with publish_lock(store.layout):
         if not all(store.has(blob) for blob in entry.outputs.values()):
             raise BlobMissingError(
                 f"{members.name}: blobs of {entry.key.kind} {entry.key.short} were removed from {store.root} as they "

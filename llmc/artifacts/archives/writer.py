@@ -28,9 +28,8 @@ from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import CHECKSUM_NAME, FILE_NAME, SIGNATURE_NAME, checksum_line
 from llmc.artifacts.bundle.reader import BundleFiles, blob_path
 from llmc.artifacts.bundle.stored import KIND, bundle_key, bundle_meta, bundle_outputs, read_bundle
-from llmc.artifacts.digest import PREFIX
+from llmc.artifacts.digest import PREFIX, Blob
 from llmc.artifacts.store import leases
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry, encode_entry
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, InputError

@@ -22,7 +22,7 @@ from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
-from llmc.artifacts.verified_files import Stamps, signature
+from llmc.artifacts.verified_files import VerifiedFiles, signature
 from llmc.errors import ArtifactError
 from llmc.paths import exists, is_dir
 
@@ -58,7 +58,7 @@ class BundleFiles:
     ends the lease that keeps a bundle inside a store from being collected.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, stamps: Stamps, lease: Lease | None = None) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, stamps: VerifiedFiles, lease: Lease | None = None) -> None:
         self.folder = folder
         self.manifest = manifest
         self._stamps = stamps
@@ -74,13 +74,13 @@ class BundleFiles:
         folder = Path(path)
         lease = _lease(folder)
         if not exists(folder):
-            from llmc.artifacts.bundle.writer import recover
+            from llmc.artifacts.bundle.recovery import recover
 
             recover(folder)
         manifest = read_manifest(folder)
         if not is_dir(folder):
             raise ArtifactError(f"{folder}: not a bundle folder; name the folder that holds the manifest")
-        return cls(folder, manifest, Stamps(folder, inside=False), lease)
+        return cls(folder, manifest, VerifiedFiles(folder, inside=False), lease)
 
     def __enter__(self) -> BundleFiles:
         return self

@@ -15,10 +15,10 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import FILE_NAME, SIGNATURE_NAME
 from llmc.artifacts.bundle.writer import write_bundle
-from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.leases import bundle_name, entry_name
 from llmc.errors import ArtifactError, CapacityError
 

@@ -43,11 +43,10 @@ from llmc.artifacts.bundle.manifest_schema import (
     checksum_line,
 )
 from llmc.artifacts.bundle.reader import BLOBS, BundleFiles, blob_path
+from llmc.artifacts.bundle.recovery import recover, siblings
 from llmc.artifacts.digest import BUFFER, PREFIX, open_regular
 from llmc.artifacts.flock import flock
-from llmc.artifacts.log import logger
 from llmc.artifacts.store.blobs import BlobMissingError
-from llmc.artifacts.store.layout import scan
 from llmc.errors import ArtifactError
 
 REMEDY = "choose another place with -o"
@@ -137,22 +136,6 @@ def check_replaceable(folder: Path) -> None:
         raise ArtifactError(
             f"{folder}: not replaced, as it holds more than a bundle ({', '.join(names)}): move that away"
         )
-
-
-def recover(folder: Path) -> bool:
-    """Put back a bundle whose replacement was cut off between the two renames; whether there was one.
-
-    That can happen only where names cannot be exchanged. A live writer finds its place taken and tries again.
-    """
-    if folder.exists():
-        return False
-    old = [Path(item.path) for item in _siblings(folder, "old") if (Path(item.path) / FILE_NAME).is_file()]
-    for path in sorted(old, key=lambda path: path.stat().st_mtime, reverse=True):
-        with suppress(OSError):
-            path.rename(folder)
-            logger().warning("%s: put back after an interrupted replacement", folder)
-            return True
-    return False
 
 
 def _fill(new: Path, manifest: Manifest, sources: Mapping[str, Path], signature: bytes | None) -> None:
@@ -310,7 +293,7 @@ def _new_folder(folder: Path) -> tuple[Path, int | None]:
 
 def _sweep(folder: Path) -> None:
     """Remove what dead writers left beside `folder`."""
-    for item in [*_siblings(folder, "new"), *(_siblings(folder, "old") if folder.exists() else ())]:
+    for item in [*siblings(folder, "new"), *(siblings(folder, "old") if folder.exists() else ())]:
         with suppress(OSError):
             fd = _lock(Path(item.path))
             if fd is not None or time.time() - item.stat().st_mtime > STALE_SECONDS:
@@ -332,11 +315,6 @@ def _lock(path: Path) -> int | None:
 
 def _name(folder: Path, role: str) -> Path:
     return folder.parent / f".{folder.name}.{secrets.token_hex(8)}.{role}"
-
-
-def _siblings(folder: Path, role: str) -> list[os.DirEntry[str]]:
-    pattern = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{16}}\.{role}")
-    return [item for item in scan(folder.parent) if pattern.fullmatch(item.name)]
 
 
 def _claims_to_be_bundle(file: Path) -> bool:

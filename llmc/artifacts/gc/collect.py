@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from llmc.artifacts.atomic_write import make_folder, temporary_name
 from llmc.artifacts.gc.gc_policy import Limits, Plan, decide, size_of
-from llmc.artifacts.gc.inventory import Census, Counter
-from llmc.artifacts.gc.orphans import Remover, sweep
+from llmc.artifacts.gc.inventory import Counter, Inventory
 from llmc.artifacts.store.layout import Layout, put_back
 from llmc.artifacts.store.leases import blob_of, in_use
+from llmc.artifacts.store.orphans import Remover, sweep
 from llmc.artifacts.store.pins import pins
-from llmc.artifacts.store.publish_lock import clock, gate, is_of_one_machine, keeps_all_out
+from llmc.artifacts.store.publish_lock import clock, is_of_one_machine, keeps_all_out, publish_lock
 from llmc.paths import is_dir
 
 GRACE_SECONDS = 3600.0
@@ -121,7 +121,7 @@ class _Run:
         before = None
         done = 0
         while True:
-            with gate(self._layout, exclusive=True) as passed:
+            with publish_lock(self._layout, exclusive=True) as passed:
                 census = self._counter.take(now, sweep=True)
                 before = size_of(census) if before is None else before
                 closed = passed and keeps_all_out(self._layout)
@@ -147,7 +147,7 @@ class _Run:
             before, plan.size, plan.kept, plan.waiting, over, self._remover.failed, self._remover.dry_run,
         )  # fmt: skip
 
-    def _round(self, census: Census, plan: Plan, now: float, batch: int) -> int:
+    def _round(self, census: Inventory, plan: Plan, now: float, batch: int) -> int:
         """Remove the first of the plan; how many files of the quarantine went."""
         names = plan.items[:batch]
         parked = {name: moved for name in names if (moved := self._park(name, census.items[name].paths))}
@@ -210,13 +210,13 @@ class _Run:
             self._blobs += path.is_relative_to(self._layout.blobs)
 
 
-def _needed(census: Census) -> set[str]:
+def _needed(census: Inventory) -> set[str]:
     """The digests that entries or leases name."""
     held = {digest for name in census.held if (digest := blob_of(name)) is not None}
     return held.union(*(item.digests for item in census.items.values()))
 
 
-def _mend_times(census: Census, now: float, grace: float) -> None:
+def _mend_times(census: Inventory, now: float, grace: float) -> None:
     """Note what was last used in the future as used now, in its order, so that it will be of an age some day."""
     ahead = sorted((item.used, item.paths) for item in census.items.values() if item.used > now + grace)
     for place, (_, paths) in enumerate(ahead, 1):

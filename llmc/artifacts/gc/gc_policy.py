@@ -18,7 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from llmc.artifacts.gc.inventory import Census, File, Item
+from llmc.artifacts.gc.inventory import Inventory, Item
+from llmc.artifacts.store.files import File
 from llmc.artifacts.store.leases import blob_name
 
 QUARANTINE_SECONDS = 7 * 24 * 3600.0
@@ -91,7 +92,7 @@ class _Ledger:
                 yield file, self._names[inode] == 0 and file.links <= self._all[inode]
 
 
-def size_of(census: Census) -> int:
+def size_of(census: Inventory) -> int:
     """Bytes in a store: entries, bundle folders, blobs and quarantine, each file once."""
     ledger = _Ledger()
     for files in _all_files(census):
@@ -99,13 +100,15 @@ def size_of(census: Census) -> int:
     return ledger.total
 
 
-def decide(census: Census, limits: Limits, doomed: Set[str] = frozenset(), stuck: Mapping[str, str] = NOTHING) -> Plan:
+def decide(
+    census: Inventory, limits: Limits, doomed: Set[str] = frozenset(), stuck: Mapping[str, str] = NOTHING
+) -> Plan:
     """The plan. `doomed` are the blobs of items removed a moment ago, `stuck` names that cannot be removed, and why."""
     return _Decision(census, limits, doomed, stuck).make()
 
 
 class _Decision:
-    def __init__(self, census: Census, limits: Limits, doomed: Set[str], stuck: Mapping[str, str]) -> None:
+    def __init__(self, census: Inventory, limits: Limits, doomed: Set[str], stuck: Mapping[str, str]) -> None:
         self._census = census
         self._limits = limits
         self._stuck = stuck
@@ -203,7 +206,7 @@ class _Decision:
         return abs(self._limits.now - moment) < seconds
 
 
-def _all_files(census: Census) -> Iterator[Iterable[File]]:
+def _all_files(census: Inventory) -> Iterator[Iterable[File]]:
     yield census.blobs.values()
     for item in census.items.values():
         yield item.files

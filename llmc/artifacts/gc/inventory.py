@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,19 +11,10 @@ from llmc.artifacts.bundle.stored import KIND as BUNDLE
 from llmc.artifacts.digest import PREFIX, digest_file
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.entries import Entries
+from llmc.artifacts.store.files import File, file_of, files_of
 from llmc.artifacts.store.layout import Layout, scan
 from llmc.artifacts.store.leases import bundle_name, entry_name, in_use, name_of_entry
 from llmc.artifacts.store.pins import pins
-
-
-class File(NamedTuple):
-    """A file by its inode, which has `links` names in the file system; size in bytes, times since 1970."""
-
-    inode: tuple[int, int]
-    size: int
-    links: int
-    modified: float
-    changed: float
 
 
 class Item(NamedTuple):
@@ -48,7 +36,7 @@ class Item(NamedTuple):
         return self.folders if self.entry is None else (self.entry, *self.folders)
 
 
-class Census(NamedTuple):
+class Inventory(NamedTuple):
     """Items by name, blobs by digest, what is in quarantine, and the names that are in use and pinned."""
 
     items: dict[str, Item]
@@ -67,7 +55,7 @@ class Counter:
         self._read: dict[str, tuple[File, frozenset[str] | None]] = {}
         self._manifests: dict[Path, tuple[File, str | None]] = {}
 
-    def take(self, now: float, *, sweep: bool = False) -> Census:
+    def take(self, now: float, *, sweep: bool = False) -> Inventory:
         """The census at `now`; `sweep` removes the leases of the dead.
 
         Leases are read first: who has ended one by then has published what it was for, and entries are read after.
@@ -80,16 +68,16 @@ class Counter:
         blobs = {}
         for digest, item in self._layout.all_blobs():
             with suppress(OSError):
-                blobs[digest] = _file(item.stat(follow_symlinks=False))
+                blobs[digest] = file_of(item.stat(follow_symlinks=False))
         quarantine = {Path(item.path): tuple(files_of(Path(item.path))) for item in scan(self._layout.quarantine)}
-        return Census(items, blobs, quarantine, held, {pin.name for pin in pins(self._layout)})
+        return Inventory(items, blobs, quarantine, held, {pin.name for pin in pins(self._layout)})
 
     def _items(self) -> dict[str, Item]:
         items = {}
         for kind, found in self._layout.all_entries():
             name = name_of_entry(kind, found.name[:64])
             with suppress(OSError):
-                seen = _file(found.stat(follow_symlinks=False))
+                seen = file_of(found.stat(follow_symlinks=False))
                 digests = self._digests(Path(found.path), name, seen)
                 if digests is not None:
                     items[name] = Item(frozenset([name]), seen.modified, digests, Path(found.path), (), (seen,))
@@ -122,26 +110,10 @@ class Counter:
         """The name of the entry that a bundle folder was made of, or that was made of it, by its manifest."""
         path = folder / FILE_NAME
         try:
-            seen = _file(path.stat())
+            seen = file_of(path.stat())
             known = self._manifests.get(folder)
             if known is None or known[0] != seen:
                 known = self._manifests[folder] = seen, entry_name(Key(BUNDLE, {"manifest": digest_file(path)}))
         except OSError:
             return None
         return known[1]
-
-
-def files_of(path: Path) -> Iterator[File]:
-    """The file at `path`, or every file below the folder; links are not followed."""
-    with suppress(OSError):
-        status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            yield _file(status)
-            return
-    for item in scan(path):
-        yield from files_of(Path(item.path))
-
-
-def _file(status: os.stat_result) -> File:
-    inode = status.st_dev, status.st_ino
-    return File(inode, status.st_size, status.st_nlink, status.st_mtime, status.st_ctime)

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from llmc.artifacts.bundle.components import flat_components, manifest_components
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.key import ABSENT, Difference, tell
 from llmc.artifacts.key import differences as compare
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.key_diff import flat_components, manifest_components
 from llmc.errors import ArtifactError
 from llmc.paths import expanded
 

@@ -23,9 +23,8 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.bundle.reader import BundleFiles, blob_path
 from llmc.artifacts.bundle.stored import KIND, bundle_key, checkout
-from llmc.artifacts.digest import PREFIX, digest_bytes, is_digest
+from llmc.artifacts.digest import PREFIX, Blob, digest_bytes, is_digest
 from llmc.artifacts.key import Key, Value
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.leases import bundle_name, entry_name
 from llmc.artifacts.verified_files import settled, signature
 from llmc.errors import ArtifactError, CapacityError

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from llmc.artifacts.bundle.manifest_schema import FILE_NAME, SIGNATURE_NAME
-from llmc.artifacts.digest import PREFIX, parse
+from llmc.artifacts.digest import PREFIX, Blob, parse
 from llmc.artifacts.oci import tar
-from llmc.artifacts.store.blobs import Blob
 
 OWN_FROM = 1 << 20
 MAX_OWN = 110

@@ -13,13 +13,13 @@ from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import publish_arrived
 from llmc.artifacts.bundle.trust import Admission, Trust
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
 from llmc.artifacts.oci.image import GZIP_TYPE, Descriptor, read_diff_ids, read_image
 from llmc.artifacts.oci.layers import Layer, read_facts, split
 from llmc.artifacts.oci.reference import Reference
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
 from llmc.artifacts.remotes.transfers import Mover
-from llmc.artifacts.store.blobs import Blob
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from llmc.artifacts.remotes.transfers import Mover
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.remotes.push import Signs
-    from llmc.artifacts.store.blobs import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
 

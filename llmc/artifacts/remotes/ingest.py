@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.remotes.base import Progress, Remote
 from llmc.artifacts.remotes.partial import fetch_blob
 from llmc.artifacts.store import leases
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.entries import Entry
-from llmc.artifacts.store.publish_lock import gate
+from llmc.artifacts.store.publish_lock import publish_lock
 from llmc.artifacts.store.workspace import Area
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def settle(area: Area, entry: Entry, admission: Admission, find: Callable[[Blob]
     """
     files = {name: find(blob) for name, blob in entry.outputs.items()}
     admission.examine(path for path in files.values() if path is not None)
-    with gate(area.layout):
+    with publish_lock(area.layout):
         for name, blob in entry.outputs.items():
             if find(blob) is None:
                 raise BlobMissingError(f"output {name!r} of {entry.key.kind} {entry.key.short} was removed; try again")

@@ -24,10 +24,10 @@ from llmc.artifacts.atomic_write import (
     write_all,
     writing,
 )
-from llmc.artifacts.digest import BUFFER, PREFIX, parse
+from llmc.artifacts.digest import BUFFER, PREFIX, Blob, parse
 from llmc.artifacts.flock import flock, keeps_out
 from llmc.artifacts.remotes.base import ObjectError, Progress, Remote, blob_name
-from llmc.artifacts.store.blobs import REMEDY, Blob, BlobMissingError
+from llmc.artifacts.store.blobs import REMEDY, BlobMissingError
 from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 

@@ -11,7 +11,7 @@ from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import KIND, bundle_outputs, read_bundle
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.remotes.base import (
     JOBS,
     Meter,
@@ -24,7 +24,6 @@ from llmc.artifacts.remotes.base import (
 )
 from llmc.artifacts.remotes.remote_entries import keeps, name_of, read_blob, read_entry
 from llmc.artifacts.remotes.transfers import Mover
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry, encode_entry, entry_body
 from llmc.artifacts.store.store import Store
 

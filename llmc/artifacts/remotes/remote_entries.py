@@ -13,9 +13,8 @@ from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import KIND, require_agreement
 from llmc.artifacts.bundle.trust import Admission
-from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.remotes.base import ObjectError, Remote, blob_name, entry_name
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import MAX_BYTES, Entry, decode_entry, entry_body
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from llmc.artifacts.digest import PREFIX
 if TYPE_CHECKING:
     from queue import Queue
 
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
 
 BESIDE_FROM = 256 << 10
 SYNC_FROM = 8 << 20

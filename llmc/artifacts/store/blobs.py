@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from llmc.artifacts.atomic_write import (
     BLOB_MODE,
@@ -22,12 +22,12 @@ from llmc.artifacts.atomic_write import (
     write_all,
     writing,
 )
-from llmc.artifacts.digest import PREFIX, NotRegularError, digest_bytes, digest_file, open_regular
+from llmc.artifacts.digest import PREFIX, Blob, NotRegularError, digest_bytes, digest_file, open_regular
 from llmc.artifacts.flock import flock
 from llmc.artifacts.log import logger
 from llmc.artifacts.store.blob_writer import BlobWriter
 from llmc.artifacts.store.layout import Layout
-from llmc.artifacts.verified_files import Stamps, signature
+from llmc.artifacts.verified_files import VerifiedFiles, signature
 from llmc.errors import ArtifactError
 
 REMEDY = "choose another store with --cache-dir"
@@ -39,13 +39,6 @@ _GONE = "gone"
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES})
 _LINK_FAILS = _COPY_INSTEAD | {errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
-
-
-class Blob(NamedTuple):
-    """Name and size in bytes of a stored file."""
-
-    digest: str
-    size: int
 
 
 class BlobMissingError(ArtifactError):
@@ -61,11 +54,11 @@ class Blobs:
     """
 
     def __init__(
-        self, layout: Layout, stamps: Stamps | None = None, claim: Callable[[str], bool] | None = None
+        self, layout: Layout, stamps: VerifiedFiles | None = None, claim: Callable[[str], bool] | None = None
     ) -> None:
         """`claim(digest)` notes that a blob which was found is in use, and says whether it is still there."""
         self._layout = layout
-        self._stamps = stamps or Stamps(layout.base)
+        self._stamps = stamps or VerifiedFiles(layout.base)
         self._claim = claim
         self.corrupt = 0
         self.unreadable = 0

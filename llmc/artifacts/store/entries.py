@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc.artifacts.atomic_write import make_folder, write_atomic, writing
-from llmc.artifacts.digest import PREFIX, NotRegularError, digest_bytes, is_digest, open_regular
+from llmc.artifacts.digest import PREFIX, Blob, NotRegularError, digest_bytes, is_digest, open_regular
 from llmc.artifacts.key import Difference, Key, canonical_json
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.blobs import REMEDY, Blob
+from llmc.artifacts.store.blobs import REMEDY
 from llmc.artifacts.store.layout import Layout
 
 SCHEMA = 1

@@ -26,7 +26,7 @@ from llmc.artifacts.flock import flock, probe
 from llmc.artifacts.key import Key
 from llmc.artifacts.log import logger
 from llmc.artifacts.store.layout import Layout, scan
-from llmc.artifacts.store.publish_lock import gate
+from llmc.artifacts.store.publish_lock import publish_lock
 
 LEASE_SECONDS = 3600.0
 RENEW_SECONDS = 600.0
@@ -101,7 +101,7 @@ class Lease:
         wanted = list(names)
         if self._keeps(wanted):
             return there()
-        with gate(self._layout):
+        with publish_lock(self._layout):
             self.hold(*wanted)
             return there()
 
@@ -185,7 +185,7 @@ def lease_of_bundle(folder: Path) -> Lease | None:
     if place.parent != layout.bundles or not layout.base.is_dir() or not _NAME.fullmatch(bundle_name(place)):
         return None
     lease = Lease(layout)
-    with gate(layout):
+    with publish_lock(layout):
         lease.hold(bundle_name(place))
     with suppress(OSError):
         os.utime(place)

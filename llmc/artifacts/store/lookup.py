@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.leases import blob_name, entry_name
 from llmc.artifacts.store.workspace import Area

@@ -16,7 +16,7 @@ from llmc.artifacts.atomic_write import create_exclusive, make_folder, sync_fold
 from llmc.artifacts.key import Key, is_kind
 from llmc.artifacts.store.layout import HEX, Layout, scan
 from llmc.artifacts.store.leases import name_of_entry
-from llmc.artifacts.store.publish_lock import REMEDY, gate
+from llmc.artifacts.store.publish_lock import REMEDY, publish_lock
 from llmc.errors import ArtifactError
 
 
@@ -39,7 +39,7 @@ def pin(layout: Layout, key: Key) -> None:
     Raises ArtifactError when it is not in the store, CapacityError or UnwritableError where it cannot be noted.
     """
     path = layout.pin(key.kind, key.hex)
-    with gate(layout), writing(path, 0, REMEDY):
+    with publish_lock(layout), writing(path, 0, REMEDY):
         make_folder(path.parent)
         with suppress(FileExistsError):
             os.close(create_exclusive(path))

@@ -31,7 +31,7 @@ _ONE_MACHINE = frozenset(
 
 
 @contextmanager
-def gate(layout: Layout, *, exclusive: bool = False) -> Iterator[bool]:
+def publish_lock(layout: Layout, *, exclusive: bool = False) -> Iterator[bool]:
     """Pass the gate of a store, or close it; False when it could not be had, and the caller goes on without."""
     fd = None if layout.read_only else _enter(layout.gate, exclusive)
     try:

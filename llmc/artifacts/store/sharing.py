@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.store.entries import Entry
 
 

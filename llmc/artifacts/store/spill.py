@@ -11,7 +11,7 @@ from llmc.artifacts.store.workspace import Area
 from llmc.errors import CapacityError
 
 
-class Overflow:
+class Spill:
     """A folder with the layout of a store: the one given, which is kept, or a temporary one that is made when it is
     needed and removed with this object.
     """

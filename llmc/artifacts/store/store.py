@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmc.artifacts.atomic_write import UnwritableError
-from llmc.artifacts.gc.audit import Report, Usage, usage, verify
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Difference, Key
 from llmc.artifacts.log import logger
+from llmc.artifacts.store.audit import Report, Usage, usage, verify
 from llmc.artifacts.store.blob_writer import BlobWriter
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.locks import exclusive
 from llmc.artifacts.store.lookup import claim_blob, find_blob, find_entry, insist, lost_output, names_of
-from llmc.artifacts.store.publish_lock import gate
-from llmc.artifacts.store.spill import Overflow
+from llmc.artifacts.store.publish_lock import publish_lock
+from llmc.artifacts.store.spill import Spill
 from llmc.artifacts.store.workspace import Area, Workspace, workspace
 from llmc.errors import ArtifactError, CapacityError
 from llmc.platforms import require_posix
@@ -78,7 +79,7 @@ class Store:
         self._shared = [Area(folder, stamps_of=self._main) for folder in shared]
         self._upstream = upstream
         self._fetched = 0
-        self._overflow = Overflow(overflow)
+        self._overflow = Spill(overflow)
         self._hits = 0
         self._misses = 0
 
@@ -199,7 +200,7 @@ class Store:
         Raises BlobMissingError for an output that is not in the store, ValueError or TypeError for `meta`
         that is not JSON, CapacityError or UnwritableError where the entry cannot be written.
         """
-        with gate(self.layout):
+        with publish_lock(self.layout):
             self._require(key, outputs, [self._main, *self._shared])
             return self._main.entries.write(key, outputs, meta or {})
 
@@ -319,7 +320,7 @@ class Store:
     def _build_in(self, area: Area, key: Key, build: Build) -> Entry:
         with workspace(area, self._overflow.take) as space:
             outputs, meta = dict(build(space)), space.meta
-        with gate(self.layout):
+        with publish_lock(self.layout):
             self._require(key, outputs, self._areas)
             try:
                 if all(find_blob([area, *self._shared], *blob, verify=False) for blob in outputs.values()):

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from llmc.artifacts.atomic_write import UnwritableError, make_folder, temporary_name, writing
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.flock import flock
 from llmc.artifacts.store.blob_writer import BlobWriter
-from llmc.artifacts.store.blobs import REMEDY, Blob, Blobs
+from llmc.artifacts.store.blobs import REMEDY, Blobs
 from llmc.artifacts.store.entries import Entries
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.leases import Lease, blob_name
-from llmc.artifacts.verified_files import Stamps
+from llmc.artifacts.verified_files import VerifiedFiles
 from llmc.errors import CapacityError
 
 
@@ -28,7 +29,7 @@ class Area:
 
     def __init__(self, root: str | Path, *, stamps_of: Area | None = None) -> None:
         self.layout = Layout(root, read_only=stamps_of is not None)
-        self.stamps: Stamps = Stamps(self.layout.base) if stamps_of is None else stamps_of.stamps
+        self.stamps: VerifiedFiles = VerifiedFiles(self.layout.base) if stamps_of is None else stamps_of.stamps
         self.lease = Lease(self.layout)
         self.blobs = Blobs(self.layout, self.stamps, self.lease.claim_blob)
         self.entries = Entries(self.layout)

@@ -12,7 +12,7 @@ from llmc.buckets.bucket import PHASES, Bucket, Phase
 from llmc.buckets.evaluation import Evaluation, PhaseEvaluation
 from llmc.buckets.plan import Plan
 from llmc.buckets.plots.asked import Asked, Ints
-from llmc.buckets.traffic.replay import replay
+from llmc.buckets.replay import replay
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic

@@ -12,16 +12,32 @@ meant. So a unit is taken only where the other one is impossible:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
+from llmc.buckets.bucket import Phase
+from llmc.buckets.limits import Limits
 from llmc.errors import InputError
-
-if TYPE_CHECKING:
-    from llmc.buckets.limits import Limits
-    from llmc.buckets.strategies.from_file import FileBucket
 
 Unit = Literal["tokens", "blocks"]
 """What the contexts of a file count: tokens of one sequence, or KV cache blocks as the vendor's planner does."""
+
+
+class FileBucket(NamedTuple):
+    """One bucket of a file, in the file's unit; `line` and `column` of its spec count from 1."""
+
+    batch: int
+    query: int
+    context: int
+    line: int
+    column: int
+
+    @property
+    def phase(self) -> Phase:
+        """A query of 1 is a decode bucket, any other a prompt bucket."""
+        return "decode" if self.query == 1 else "prompt"
+
+    def __str__(self) -> str:
+        return f"({self.batch}, {self.query}, {self.context})"
 
 
 def recognise(listed: Sequence[FileBucket], source: str, limits: Limits) -> Unit:

@@ -20,11 +20,11 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple, NoReturn, get_args
 
-from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import MAX_BUCKETS
 from llmc.buckets.provenance import Note
-from llmc.buckets.strategies.file_unit import Unit, blocks_each, recognise
+from llmc.buckets.strategies.file_unit import FileBucket, Unit, blocks_each, recognise
 from llmc.errors import InputError
 
 MAX_NUMBER = (1 << 31) - 1
@@ -38,24 +38,6 @@ _MAX_DIGITS = 20
 _AXES = (("batch", 1), ("query", 1), ("context", 0))
 _EXAMPLE = "write (batch, query, context), each a number, a list or range(start, stop, step)"
 _TOKEN = re.compile(r"[ \t]+|range\b|[0-9_]+|[()\[\],-]")
-
-
-class FileBucket(NamedTuple):
-    """One bucket of a file, in the file's unit; `line` and `column` of its spec count from 1."""
-
-    batch: int
-    query: int
-    context: int
-    line: int
-    column: int
-
-    @property
-    def phase(self) -> Phase:
-        """A query of 1 is a decode bucket, any other a prompt bucket."""
-        return "decode" if self.query == 1 else "prompt"
-
-    def __str__(self) -> str:
-        return f"({self.batch}, {self.query}, {self.context})"
 
 
 class _Place(NamedTuple):

@@ -20,8 +20,8 @@ from llmc.cli.cache.common import (
 )
 
 if TYPE_CHECKING:
-    from llmc.artifacts.gc.audit import Usage
-    from llmc.artifacts.gc.inventory import Census
+    from llmc.artifacts.gc.inventory import Inventory
+    from llmc.artifacts.store.audit import Usage
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.sharing import Share
     from llmc.artifacts.store.store import Store
@@ -80,14 +80,14 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _census(store: Store) -> Census:
+def _census(store: Store) -> Inventory:
     from llmc.artifacts.gc.inventory import Counter
     from llmc.artifacts.store.layout import Layout
 
     return Counter(Layout(store.root, read_only=True)).take(time.time())
 
 
-def _state(entry: Entry, census: Census) -> tuple[bool, bool, float]:
+def _state(entry: Entry, census: Inventory) -> tuple[bool, bool, float]:
     """Whether an entry is pinned, whether it is in use, and when it, or a bundle folder of it, was used last."""
     from llmc.artifacts.store.leases import entry_name
 
@@ -98,14 +98,14 @@ def _state(entry: Entry, census: Census) -> tuple[bool, bool, float]:
     return name in census.pinned, not item.names.isdisjoint(census.held), item.used
 
 
-def _row(entry: Entry, share: Share, census: Census) -> tuple[str, ...]:
+def _row(entry: Entry, share: Share, census: Inventory) -> tuple[str, ...]:
     pinned, in_use, used = _state(entry, census)
     marks = ", ".join(name for name, holds in (("pinned", pinned), ("in use", in_use)) if holds)
     sizes = (size_text(share.size), size_text(share.own), size_text(share.shared))
     return entry.key.kind, entry.key.short, *sizes, age_text(used), marks, _summary(entry)
 
 
-def _as_json(entry: Entry, share: Share, census: Census) -> dict[str, Any]:
+def _as_json(entry: Entry, share: Share, census: Inventory) -> dict[str, Any]:
     pinned, in_use, used = _state(entry, census)
     facts = {"size": share.size, "own": share.own, "shared": share.shared}
     return {**entry_json(entry), **facts, "pinned": pinned, "in_use": in_use, "used": used}

@@ -11,23 +11,24 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
-    from llmc.buckets.bucket import Bucket
-    from llmc.compiler.estimates.footprint import Footprint
+    from llmc.compiler.estimates.estimate import Estimate
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
 
 HOUR = 3600.0
 FEWER = "fewer buckets (--max-graphs, or wider steps of --prompt-seq and --decode-seq)"
 
 
 def beyond(
-    footprint: Footprint, buckets: Sequence[Bucket], target: Target, options: CompileOptions, store: Store | None,
+    estimated: Sequence[Estimate], many: bool, size: int, target: Target, options: CompileOptions, store: Store | None,
     free: int | None = None,
 ) -> list[str]:  # fmt: skip
-    """A sentence for each, with the flags that shrink it; `free` bytes of the disk, None: of the store's."""
+    """A sentence for each, with the flags that shrink it.
+
+    `many`: there is more than one executable; `size` bytes of a bundle; `free` bytes of the disk, None: of the store's.
+    """
     found = []
-    estimates = {estimate.name: estimate for estimate in footprint.estimates(buckets)}
-    many = footprint.executables(buckets) > 1
+    estimates = {estimate.name: estimate for estimate in estimated}
     fewer, smaller = ([FEWER] if many else []), _smaller(target, options)
     if (seconds := estimates["compile time"].value) > HOUR:
         flags = [*fewer, *(["--max-compile-time"] if many else []), "--jobs"]
@@ -42,7 +43,7 @@ def beyond(
         split = ", ".join(f"{part.name} {part.shown}" for part in parts)
         what = f"{total / 1e9:,.1f} GB of memory ({split}) are above the {there[0] / 1e9:,.1f} GB {there[1]}"
         found.append(_sentence(what, [flag for part in parts for flag in shrinks[part.name]]))
-    size, room = footprint.bundle_bytes(buckets), _free(store) if free is None else free
+    room = _free(store) if free is None else free
     if size > room:
         what = f"a bundle of {size / 1e9:,.1f} GB is above the {room / 1e9:,.1f} GB that the store's disk has free"
         found.append(_sentence(what, [*smaller, *fewer, "LLMC_CACHE_DIR on another disk"]))

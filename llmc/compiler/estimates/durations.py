@@ -6,60 +6,27 @@ took on two cores (Cost), by the model's size: tracing grows with layers, all el
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING
+
+from llmc.compiler.targets.costs import LAYERS, REFERENCE, Cost
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.estimates.model_size import ModelSize
+    from llmc.compiler.estimates.verification_work import Work
+    from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
-    from llmc.compiler.verification.work import Work
-
-PARAMETERS, LAYERS = 134_515_008, 30
-"""Of SmolLM2-135M, which the costs are of."""
 
 RECENT = 32
 """Builds of the store that a typical time is taken from."""
 
 METADATA = "parameters"
 """What an entry of a stage says of its model."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds: whatever the model is, for each of SmolLM2-135M's layers, and for as many parameters as it has."""
-
-    fixed: float = 0.0
-    layers: float = 0.0
-    parameters: float = 0.0
-
-    def of(self, layers: int, parameters: int) -> float:
-        """For a model of such a size."""
-        return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
-
-
-LOWER = Cost(fixed=4.0, layers=11.0)
-"""One trace."""
-
-REFERENCE = Cost(fixed=2.0, parameters=12.0)
-WEIGHTS = Cost(parameters=2.5)
-
-
-@dataclass(frozen=True)
-class Verifying:
-    """What verification takes: whatever it runs, each executable it opens, each step, and each 1,000 tokens of prompts
-    (verification/work.py counts them)."""
-
-    begin: Cost
-    opened: Cost
-    step: Cost
-    tokens: Cost
 
 
 class Durations:
@@ -106,6 +73,3 @@ def typical(entries: Iterable[Entry]) -> float | None:
 def of_target(store: Store, target: str) -> Iterable[Entry]:
     """Executables of a target in the store."""
     return (entry for entry in store.entries("executable") if entry.key.components.get("target") == target)
-
-
-Costs = Mapping[str, Cost]

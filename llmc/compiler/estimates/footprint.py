@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -18,10 +18,12 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.text_table import table
 from llmc.compiler.checkpoint import DEMO, open_checkpoint, read_config
+from llmc.compiler.estimates.beyond import beyond
 from llmc.compiler.estimates.durations import Durations, of_target, typical
-from llmc.compiler.estimates.model_size import ModelSize, Weights, weights_of
-from llmc.compiler.targets.options import CompileOptions
-from llmc.compiler.verification.work import count
+from llmc.compiler.estimates.estimate import Estimate, duration
+from llmc.compiler.estimates.verification_work import count
+from llmc.compiler.model_size import ModelSize, Weights, weights_of
+from llmc.compiler.options import CompileOptions
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
@@ -32,33 +34,6 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 76
 """Of tokenizer.json and the index of it, for each token."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """One number, in `unit` ("executables", "s" or "bytes"), and where it comes from."""
-
-    name: str
-    value: float
-    unit: str
-    source: str
-
-    def to_dict(self) -> dict[str, object]:
-        """The estimate as JSON holds it."""
-        return {"name": self.name, "value": self.value, "unit": self.unit, "source": self.source}
-
-    @property
-    def shown(self) -> str:
-        """The value for people."""
-        if self.unit == "s":
-            return _duration(self.value)
-        if self.unit == "bytes":
-            return f"{self.value / 1e9:.2f} GB" if self.value >= 1e9 else f"{self.value / 1e6:.1f} MB"
-        return f"{self.value:g}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:,.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
 
 
 class Footprint:
@@ -226,9 +201,10 @@ class Footprint:
 
         `free`: bytes of the disk; None: where the store is.
         """
-        from llmc.compiler.estimates.beyond import beyond
-
-        return beyond(self, buckets, self._target, self._options, self._store, free)
+        return beyond(
+            self.estimates(buckets), self.executables(buckets) > 1, self.bundle_bytes(buckets), self._target,
+            self._options, self._store, free,
+        )  # fmt: skip
 
     def _compile_time(self, buckets: Sequence[Bucket]) -> Estimate:
         count = self.executables(buckets)
@@ -243,9 +219,9 @@ class Footprint:
             each += self._target.device_seconds
             source += f" and × {self._target.device_seconds:.1f} s ({self._target.device_source})"
         fixed, verify = sum(self.durations.stages(buckets).values()), self.verification_seconds(buckets)
-        parts = f"{_duration(fixed)} of shared stages, {source}"
+        parts = f"{duration(fixed)} of shared stages, {source}"
         if verify:
-            parts += f", {_duration(verify)} of verification against the reference model"
+            parts += f", {duration(verify)} of verification against the reference model"
         return Estimate("compile time", fixed + count * each + verify, "s", parts)
 
     def _graph_memory(self, buckets: Sequence[Bucket]) -> Estimate:

@@ -14,8 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from llmc.compiler.estimates.durations import LOWER, WEIGHTS, Cost, Verifying
-from llmc.compiler.targets.options import CompileOptions, Option, Value
+from llmc.compiler.options import CompileOptions, Option, Value
+from llmc.compiler.targets.costs import LOWER, WEIGHTS, Cost, Verifying
+from llmc.compiler.targets.declared import refuse_foreign
 from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.estimates.model_size import ModelSize, Weights
+    from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.compiler.verification.probes import Reference
@@ -122,7 +123,7 @@ class Target(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     default_quantize: ClassVar[str] = "none"
     options: ClassVar[tuple[Option[Any], ...]] = ()
-    """The options that it takes beside those of every target, see compiler/targets/options.py."""
+    """The options that it takes beside those of every target, see compiler/options.py."""
 
     needs_processes: ClassVar[bool] = False
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
@@ -225,8 +226,6 @@ class Target(ABC):
             if name in known:
                 known[name].check(value)
             else:
-                from llmc.compiler.targets import refuse_foreign
-
                 refuse_foreign(name, value, self.name)
         return {n: value for n, value in options.own.items() if n in known and value != known[n].default}
 

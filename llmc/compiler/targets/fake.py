@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
-from llmc.compiler.estimates.durations import Cost, Verifying
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import TOY, Compiled, Prepared, ReferenceModel, Shape, Target
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket

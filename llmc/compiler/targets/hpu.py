@@ -19,16 +19,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.estimates.durations import LOWER, Cost, Verifying
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.targets.costs import LOWER, Cost, Verifying
 from llmc.compiler.weights.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHTS, shared_files, trace_stage
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.estimates.model_size import ModelSize
+    from llmc.compiler.model_size import ModelSize
 
 _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS, "tables": TABLES}
 """Names of shared files in the keys of executables."""

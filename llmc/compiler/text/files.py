@@ -12,7 +12,7 @@ from llmc.errors import CheckpointError
 from llmc.runtime.text.vocabulary import VOCABULARY
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.workspace import Workspace
 
 

@@ -17,7 +17,6 @@ from llmc.buckets.bucket import PHASES
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.targets.base import Target
 
 SAMPLES = 4
 """Buckets of each phase that are sampled."""
@@ -65,13 +64,24 @@ class Sized(Protocol):
         """Cached tokens of each."""
 
 
+class Shaping(Protocol):
+    """What is asked of a target: the shape that serves a bucket, and whether each executable is verified."""
+
+    @property
+    def verifies_each(self) -> bool:
+        """Whether every executable runs here in bearable time."""
+
+    def shape_of(self, bucket: Bucket) -> tuple[int, int, int]:
+        """Batch, query and context of the executable that serves it."""
+
+
 E = TypeVar("E", bound=Sized)
 
 
 class Serving(Generic[E]):
     """Which executables may serve a bucket: those of its shape, or of every shape."""
 
-    def __init__(self, target: Target, executables: Iterable[E]) -> None:
+    def __init__(self, target: Shaping, executables: Iterable[E]) -> None:
         self._target = target
         self._of: dict[tuple[str, int | None, int | None, int | None], list[E]] = defaultdict(list)
         for e in executables:
@@ -113,7 +123,7 @@ def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
 
 
 def choose(
-    buckets: Sequence[Bucket], every: bool, target: Target, executables: Iterable[Sized], parameters: int
+    buckets: Sequence[Bucket], every: bool, target: Shaping, executables: Iterable[Sized], parameters: int
 ) -> Chosen:
     """What verification runs of a plan's `buckets`, for a model of so many `parameters`: greedy texts, the sampled
     buckets, one for each other executable, and the text. `every`: all buckets twice, whatever that takes.
@@ -158,7 +168,7 @@ def _by_size(buckets: Iterable[Bucket]) -> list[list[Bucket]]:
     return [phase for phase in phases if phase]
 
 
-def _for_executable(bucket: Bucket, target: Target) -> tuple[int, int, int, Bucket]:
+def _for_executable(bucket: Bucket, target: Shaping) -> tuple[int, int, int, Bucket]:
     """Sorts first what runs an executable fewest times, and of these the largest."""
     return bucket.batch // target.shape_of(bucket)[0], -bucket.tokens, -bucket.context, bucket
 

@@ -27,10 +27,9 @@ from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import Executor
-from llmc.runtime.executors.top import top_of
 from llmc.runtime.step import Step, exact, pad, ragged
+from llmc.runtime.top_logits import TopLogits, top_of
 
 _NAN, _LARGE = float("nan"), 1e4
 SHOWN = 5

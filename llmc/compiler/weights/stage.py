@@ -11,7 +11,7 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.stages import Stages
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
 

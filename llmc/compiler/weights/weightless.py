@@ -29,10 +29,10 @@ from llmc.compiler.stages import Stages, toolchain
 from llmc.compiler.weights.stage import weights_stage
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
-    from llmc.compiler.targets.options import CompileOptions
+    from llmc.compiler.options import CompileOptions
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 """Names of the dtypes that weights and cache may have, by the options' names."""

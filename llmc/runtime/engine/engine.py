@@ -16,13 +16,13 @@ from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
 from llmc.runtime.engine.replay import choose, replay, step_of
 from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
 from llmc.runtime.engine.scheduling import open_scheduler
-from llmc.runtime.engine.scheduling.base import SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
 
 if TYPE_CHECKING:
     from array import array
 
     from llmc.buckets.plan import Plan
-    from llmc.runtime.engine.requests import TokenLogprobs
+    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
     from llmc.runtime.engine.speculation import SequenceDrafter, SpeculativeConfig
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.step import Step
@@ -213,7 +213,7 @@ class Engine:
         if self._on_compilation == "warn":
             _log.warning("unplanned compilation in step %d (%s): %s", self.steps, step.phase, what)
 
-    def _run(self, work: Work, started: float) -> Outcome:
+    def _run(self, work: ScheduledBatch, started: float) -> Outcome:
         compiled = self.executor.compilations.count
         for copy in work.copies:
             self.executor.copy_prefix(copy.source, copy.target, copy.length)

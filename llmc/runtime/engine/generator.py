@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
 from llmc.runtime.engine.observer import FinishReason, Observer, RequestSummary
-from llmc.runtime.engine.requests import Request, TokenLogprobs, Update
+from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import bad_word_ids
-from llmc.runtime.text.detokenizer import SequenceText
+from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
+from llmc.runtime.engine.sequence_text import SequenceText
 from llmc.runtime.text.stops import StopStrings
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.observer import FinishReason, StepRecord
-    from llmc.runtime.engine.requests import Request, TokenLogprobs, Update
+    from llmc.runtime.engine.requests import Request, Update
+    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
     from llmc.runtime.text.tokenizer import Tokenizer
 
 

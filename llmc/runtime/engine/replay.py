@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.engine.sampling import SequenceSampler, TopLogits, finite, sample, sample_top
+from llmc.runtime.engine.sampling import TopLogits, finite, sample, sample_top
 from llmc.runtime.step import Step, exact, pad, ragged
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.requests import TokenLogprobs
-    from llmc.runtime.engine.scheduling.base import Work
-    from llmc.runtime.engine.speculation.verifying import Held
+    from llmc.runtime.engine.sampling.batch import Samplers, Take
+    from llmc.runtime.engine.scheduling.base import ScheduledBatch
+    from llmc.runtime.engine.speculation.verifying import AcceptedDrafts
     from llmc.runtime.executors.base import Executor
-
-Samplers = Sequence[SequenceSampler | None]
-"""The sampler of each row; None where nobody waits for the row's token any more."""
-
-Take = Callable[[int, int | None, "TokenLogprobs | None"], bool]
-"""Called with (index of the row, token, its log probabilities); whether the sequence goes on. The token is None for a
-row whose sequence failed (`SequenceSampler.failure`), also one that was to give no token yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class StepResult:
     """What a step gave: logits of each row (of each token, where there are drafts), or only the largest of each row."""
 
     logits: NDArray[np.float32] | None = None
     top: TopLogits | None = None
 
 
-def step_of(work: Work, takes_ragged: bool) -> Step:
+def step_of(work: ScheduledBatch, takes_ragged: bool) -> Step:
     """The step that `work` is, padded where it has a bucket."""
     slots, tokens = [row.slot for row in work.rows], [row.tokens for row in work.rows]
     past = [row.start for row in work.rows]
@@ -45,17 +37,19 @@ def step_of(work: Work, takes_ragged: bool) -> Step:
     return pad(work.bucket, slots, tokens, past)
 
 
-def replay(executor: Executor, step: Step, work: Work, samplers: Samplers) -> Replayed:
+def replay(executor: Executor, step: Step, work: ScheduledBatch, samplers: Samplers) -> StepResult:
     """Run the step, for no more logits than the samplers need. Raises whatever the executor raises."""
     if any(row.drafted for row in work.rows):
-        return Replayed(executor.run_each(step))
+        return StepResult(executor.run_each(step))
     k = executor.top_k
     if k and all(samplers[i].served_by_top(k) for i in _emitting(work, samplers)):  # type: ignore[union-attr]
-        return Replayed(top=executor.run_top(step))
-    return Replayed(executor.run(step))
+        return StepResult(top=executor.run_top(step))
+    return StepResult(executor.run(step))
 
 
-def choose(executor: Executor, replayed: Replayed, work: Work, samplers: Samplers, take: Take) -> list[Held]:
+def choose(
+    executor: Executor, replayed: StepResult, work: ScheduledBatch, samplers: Samplers, take: Take
+) -> list[AcceptedDrafts]:
     """Give `take` a token for each row that emits, or as many as hold of a draft and the one after them.
 
     Returns how many drafts held, for the rows that had some.
@@ -87,5 +81,5 @@ def choose(executor: Executor, replayed: Replayed, work: Work, samplers: Sampler
     return []
 
 
-def _emitting(work: Work, samplers: Samplers) -> list[int]:
+def _emitting(work: ScheduledBatch, samplers: Samplers) -> list[int]:
     return [i for i, row in enumerate(work.rows) if row.emits and samplers[i] is not None]

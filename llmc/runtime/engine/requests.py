@@ -10,17 +10,7 @@ from llmc.runtime.engine.observer import FinishReason
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.sampling import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log probabilities at one place, of the raw logits: the chosen token's, its rank (1: the most probable), and the
-    most probable tokens', best first, as (id, logprob). Nats."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...] = ()
+    from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmc.errors import ArtifactError, DeviceError, UnknownNameError
 from llmc.platforms import not_installed
 from llmc.registry import Registry
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -49,8 +50,25 @@ def executor_module(name: str) -> str:
     return EXECUTORS.module(name)
 
 
-def open_executor(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
-    """Open the executor that `bundle` names, after it checked that this host can run the bundle."""
+def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None = None) -> Executor:
+    """A new executor over the bundle's executables.
+
+    `slots` (default: the plan's max_num_seqs) sequences are held at once, each up to max_model_len tokens. Raises
+    ArtifactError or DeviceError when this host cannot run the bundle.
+    """
+    if "tensors.json" in bundle.manifest.files and "weights" not in bundle.manifest.files:
+        raise ArtifactError(
+            f"{bundle.path}: compiled from a configuration alone, it holds no weights; name them when it is opened: "
+            "--weights MODEL, or LLM(model=…, weights=…)"
+        )
+    limits = bundle.plan.limits
+    slots = slots or max(limits.max_num_seqs, *(b.batch for b in bundle.plan.decode))
+    capacity = max(limits.max_model_len, *(b.context + b.query for b in bundle.plan.buckets))
+    return open_sized(bundle, slots, capacity, threads or Settings.from_environment().threads)
+
+
+def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
+    """As `open_executor`, for so many slots of `capacity` tokens each."""
     from llmc.runtime.executors.base import EXECUTABLES
 
     try:

@@ -15,8 +15,8 @@ from llmc.runtime.executors.compilations import CompilationCounter
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.sampling.top import TopLogits
     from llmc.runtime.step import Step
+    from llmc.runtime.top_logits import TopLogits
 
 
 Content = Literal["data", "code", "by first bytes"]

@@ -9,7 +9,7 @@ import numpy as np
 from llmc.runtime.executors.base import Executor
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.onnxruntime.slot_cache import Array, SlotCache, Tensors
+    from llmc.runtime.executors.slot_cache import Array, SlotCache, Tensors
     from llmc.runtime.step import Step
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.log import logger
 from llmc.errors import InputError
+from llmc.runtime import executors
 from llmc.runtime.confined.limits import Limits
 from llmc.settings import Settings
 
@@ -56,7 +57,7 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
     Raises InputError where speculation is asked for and the executor cannot verify drafts.
     """
     extra = options.prefix_slots if options.enable_prefix_caching else 0
-    executor = bundle.executor(bundle.plan.limits.max_num_seqs + extra, options.threads)
+    executor = executors.open_executor(bundle, bundle.plan.limits.max_num_seqs + extra, options.threads)
     if executor.in_place_of:
         logger().warning(
             "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
-from llmc import __version__
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.server.state import Served, ServerState

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from llmc import __version__
 from llmc.server.protocol.answers import VersionResponse, errors
+from llmc.version import __version__
 
 router = APIRouter()
 

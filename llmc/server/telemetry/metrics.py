@@ -17,7 +17,6 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from llmc import __version__
 from llmc.runtime.engine.observer import EngineStats, FinishReason, Observer, RequestSummary, StepRecord
 from llmc.server.telemetry.bucket_use import BucketUses
 from llmc.server.telemetry.histogram import (
@@ -29,6 +28,7 @@ from llmc.server.telemetry.histogram import (
     Histogram,
     one_two_five,
 )
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

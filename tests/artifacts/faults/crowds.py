@@ -18,7 +18,7 @@ from pathlib import Path
 
 import filelock
 
-from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.helpers import key

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.digest import Blob, digest_bytes
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry
 from llmc.artifacts.store.leases import in_use
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
-from llmc.artifacts.verified_files import FILE_NAME, Stamps
+from llmc.artifacts.verified_files import FILE_NAME, VerifiedFiles
 from tests.artifacts.helpers import key, overwrite
 
 CONTENT = bytes(range(256)) * 20
@@ -185,15 +185,15 @@ def test_no_flipped_bit_in_the_stamps_makes_an_altered_file_pass(store: Store) -
     store._main.stamps.save()
     table = store.layout.base / FILE_NAME
     data = table.read_bytes()
-    assert Stamps(store.layout.base).verified(path, blob.digest)
+    assert VerifiedFiles(store.layout.base).verified(path, blob.digest)
     overwrite(path, DAMAGE["flipped"](CONTENT, 7))
     for name, flipped in flips(data, (0, 4)):
         table.write_bytes(flipped)
-        stamps = Stamps(store.layout.base)
+        stamps = VerifiedFiles(store.layout.base)
         assert not stamps.verified(path, blob.digest), name
     for size in range(len(data)):
         table.write_bytes(data[:size])
-        assert not Stamps(store.layout.base).verified(path, blob.digest)
+        assert not VerifiedFiles(store.layout.base).verified(path, blob.digest)
     require_healed(store)
 
 

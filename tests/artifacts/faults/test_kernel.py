@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts import atomic_write
-from llmc.artifacts.store.blobs import Blob, BlobMissingError
+from llmc.artifacts.digest import Blob
+from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import CapacityError

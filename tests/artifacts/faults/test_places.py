@@ -15,7 +15,7 @@ import pytest
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.writer import write_bundle
-from llmc.artifacts.store.blobs import Blob
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from tests.artifacts.faults.test_crowds import COUNT, crowd

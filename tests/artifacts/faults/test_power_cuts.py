@@ -10,8 +10,8 @@ import pytest
 
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.writer import write_bundle, write_signature
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.store import Store
 from llmc.artifacts.store.workspace import Workspace
 from llmc.errors import ArtifactError

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from llmc.artifacts.bundle.stored import publish_bundle
 from llmc.artifacts.bundle.trust import UntrustedError
-from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.remotes.base import Progress, Remote, blob_name, entry_name
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.retry import Patience
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import CONTENT, key, manifest

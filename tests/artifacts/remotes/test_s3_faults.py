@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from llmc.artifacts.digest import Blob
 from llmc.artifacts.key import Key
 from llmc.artifacts.remotes.base import Remote, RemoteError, blob_name
 from llmc.artifacts.remotes.pull import pull
 from llmc.artifacts.remotes.push import push
-from llmc.artifacts.store.blobs import Blob
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, flip
 from tests.artifacts.remotes.helpers import CREDENTIALS, FakeTrust, Proxy

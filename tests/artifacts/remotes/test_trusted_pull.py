@@ -143,7 +143,7 @@ def test_a_bundle_that_does_not_agree_with_its_entry_is_refused(
         {"manifest.json": evil._asdict()},
         {"extra": evil._asdict()},
     ):
-        from llmc.artifacts.store.blobs import Blob
+        from llmc.artifacts.digest import Blob
 
         changed = {name: Blob(**value) for name, value in {**outputs, **change}.items()}
         overwrite(path, encode_entry(bundle._replace(outputs=changed)))

@@ -19,19 +19,19 @@ from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
-from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.onnxruntime.kernels import build as kernels
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import Panels, to_float16
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.targets.unfit import UnfitError
 from llmc.compiler.weights.recipes import quantise_q8
 from llmc.errors import ArtifactError, CheckpointError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
-from llmc.runtime.executors import compatibility
+from llmc.runtime.executors import compatibility, open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.host import KERNEL_FEATURES
 from llmc.runtime.llm import BundleLLM
@@ -58,7 +58,7 @@ def bundle(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def executor(bundle: Path) -> Executor:
-    return Bundle.open(bundle).executor(6, 2)
+    return open_executor(Bundle.open(bundle), 6, 2)
 
 
 # The build
@@ -211,13 +211,13 @@ def test_it_opens_on_every_cpu_with_the_features_that_its_kernels_need(
     assert sorted(opened.manifest.isa) == sorted(("x86_64", *KERNEL_FEATURES))
     for more in ((), ("avx512_bf16",), ("amx_int8", "avx")):
         monkeypatch.setattr(compatibility, "cpu_features", lambda more=more: (*ISA, *more))
-        opened.executor(2, 2).close()
+        open_executor(opened, 2, 2).close()
     for lacking in ISA:
         monkeypatch.setattr(
             compatibility, "cpu_features", lambda lacking=lacking: tuple(f for f in ISA if f != lacking)
         )
         with pytest.raises(ArtifactError, match=f"its kernels need {lacking}, which this CPU does not have"):
-            opened.executor(2, 2)
+            open_executor(opened, 2, 2)
 
 
 def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
@@ -229,7 +229,7 @@ def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
         edit_manifest(copy, lambda document, isa=isa: document.update(isa=isa))
         monkeypatch.setattr(compatibility, "cpu_features", lambda: tuple(f for f in ISA if f != "avx512_vnni"))
         with pytest.raises(ArtifactError, match=f"its kernels need .*{lacking}"):
-            Bundle.open(copy).executor(2, 2)
+            open_executor(Bundle.open(copy), 2, 2)
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "qwen2", "qwen3", *tiny.VARIANTS])
@@ -247,7 +247,7 @@ def test_logits_are_as_near_to_float32_as_the_runtime_s_own(library: Path, tmp_p
     for name, chosen in (("f32", {}), ("llmc", {"kernels": "llmc"}), ("onnxruntime", {"kernels": "onnxruntime"})):
         (folder := tmp_path / name).mkdir()
         _, path = compile_with(model, folder, quantize=quantize if chosen else "none", verify="none", **chosen)
-        executor = Bundle.open(path).executor(1, 2)
+        executor = open_executor(Bundle.open(path), 1, 2)
         made[name] = executor.run_each(exact("prompt", [0], [text], [0])).copy()
     apart = {name: float(np.sqrt(np.mean((logits - made["f32"]) ** 2))) for name, logits in made.items()}
     assert 0 < apart["llmc"] < 1.2 * apart["onnxruntime"]
@@ -327,4 +327,4 @@ def test_a_library_that_was_damaged_is_not_loaded(bundle: Path, tmp_path: Path) 
     path.unlink()
     path.write_bytes(data)
     with pytest.raises(ArtifactError, match="was altered"):
-        Bundle.open(copy).executor(2, 2).open_all()
+        open_executor(Bundle.open(copy), 2, 2).open_all()

@@ -13,12 +13,13 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler import targets
-from llmc.compiler.pipeline import CompileResult, compile_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.openvino.static_executor import OpenVinoStaticExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.executors import PLAN, SLOTS, TOP, Alone, Life, Open, decode, opener, prefill
@@ -114,7 +115,7 @@ def test_an_engine_serves_from_it_what_another_executor_does(compiled: Compile, 
 def test_a_portable_model_that_a_step_waits_for_counts_as_compiled_while_serving(compiled: Compile) -> None:
     counts = []
     for device in DEVICES:
-        executor = Bundle.open(compiled(device).bundle).executor(slots=SLOTS, threads=1)
+        executor = open_executor(Bundle.open(compiled(device).bundle), slots=SLOTS, threads=1)
         prefill(executor, 0, [1, 2])
         counts.append((len(executor.compilations.at_open), executor.compilations.count))
         executor.close()
@@ -137,7 +138,7 @@ def test_models_used_least_recently_are_closed_where_memory_is_short(
     compiled: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.runtime.executors.openvino.static_models._free_memory", lambda: 0)
-    executor = Bundle.open(compiled("CPU").bundle).executor(slots=SLOTS, threads=1)
+    executor = open_executor(Bundle.open(compiled("CPU").bundle), slots=SLOTS, threads=1)
     for count in (1, 3, 9):
         prefill(executor, 0, list(range(count)))
         decode(executor, [[1]], [list(range(count))])
@@ -176,7 +177,7 @@ def test_a_bundle_of_another_openvino_or_cpu_is_refused(
     bundle = Path(compiled("CPU").bundle)
     edit_manifest(bundle, change)
     with pytest.raises(ArtifactError, match=message):
-        Bundle.open(bundle).executor(slots=1, threads=1)
+        open_executor(Bundle.open(bundle), slots=1, threads=1)
 
 
 def test_an_executable_of_another_shape_is_refused(compiled: Compile) -> None:
@@ -188,7 +189,7 @@ def test_an_executable_of_another_shape_is_refused(compiled: Compile) -> None:
         decoding[0]["blob"], decoding[1]["blob"] = decoding[1]["blob"], decoding[0]["blob"]
 
     edit_manifest(bundle, swap)
-    executor = Bundle.open(bundle).executor(slots=SLOTS, threads=1)
+    executor = open_executor(Bundle.open(bundle), slots=SLOTS, threads=1)
     with pytest.raises(ArtifactError, match=r"is no model of that shape: it takes .*compile again"):
         executor.open_all()
     executor.close()
@@ -224,8 +225,8 @@ def test_a_bundle_for_a_device_that_is_not_here_says_so_where_a_user_opens_it(
 def test_it_opens_and_runs_without_torch(compiled: Compile) -> None:
     code = (
         "import sys; from llmc.runtime.bundle import Bundle\n"
-        "from llmc.runtime.step import pad\n"
-        "bundle = Bundle.open(sys.argv[1]); executor = bundle.executor(slots=2, threads=1)\n"
+        "from llmc.runtime.executors import open_executor; from llmc.runtime.step import pad\n"
+        "bundle = Bundle.open(sys.argv[1]); executor = open_executor(bundle, slots=2, threads=1)\n"
         "executor.run(pad(min(bundle.plan.prompt, key=lambda b: b.context), [0], [[1, 2]], [0]))\n"
         "print([m for m in ('torch', 'transformers', 'onnx', 'llmc.compiler') if m in sys.modules])\n"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.engine.scheduling import open_scheduler
-from llmc.runtime.engine.scheduling.base import Copy, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.base import Copy, ScheduledBatch, SchedulerConfig
 from tests.runtime.scheduling.plans import plans
 from tests.runtime.scheduling.watched import Client, Watched
 
@@ -30,7 +30,7 @@ def always(client: Client) -> bool:
     return True
 
 
-def shape(work: Work | None) -> list[tuple[int, int, int]]:
+def shape(work: ScheduledBatch | None) -> list[tuple[int, int, int]]:
     """(sequence, first token, tokens) of each row."""
     assert work is not None
     return [(row.sequence, row.start, len(row.tokens)) for row in work.rows]

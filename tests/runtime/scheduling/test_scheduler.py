@@ -11,7 +11,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.engine.scheduling.base import Occupancy, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.base import Occupancy, ScheduledBatch, SchedulerConfig
 from llmc.runtime.engine.scheduling.scheduler import Scheduler
 from tests.runtime.scheduling.plans import plans
 from tests.runtime.scheduling.watched import Watched, prompts_of
@@ -31,7 +31,7 @@ def always(client: object) -> bool:
     return True
 
 
-def phases(works: list[Work]) -> list[tuple[str, int]]:
+def phases(works: list[ScheduledBatch]) -> list[tuple[str, int]]:
     """Runs of steps of one phase, with their number."""
     return [(phase, len(list(run))) for phase, run in groupby(work.phase for work in works)]
 
@@ -73,7 +73,7 @@ class TestLife:
         )
 
     def test_equal_calls_give_equal_work(self) -> None:
-        def play() -> list[Work]:
+        def play() -> list[ScheduledBatch]:
             w = watched("linear")
             for i in range(12):
                 w.add(i, [i % 3] * (5 + 9 * i), priority=i % 2)

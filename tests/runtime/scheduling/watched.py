@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from llmc.buckets.plan import Plan
 from llmc.runtime.engine.scheduling import open_scheduler
-from llmc.runtime.engine.scheduling.base import Row, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.base import Row, ScheduledBatch, SchedulerConfig
 
 
 @dataclass
@@ -90,7 +90,9 @@ class Watched:
         if client is not None:
             self.ended[sequence] = client.tokens
 
-    def step(self, finish: Callable[[Client], bool], meanwhile: Callable[[], None] = lambda: None) -> Work | None:
+    def step(
+        self, finish: Callable[[Client], bool], meanwhile: Callable[[], None] = lambda: None
+    ) -> ScheduledBatch | None:
         """One step, or None when idle. `finish` says whether a sequence ends with its next token, besides at
         max_model_len; `meanwhile` may add and cancel while the step runs."""
         work = self.scheduler.next()
@@ -151,7 +153,7 @@ class Watched:
             then.append(right + (len(then) % self.wrong == 0))
         return then[len(client.tokens) :]
 
-    def _check_admissions(self, work: Work) -> None:
+    def _check_admissions(self, work: ScheduledBatch) -> None:
         waiting = {s: c for s, c in self.clients.items() if c.admitted is None}
         for sequence, saved in work.admitted:
             client = waiting.pop(sequence)
@@ -181,7 +183,7 @@ class Watched:
     def _rank(self, client: Client) -> tuple[int, int]:
         return client.arrival + self.config.overtake * client.priority, client.arrival
 
-    def _waits_rightly(self, first: Client, work: Work) -> bool:
+    def _waits_rightly(self, first: Client, work: ScheduledBatch) -> bool:
         """Whether the first of the queue waits for tokens of this step, for the step's room, or for the pool's."""
         if not self._fits(first):
             self.counts["waited for the pool"] += 1
@@ -205,7 +207,7 @@ class Watched:
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.config.block_tokens) * self.config.block_tokens
 
-    def _prompt_tokens(self, work: Work) -> int:
+    def _prompt_tokens(self, work: ScheduledBatch) -> int:
         return sum(len(row.tokens) for row in work.rows if self.clients[row.sequence].prefilling)
 
     def _most_prompt_tokens(self) -> int:
@@ -225,7 +227,7 @@ class Watched:
         siblings = (c for c in self.clients.values() if c.group == client.group and c is not client)
         return client.group is not None and any(c.prefilling for c in siblings)
 
-    def _copy(self, work: Work) -> None:
+    def _copy(self, work: ScheduledBatch) -> None:
         for copy in work.copies:
             cuts = self.config.cache_tokens is not None and copy.source == copy.target
             assert cuts or (copy.source != copy.target and copy.length > 0)
@@ -244,7 +246,7 @@ class Watched:
         later = [max(ends.get(slot, 0), len(held)) for slot, held in enumerate(self.cache)]
         assert sum(map(self._blocks, later)) <= self.config.cache_tokens, "the pool is promised more than once"
 
-    def _check_rows(self, work: Work) -> None:
+    def _check_rows(self, work: ScheduledBatch) -> None:
         rows, limits = work.rows, self.plan.limits
         slots = [row.slot for row in rows]
         assert rows and len(set(slots)) == len(slots)
@@ -291,7 +293,7 @@ class Watched:
             self.cache[row.slot] = self.cache[row.slot][: row.start] + list(row.tokens)
             self._check_pool()
 
-    def _check_ragged(self, work: Work) -> None:
+    def _check_ragged(self, work: ScheduledBatch) -> None:
         """Everybody who decodes has a row, and prompts, the first come first, share what the budget leaves."""
         rows = [row for row in work.rows if self.clients[row.sequence].prefilling]
         assert {row.sequence for row in work.rows} >= self._decoding()
@@ -302,7 +304,7 @@ class Watched:
         if started - {row.sequence for row in rows} or not all(row.emits for row in rows):
             assert self._prompt_tokens(work) == self._most_prompt_tokens(), "a prompt waits while there is room"
 
-    def _check_turn(self, work: Work) -> None:
+    def _check_turn(self, work: ScheduledBatch) -> None:
         """Fairness: what may run between two decode steps, and that everybody's turn comes."""
         decoding = self._decoding()
         roomy = self.config.slots > self.config.max_num_seqs
@@ -327,7 +329,7 @@ class Watched:
         for client in self.clients.values():
             assert client.admitted is None or self.steps - client.ran <= self.patience, "a sequence starves"
 
-    def _smallest(self, work: Work) -> int:
+    def _smallest(self, work: ScheduledBatch) -> int:
         """The least size of buckets that can bring each of the step's prompts to its end."""
         if self.config.exact:
             return 0
@@ -357,7 +359,9 @@ class Watched:
         assert (now.waiting, now.prefilling, now.decoding, now.live_tokens) == (0, 0, 0, 0)
         assert now.retained_slots + now.free_slots == self.config.slots
 
-    def drain(self, finish: Callable[[Client], bool] = lambda client: False, at_most: int = 1_000_000) -> list[Work]:
+    def drain(
+        self, finish: Callable[[Client], bool] = lambda client: False, at_most: int = 1_000_000
+    ) -> list[ScheduledBatch]:
         """Step until idle."""
         done = []
         while (work := self.step(finish)) is not None:
@@ -366,6 +370,6 @@ class Watched:
         return done
 
 
-def prompts_of(works: Iterable[Work]) -> list[tuple[int, ...]]:
+def prompts_of(works: Iterable[ScheduledBatch]) -> list[tuple[int, ...]]:
     """The sequences of each prompt step."""
     return [tuple(row.sequence for row in work.rows) for work in works if work.phase == "prompt"]

@@ -13,7 +13,8 @@ import httpx
 
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.observer import FinishReason
-from llmc.runtime.engine.requests import Request, TokenLogprobs, Update
+from llmc.runtime.engine.requests import Request, Update
+from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
 from llmc.runtime.text.chat import ChatTemplate
 from llmc.server.app import build_app
 from llmc.server.state import Served, ServerConfig, ServerState

@@ -8,7 +8,6 @@ import pytest
 
 from llmc.server.clients import Clients, client_of
 from llmc.server.errors import ApiError
-from llmc.server.state import ServerConfig
 from tests.runtime.server.live import Gate, Live, until
 from tests.runtime.server.stub_engine import refusal
 from tests.runtime.server.test_connections import answered
@@ -26,7 +25,7 @@ def test_a_client_is_an_address_or_a_network_of_ipv6(address: str | None, client
 
 
 def test_a_bound_of_zero_is_none_and_unix_sockets_are_no_client() -> None:
-    clients = Clients(ServerConfig(max_connections=0, max_connections_per_client=1, max_requests_per_client=1))
+    clients = Clients(0, 1, 1)
     assert not any(clients.connect(None) for _ in range(5000))
     assert all(clients.begin(None) for _ in range(5000))
     assert clients.connect("10.0.0.1") is None

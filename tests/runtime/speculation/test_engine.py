@@ -20,6 +20,7 @@ from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.engine.speculation import SpeculativeConfig
+from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
@@ -37,7 +38,7 @@ def toy(toys: dict[str, Toy], request: pytest.FixtureRequest) -> Toy:
 
 def engine_of(toy: Toy, speculation: SpeculativeConfig | None = DRAFTS, **options: Any) -> Engine:
     bundle = Bundle.open(toy.bundle)
-    return Engine(bundle.plan, bundle.executor(6), VOCAB, speculation=speculation, **options)
+    return Engine(bundle.plan, open_executor(bundle, 6), VOCAB, speculation=speculation, **options)
 
 
 class Run:

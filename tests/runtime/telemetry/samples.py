@@ -12,6 +12,7 @@ from llmc.runtime.engine.generator import Generator
 from llmc.runtime.engine.observer import Observer, RequestSummary, StepRecord
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
 from tests.toy import Toy
 
 
@@ -56,7 +57,7 @@ def toy_bundle(folder: Path) -> Bundle:
 
 def generator(bundle: Bundle, observer: Observer) -> Generator:
     """The real engine over the fake device."""
-    engine = Engine(bundle.plan, bundle.executor(), int(bundle.manifest.model["vocab_size"]))
+    engine = Engine(bundle.plan, open_executor(bundle), int(bundle.manifest.model["vocab_size"]))
     return Generator(engine, bundle.tokenizer, observer=observer)
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.cpu.measurements import OPTIONS, Case, Measured, measurements
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings

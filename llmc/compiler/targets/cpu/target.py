@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.targets.base import Deployment, Target
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
-from llmc.compiler.targets.options import CompileOptions, Option
 
 MAX_MEMORY: Option[int | None] = Option(
     "max_memory", int, None, "Memory that the engine which cpu stands for may take.", metavar="SIZE", is_size=True
@@ -24,8 +24,9 @@ class CpuTarget(OnnxRuntimeTarget):
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
         """The engine that alone takes an option that was given, or the one that measurements say."""
-        from llmc.compiler.targets import open_target, refuse_foreign
+        from llmc.compiler.targets import open_target
         from llmc.compiler.targets.cpu.auto_engine import ENGINES, Wanted, choice_for
+        from llmc.compiler.targets.declared import refuse_foreign
 
         engines = {engine: open_target(engine) for engine in ENGINES}
         takers = {o.name: (engine, o) for engine, target in engines.items() for o in target.options}

@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.artifacts.bundle.native import KERNELS
 from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
 from llmc.compiler.code import code_digest
-from llmc.compiler.estimates.durations import Cost
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
-from llmc.compiler.targets.options import CompileOptions, Option
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
 from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.estimates.model_size import ModelSize, Weights
+    from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 
 INT8_BLOCK = 64

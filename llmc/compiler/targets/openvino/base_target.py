@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.code import code_digest
-from llmc.compiler.estimates.durations import Cost
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Prepared, Target
+from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
-from llmc.compiler.targets.options import CompileOptions, Option
 from llmc.compiler.weights.stage import weights_stage
 from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.code import Maker
-    from llmc.compiler.estimates.model_size import Weights
+    from llmc.compiler.model_size import Weights
     from llmc.compiler.targets.openvino.constants import Constants
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.executors.openvino.device import MappedWeights

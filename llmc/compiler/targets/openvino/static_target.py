@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
 from llmc.compiler.targets.openvino.base_target import (
@@ -23,7 +24,6 @@ from llmc.compiler.targets.openvino.base_target import (
     Lowered,
     OpenVinoBase,
 )
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import CompileError, InputError
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.checkpoint.base import stored_types
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
 from llmc.compiler.targets.openvino.base_target import (
@@ -34,7 +35,6 @@ from llmc.compiler.targets.openvino.precision import (
     properties,
     require_precision,
 )  # fmt: skip
-from llmc.compiler.targets.options import CompileOptions
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.estimates.model_size import ModelSize
+    from llmc.compiler.model_size import ModelSize
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.executors.openvino.device import MappedWeights
 

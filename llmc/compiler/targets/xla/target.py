@@ -18,17 +18,17 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
-from llmc.compiler.estimates.durations import LOWER, Cost, Verifying
+from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
-from llmc.compiler.targets.options import CompileOptions, Option
+from llmc.compiler.targets.costs import LOWER, Cost, Verifying
 from llmc.compiler.weights.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket

@@ -12,15 +12,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.estimates.durations import Cost, Verifying
 from llmc.compiler.stages import version_of
+from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaPrepared, XlaTarget
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Prepared
-    from llmc.compiler.targets.options import CompileOptions
     from llmc.compiler.targets.xla.build import Machine
     from llmc.compiler.targets.xla.capacity import Need
     from llmc.compiler.targets.xla.topology import Topology

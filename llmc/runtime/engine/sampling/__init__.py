@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.sampling.sequence import SequenceSampler as SequenceSampler
     from llmc.runtime.engine.sampling.structured import GuidedDecodingParams as GuidedDecodingParams
     from llmc.runtime.engine.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
-    from llmc.runtime.engine.sampling.top import TopLogits as TopLogits
+    from llmc.runtime.top_logits import TopLogits as TopLogits
 
 _HOMES = {
     "GREEDY_BELOW": "params",

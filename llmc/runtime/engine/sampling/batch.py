@@ -9,11 +9,17 @@ from typing import cast
 import numpy as np
 
 from llmc.errors import VerificationError
-from llmc.runtime.engine.requests import TokenLogprobs
 from llmc.runtime.engine.sampling.filters import Logits
-from llmc.runtime.engine.sampling.logprobs import token_logprobs
+from llmc.runtime.engine.sampling.logprobs import TokenLogprobs, token_logprobs
 from llmc.runtime.engine.sampling.sequence import SequenceSampler, check_largest
-from llmc.runtime.engine.sampling.top import TopLogits
+from llmc.runtime.top_logits import TopLogits
+
+Samplers = Sequence[SequenceSampler | None]
+"""The sampler of each row; None where nobody waits for the row's token any more."""
+
+Take = Callable[[int, int | None, "TokenLogprobs | None"], bool]
+"""Called with (index of the row, token, its log probabilities); whether the sequence goes on. The token is None for a
+row whose sequence failed (`SequenceSampler.failure`), also one that was to give no token yet."""
 
 
 @dataclass(frozen=True, slots=True)

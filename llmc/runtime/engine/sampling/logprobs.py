@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from llmc.runtime.engine.requests import TokenLogprobs
 from llmc.runtime.engine.sampling.filters import Logits, Row
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one place, of the raw logits: the chosen token's, its rank (1: the most probable), and the
+    most probable tokens', best first, as (id, logprob). Nats."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 def token_logprobs(values: Logits, token_id: int, count: int) -> TokenLogprobs:

@@ -7,7 +7,7 @@ later prompt that begins with them can copy them, until the slot is needed.
 Two schedulers: Scheduler (scheduler.py) for executors that run buckets or exact rectangles, RaggedScheduler (ragged.py)
 for those that take rows of any lengths. With the first, decode runs over slots 0 … n − 1, in order, since compiled
 decode graphs take the first rows of the cache; sequences in prefill and retained prefixes live in the slots above, and
-`Work.copies` keeps that so. With the second, a sequence stays in the slot that it got.
+`ScheduledBatch.copies` keeps that so. With the second, a sequence stays in the slot that it got.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ScheduledBatch:
     """One step: `copies` first, in order, then `rows` as one batch of `bucket` (None: exact shape).
 
     `admitted`: sequences that left the queue for this step, with the prompt tokens that a copied prefix saved each.
@@ -148,14 +148,14 @@ class StepScheduler(ABC):
         """Forget all sequences and all that slots hold, e.g. after a step that failed or was interrupted."""
 
     @abstractmethod
-    def next(self) -> Work | None:
+    def next(self) -> ScheduledBatch | None:
         """The next step, or None when there is nothing to run.
 
         Raises RuntimeError while a step is not complete; one that will never be ends with `reset`.
         """
 
     @abstractmethod
-    def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
+    def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """Say what `work` gave: the next tokens of each sequence whose row emits, and which sequences end with them.
 
         One token, or where a row has drafts those that held and the one after them.

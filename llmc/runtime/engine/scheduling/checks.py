@@ -41,7 +41,7 @@ def check_config(plan: Plan, config: SchedulerConfig) -> None:
                 f"cache_tokens {config.cache_tokens} is less than one block of {config.block_tokens} tokens; "
                 "give the KV cache more space"
             )
-    gaps = [] if config.exact else prove(plan)
+    gaps = [] if config.exact else prove(plan.limits, plan.buckets)
     if gaps:
         raise ArtifactError(f"the plan has no bucket for {gaps[0]}; plan anew and compile again")
 

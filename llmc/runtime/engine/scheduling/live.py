@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from llmc.errors import InputError
-from llmc.runtime.engine.scheduling.base import Occupancy, SchedulerConfig, StepScheduler, Work
+from llmc.runtime.engine.scheduling.base import Occupancy, ScheduledBatch, SchedulerConfig, StepScheduler
 from llmc.runtime.engine.scheduling.checks import check_config, check_prompt
 from llmc.runtime.engine.scheduling.prefixes import common_prefix
 from llmc.runtime.engine.scheduling.queue import WaitingQueue
@@ -45,7 +45,7 @@ class LiveSequences(StepScheduler, Generic[S]):
         self._prefilling: list[ScheduledSequence] = []
         """Whose turn it is comes first."""
         self._decoding: list[ScheduledSequence] = []
-        self._running: Work | None = None
+        self._running: ScheduledBatch | None = None
 
     @abstractmethod
     def _new_slots(self) -> S:
@@ -117,7 +117,7 @@ class LiveSequences(StepScheduler, Generic[S]):
         if self._running is not None:
             raise RuntimeError("next() before complete() of the step before")
 
-    def _completed(self, work: Work) -> None:
+    def _completed(self, work: ScheduledBatch) -> None:
         """The step that runs is complete; raises RuntimeError where that is another than `work`."""
         if self._running is None or self._running is not work:
             raise RuntimeError("complete() of a step that next() did not give last")

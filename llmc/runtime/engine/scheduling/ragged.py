@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from llmc.errors import InputError
-from llmc.runtime.engine.scheduling.base import Drafter, Row, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.base import Drafter, Row, ScheduledBatch, SchedulerConfig
 from llmc.runtime.engine.scheduling.live import LiveSequences
 from llmc.runtime.engine.scheduling.pool import SlotPool
 from llmc.runtime.engine.scheduling.prefixes import common_prefix, longest_match
@@ -70,7 +70,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             )
         self._add(sequence, prompt, priority, group, self._slots.blocks(places))
 
-    def next(self) -> Work | None:
+    def next(self) -> ScheduledBatch | None:
         """The next step; see StepScheduler."""
         self._require_complete()
         decoding = self._decoding.copy()
@@ -85,11 +85,13 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             return None
         rows = self._decode_rows(decoding, drafts=not parts)
         rows += [Row(s.id, s.slot, s.cached, s.tokens[s.cached : stop], stop == s.prompt_length) for s, stop in parts]
-        self._running = Work("prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted)
+        self._running = ScheduledBatch(
+            "prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted
+        )
         self._rows = decoding, parts
         return self._running
 
-    def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
+    def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """Say what `work` gave; see StepScheduler."""
         self._completed(work)
         decoding, parts = self._rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
-from llmc.runtime.engine.scheduling.base import Drafter, Row, SchedulerConfig, Work
+from llmc.runtime.engine.scheduling.base import Drafter, Row, ScheduledBatch, SchedulerConfig
 from llmc.runtime.engine.scheduling.live import LiveSequences
 from llmc.runtime.engine.scheduling.prefill import Prefill, PromptStep
 from llmc.runtime.engine.scheduling.prefixes import longest_match
@@ -59,7 +59,7 @@ class Scheduler(LiveSequences[SlotTable]):
             group = None  # no prefix of it can be shared: better prefilled together
         self._add(sequence, prompt, priority, group)
 
-    def next(self) -> Work | None:
+    def next(self) -> ScheduledBatch | None:
         """The next step; see StepScheduler."""
         self._require_complete()
         admitted = self._admit() if len(self._queue) else ()
@@ -68,7 +68,7 @@ class Scheduler(LiveSequences[SlotTable]):
             return self._prompt(step, admitted)
         return self._decode(admitted) if self._decoding else None
 
-    def complete(self, work: Work, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
+    def complete(self, work: ScheduledBatch, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """Say what `work` gave; see StepScheduler."""
         self._completed(work)
         sequences, step = self._rows
@@ -139,16 +139,16 @@ class Scheduler(LiveSequences[SlotTable]):
         self._spent += step.tokens
         return step
 
-    def _prompt(self, step: PromptStep, admitted: tuple[tuple[int, int], ...]) -> Work:
+    def _prompt(self, step: PromptStep, admitted: tuple[tuple[int, int], ...]) -> ScheduledBatch:
         rows = tuple(
             Row(s.id, s.slot, start, s.tokens[start:stop], stop == s.prompt_length)
             for s, (start, stop) in zip(step.sequences, step.spans, strict=True)
         )
-        self._running = Work("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
+        self._running = ScheduledBatch("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
         self._rows = step.sequences, step
         return self._running
 
-    def _decode(self, admitted: tuple[tuple[int, int], ...]) -> Work:
+    def _decode(self, admitted: tuple[tuple[int, int], ...]) -> ScheduledBatch:
         sequences = self._decoding if self._arranged else self._arrange()
         context = max([s.cached for s in sequences])
         if context > self._plan.limits.longest_past:
@@ -156,7 +156,7 @@ class Scheduler(LiveSequences[SlotTable]):
         drafts = self._drafts(sequences)
         rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, len(drafts)) for s in sequences])
         bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
-        self._running = Work("decode", bucket, rows, self._slots.take_copies(), admitted)
+        self._running = ScheduledBatch("decode", bucket, rows, self._slots.take_copies(), admitted)
         self._spent = 0
         self._rows = tuple(sequences), None
         return self._running

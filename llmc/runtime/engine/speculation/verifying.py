@@ -11,21 +11,21 @@ from llmc.errors import InputError
 from llmc.runtime.engine.sampling import sample
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.replay import Samplers, Take
+    from llmc.runtime.engine.sampling.batch import Samplers, Take
     from llmc.runtime.engine.sampling.filters import Logits
     from llmc.runtime.engine.scheduling.base import Row
     from llmc.runtime.executors.base import Executor
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AcceptedDrafts:
     """Of row `row` of a step, the first `held` of its drafts were right."""
 
     row: int
     held: int
 
 
-def verify(logits: Logits, rows: Sequence[Row], samplers: Samplers, take: Take) -> list[Held]:
+def verify(logits: Logits, rows: Sequence[Row], samplers: Samplers, take: Take) -> list[AcceptedDrafts]:
     """Sample after each token of each row in turn, until a token is not the draft's or ends its sequence.
 
     `logits` [sum of the rows' tokens, V] are those after every token, row by row. samplers[i] belongs to rows[i], a
@@ -47,7 +47,7 @@ def verify(logits: Logits, rows: Sequence[Row], samplers: Samplers, take: Take) 
                     still.append(i)
         going = still
         place += 1
-    return [Held(i, held[i]) for i, row in enumerate(rows) if row.drafted and samplers[i] is not None]
+    return [AcceptedDrafts(i, held[i]) for i, row in enumerate(rows) if row.drafted and samplers[i] is not None]
 
 
 def require_verifiable(executor: Executor) -> None:

@@ -25,13 +25,13 @@ import numpy as np
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
 from llmc.runtime.executors.fake.program import Array, Program
-from llmc.runtime.executors.top import top_of
+from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.engine.sampling.top import TopLogits
     from llmc.runtime.step import Step
+    from llmc.runtime.top_logits import TopLogits
 
 FAKE_VERSION = "1.0"
 """Version of the fake device's toolchain: a bundle runs on the very version that it was compiled with."""

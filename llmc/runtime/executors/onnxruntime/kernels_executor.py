@@ -14,13 +14,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.compatibility import require_kernel_features, require_version
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OPENS, Executables, bind_array
-from llmc.runtime.executors.onnxruntime.slot_cache import SlotCache
+from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
+from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
@@ -25,7 +24,7 @@ from llmc.runtime.executors.openvino.paged_request import StepRows
 from llmc.runtime.executors.openvino.space import pool_blocks
 from llmc.runtime.executors.openvino.starting import Starter
 from llmc.runtime.executors.openvino.tables import BlockTables
-from llmc.runtime.executors.top import top_of
+from llmc.runtime.top_logits import TopLogits, top_of
 from llmc.settings import Settings
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ class Starter:
     """The quick executor, and the opening of the other in a thread of its own."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int, open_other: Callable[[], None]) -> None:
-        from llmc.runtime.executors import open_executor
+        from llmc.runtime.executors import open_sized
 
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="llmc-open")
-        self.executor: Executor = open_executor(bundle.within(STARTER_NAME), slots, capacity, threads)
+        self.executor: Executor = open_sized(bundle.within(STARTER_NAME), slots, capacity, threads)
         self._open = open_other
         self._opened: Future[None] | None = None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmc.runtime.executors.onnxruntime.slot_cache import Array, SlotCache, Tensors
+from llmc.runtime.executors.slot_cache import Array, SlotCache, Tensors
 
 if TYPE_CHECKING:
     from llmc.runtime.step import Step

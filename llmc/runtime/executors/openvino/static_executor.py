@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.onnxruntime.slot_cache import Tensors
 from llmc.runtime.executors.openvino.device import has_device, require_device, version
 from llmc.runtime.executors.openvino.static_cache import ContextCache
 from llmc.runtime.executors.openvino.static_models import StaticModels
+from llmc.runtime.executors.slot_cache import Tensors
 from llmc.runtime.executors.slotted import SlotCacheExecutor
 from llmc.runtime.executors.static import StaticExecutor
+from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable

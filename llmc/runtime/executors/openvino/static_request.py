@@ -12,8 +12,8 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.step import Step
+from llmc.runtime.top_logits import TopLogits
 
 Array = NDArray[np.float32]
 _STEP = ("token_ids", "past_lengths", "new_lengths")

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError
 from llmc.platforms import how_to_install
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
-from llmc.runtime.executors.top import top_of
 from llmc.runtime.executors.weight_places import map_weights, read_places
 from llmc.runtime.portable_program import PortableProgram
+from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable

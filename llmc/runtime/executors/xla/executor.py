@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError, InputError
-from llmc.runtime.engine.sampling.top import TopLogits
 from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.xla.client import Platform, has_tpu, jax_version, open_client
 from llmc.runtime.executors.xla.compile_events import told
 from llmc.runtime.executors.xla.envelope import Envelope
 from llmc.runtime.executors.xla.exported import mesh_of, sharding_of
+from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable

@@ -34,7 +34,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import HEAD, stored_name
 from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
-from llmc.compiler.provenance import model_facts, model_name, remember_model
+from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.text.files import text_files
 from llmc.compiler.weights.stage import weights_stage
@@ -44,8 +44,8 @@ from llmc.errors import ArtifactError, CheckpointError, InputError
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
 
 SHOWN = 3
 """Mismatches that an error names."""
@@ -68,7 +68,8 @@ def why_unverified(target: Target, checkpoint: Checkpoint, options: CompileOptio
     if checkpoint.tensor_names():
         return None
     if not target.config_only:
-        from llmc.compiler.targets import devices, open_target
+        from llmc.compiler.targets import open_target
+        from llmc.compiler.targets.declared import devices
 
         able = ", ".join(name for name in devices() if open_target(name).config_only)
         raise InputError(

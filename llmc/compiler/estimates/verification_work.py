@@ -15,8 +15,8 @@ from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
 
 
 @dataclass(frozen=True)

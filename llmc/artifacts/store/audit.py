@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmc.artifacts.digest import PREFIX
-from llmc.artifacts.gc.inventory import files_of
-from llmc.artifacts.gc.orphans import Remover, sweep
+from llmc.artifacts.store.files import files_of
 from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.orphans import Remover, sweep
 from llmc.artifacts.store.workspace import Area
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from llmc.artifacts.local.origins import remember, verification_origin
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.provenance import find_model
-from llmc.compiler.resolve import target_of
+from llmc.compiler.pipeline.provenance import find_model
+from llmc.compiler.pipeline.resolve import target_of
+from llmc.compiler.pipeline.verification import origins_of, run_parts, vouched_probes
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.verification.parts import choose
-from llmc.compiler.verification.stage import origins_of, run_parts, vouched_probes
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle

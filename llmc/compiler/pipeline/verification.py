@@ -24,20 +24,20 @@ from llmc.artifacts.key import Key, Value, canonical_json
 from llmc.artifacts.local.origins import HERE, Origin, Origins, elsewhere, joint, own_key
 from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose
 from llmc.errors import ArtifactError, CapacityError
-from llmc.runtime.executors import executor_module
+from llmc.runtime.executors import executor_module, open_executor
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
@@ -211,7 +211,7 @@ def run_parts(
     """The outcome of each part of an opened bundle."""
     from llmc.compiler.verification.verify import Verification
 
-    executor = bundle.executor()
+    executor = open_executor(bundle)
     try:
         verification = Verification(bundle, executor, *_load(stages, probes, parts))
         outcomes = []

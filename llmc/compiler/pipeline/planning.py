@@ -15,7 +15,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.checkpoint import read_config
-from llmc.compiler.targets.options import CompileOptions
+from llmc.compiler.options import CompileOptions
 from llmc.errors import InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 

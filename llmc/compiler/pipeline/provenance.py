@@ -23,20 +23,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import llmc
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
+from llmc.version import __version__
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
@@ -76,7 +76,7 @@ def provenance(stages: Stages, target: Target, options: CompileOptions, model: s
         "runDetails": {
             "builder": {
                 "id": BUILDER,
-                "version": {"llmc": llmc.__version__, "python": platform.python_version(), **versions},
+                "version": {"llmc": __version__, "python": platform.python_version(), **versions},
             },
         },
     }  # fmt: skip
@@ -108,7 +108,7 @@ def _model_key(checkpoint: str) -> Key:
 
 def _llmc() -> dict[str, Any]:
     """llmc itself, by the digest of its sources."""
-    found = _dependency("llmc", llmc.__version__) | {"digest": {"sha256": parse(package_digest())}}
+    found = _dependency("llmc", __version__) | {"digest": {"sha256": parse(package_digest())}}
     found["annotations"]["licenseExpression"] = LICENCE
     return found
 

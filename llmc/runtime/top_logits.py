@@ -1,4 +1,4 @@
-"""The largest logits of each row, where the device finds them and the rest need not be fetched."""
+"""The largest logits of each row, where the device finds them and the rest need not be fetched, and on the host."""
 
 from __future__ import annotations
 
@@ -27,3 +27,9 @@ class TopLogits:
     def rows(self, rows: Any) -> TopLogits:
         """These rows only: anything that indexes the first axis of an array and keeps it."""
         return TopLogits(self.values[rows], self.ids[rows])
+
+
+def top_of(logits: npt.NDArray[np.float32], k: int) -> TopLogits:
+    """The `k` largest of each row [B, V], descending; of equal values the lower id comes first, and is in."""
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    return TopLogits(np.take_along_axis(logits, ids, axis=-1), ids)

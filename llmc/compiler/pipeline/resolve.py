@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.compiler.estimates.model_size import weights_of
+from llmc.compiler.model_size import weights_of
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
 
 
 def target_for(options: CompileOptions, plan: Plan, checkpoint: Checkpoint) -> tuple[Target, CompileOptions, str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llmc.artifacts.flock import probe
-from llmc.artifacts.gc.inventory import File, files_of
+from llmc.artifacts.store.files import File, files_of
 from llmc.artifacts.store.layout import HEX, Layout, scan
 from llmc.artifacts.store.publish_lock import is_of_one_machine
 

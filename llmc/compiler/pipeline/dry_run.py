@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
+from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.estimates.model_size import ModelSize, weights_in
-from llmc.compiler.pipeline import executable_key
+from llmc.compiler.model_size import ModelSize, weights_in
+from llmc.compiler.pipeline.bind import why_unverified
+from llmc.compiler.pipeline.compile import executable_key, require_native
+from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.pipeline.verification import probes_stage
 from llmc.compiler.stages import StageReport, Stages
-from llmc.compiler.verification.stage import probes_stage
 from llmc.errors import CheckpointError, LlmcError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
-    from llmc.compiler.targets.options import CompileOptions
 
 
 class _NotBuiltError(LlmcError):
@@ -39,7 +44,24 @@ class _LookupStages(Stages):
         return entry
 
 
-def estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
+def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> dict[str, Any]:
+    """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
+
+    Times come from the last builds of the same kind in the store where there are any; builds nothing.
+    """
+    checkpoint = open_checkpoint(model)
+    target, options, why = target_for(options, plan, checkpoint)
+    options = target.configure(options)
+    require_native(target, options)
+    target.require_supported(checkpoint.config)
+    target.require_consumed(checkpoint)
+    options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
+    why_unverified(target, checkpoint, options)
+    found = _estimate(target, Stages(store, checkpoint, plan, _ignore), options)
+    return found | {"choice": f"{found['choice']}; {target.executor}: {why}"} if why else found
+
+
+def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
     """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
     lookup = _LookupStages(stages)
     shapes = target.shapes(stages.plan.buckets, options)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from llmc.compiler.targets import devices, open_target
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.declared import devices
 from llmc.platforms import exists_here
 
 

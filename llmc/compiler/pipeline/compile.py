@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llmc
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.artifacts.bundle.stored import remember_bundle
@@ -26,22 +25,23 @@ from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
-from llmc.compiler.bind import why_unverified
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import code_digest
-from llmc.compiler.provenance import model_facts, provenance, remember_model
-from llmc.compiler.resolve import target_for
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.bind import why_unverified
+from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_model
+from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.pipeline.verification import verify_stage
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
-from llmc.compiler.targets.options import CompileOptions
 from llmc.compiler.targets.unfit import UnfitError
 from llmc.compiler.text.files import text_files
-from llmc.compiler.verification.stage import verify_stage
 from llmc.errors import CompileError, DeviceError
+from llmc.version import __version__
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.blobs import Blob
+    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
@@ -113,7 +113,7 @@ def compile_bundle(
     target, options, why = target_for(options, plan, checkpoint)
     asked, options = options, target.configure(options)
     target.toolchain()  # what is not installed is told before anything is made
-    _require_native(target, options)
+    require_native(target, options)
     target.require_supported(checkpoint.config)
     target.require_consumed(checkpoint)
     options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
@@ -215,7 +215,8 @@ def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, 
     return Manifest.create(**members), {**made.sources, **quick.sources, blob.digest: stages.store.path(blob)}
 
 
-def _require_native(target: Target, options: CompileOptions) -> None:
+def require_native(target: Target, options: CompileOptions) -> None:
+    """Raise DeviceError where `--require-native` asks for what this host cannot make."""
     if options.require_native and target.state != "native":
         raise DeviceError(
             f"--require-native: executables for {target.name} are only portable on this host; left for the device's "
@@ -353,7 +354,7 @@ def _assemble(
     files = {name: add(digest) for name, digest in prepared.files.items()}
     files |= {name: add(digest) for name, digest in text_files(stages).items()}
     manifest = Manifest.create(
-        llmc=llmc.__version__, device=options.device, target=target.name, executor=target.executor_of(options),
+        llmc=__version__, device=options.device, target=target.name, executor=target.executor_of(options),
         model=model_facts(checkpoint),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
@@ -370,22 +371,3 @@ def _assemble(
 
 def _members(manifest: Manifest) -> dict[str, Any]:
     return {k: v for k, v in manifest.to_dict().items() if k not in ("schema", "kind")}
-
-
-def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> dict[str, Any]:
-    """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
-
-    Times come from the last builds of the same kind in the store where there are any; builds nothing.
-    """
-    from llmc.compiler.estimates.dry_run import estimate
-
-    checkpoint = open_checkpoint(model)
-    target, options, why = target_for(options, plan, checkpoint)
-    options = target.configure(options)
-    _require_native(target, options)
-    target.require_supported(checkpoint.config)
-    target.require_consumed(checkpoint)
-    options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
-    why_unverified(target, checkpoint, options)
-    found = estimate(target, Stages(store, checkpoint, plan, lambda _: None), options)
-    return found | {"choice": f"{found['choice']}; {target.executor}: {why}"} if why else found

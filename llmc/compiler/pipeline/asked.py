@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.targets import declared
+from llmc.compiler.targets.declared import declared
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _plan(manifest: Manifest, arguments: Mapping[str, Any]) -> dict[str, Any]:
     limits = {name: planning[name] for name in LIMITS if name in planning}
     if not planning.keys() - limits.keys():
         return {"limits": limits}
-    from llmc.compiler.planning import plan_for
+    from llmc.compiler.pipeline.planning import plan_for
 
     there = {name: value for name, value in manifest.plan.get("limits", {}).items() if name in LIMITS}
     return _buckets(plan_for(None, **{**there, **planning})) | {"limits": limits}

@@ -1,0 +1,39 @@
+"""What parts of a compile take by the size of a model: what targets say of their own stages, and all share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PARAMETERS, LAYERS = 134_515_008, 30
+"""Of SmolLM2-135M, which the costs are of."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds: whatever the model is, for each of SmolLM2-135M's layers, and for as many parameters as it has."""
+
+    fixed: float = 0.0
+    layers: float = 0.0
+    parameters: float = 0.0
+
+    def of(self, layers: int, parameters: int) -> float:
+        """For a model of such a size."""
+        return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
+
+
+LOWER = Cost(fixed=4.0, layers=11.0)
+"""One trace."""
+
+REFERENCE = Cost(fixed=2.0, parameters=12.0)
+WEIGHTS = Cost(parameters=2.5)
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """What verification takes: whatever it runs, each executable it opens, each step, and each 1,000 tokens of prompts
+    (estimates/verification_work.py counts them)."""
+
+    begin: Cost
+    opened: Cost
+    step: Cost
+    tokens: Cost

@@ -1,0 +1,74 @@
+"""The targets by name, and the options that they declare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llmc.compiler.options import SHARED, flag_of
+from llmc.errors import InputError, LlmcError, UnknownNameError
+from llmc.registry import Registry
+
+if TYPE_CHECKING:
+    from llmc.compiler.options import Option, Value
+
+TARGETS = Registry(
+    "device",
+    "llmc.targets",
+    {
+        "cpu": "llmc.compiler.targets.cpu.target:CpuTarget",
+        "onnxruntime": "llmc.compiler.targets.onnxruntime.target:OnnxRuntimeTarget",
+        "openvino": "llmc.compiler.targets.openvino.target:OpenVinoTarget",
+        "hpu": "llmc.compiler.targets.hpu:HpuTarget",
+        "xla": "llmc.compiler.targets.xla.target:XlaTarget",
+        "tpu": "llmc.compiler.targets.xla.tpu:TpuTarget",
+        "fake": "llmc.compiler.targets.fake:FakeTarget",
+    },
+)
+
+
+class Declared(NamedTuple):
+    """An option, and the devices that take it, sorted."""
+
+    option: Option[Any]
+    devices: tuple[str, ...]
+
+
+def devices() -> list[str]:
+    """Names that --device takes."""
+    return TARGETS.names()
+
+
+def declared() -> dict[str, Declared]:
+    """The options that targets declare, by name; another package's target that cannot be imported has none.
+
+    Raises InputError where two targets declare a name differently.
+    """
+    found: dict[str, Declared] = {}
+    for device in devices():
+        try:
+            options: tuple[Option[Any], ...] = TARGETS.get(device).options
+        except (ImportError, LlmcError):
+            continue
+        for option in options:
+            before = found.get(option.name)
+            if option.name in SHARED:
+                raise InputError(f"device {device} declares {option.flag}, which every device takes")
+            if before is not None and (before.option.kind, before.option.is_size) != (option.kind, option.is_size):
+                raise InputError(f"devices {before.devices[0]} and {device} declare {option.flag} of different types")
+            found[option.name] = Declared(
+                before.option if before else option, (*(before.devices if before else ()), device)
+            )
+    return found
+
+
+def refuse_foreign(name: str, value: Value, device: str) -> None:
+    """Raise InputError for an option that a device does not take, unless `value` is what stands for not given.
+
+    The message says whose it is, or which are known.
+    """
+    known = declared()
+    if name not in known:
+        raise UnknownNameError("option", name, {*SHARED, *known})
+    known[name].option.check(value)
+    if value != known[name].option.default:
+        raise InputError(f"{flag_of(name)} is for {', '.join(known[name].devices)}; leave it out for {device}")
