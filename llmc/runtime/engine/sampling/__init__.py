@@ -43,7 +43,7 @@ _HOMES = {
     "SamplingParams": "params",
     "SequenceSampler": "sequence",
     "StructuredOutputsParams": "structured",
-    "TopLogits": "top",
+    "TopLogits": "batch",
     "bad_word_ids": "seen",
     "finite": "batch",
     "sample": "batch",
