@@ -32,26 +32,24 @@ async def fitting(
     field: str = "prompt",
 ) -> list[list[int]]:  # fmt: skip
     """Token ids of `texts`, each `truncated`; what is surely too long is refused before it is tokenised."""
-    if keep is None:
-        for text in texts:
-            check_length(served, text, field)
     most = served.limits.longest_prompt if keep in (None, -1) else keep
-    found = await encode(request, served, texts, add_special_tokens, most, shortened=keep is not None)
+
+    def encoded() -> list[tuple[list[int], int]]:
+        if keep is None:
+            for text in texts:
+                check_length(served, text, field)
+        return encode_each(served, texts, add_special_tokens, most, shortened=keep is not None)
+
+    found = await aside(request, sum(map(len, texts)), encoded)
     return [truncated(served, ids, keep, field, count) for ids, count in found]
 
 
-async def encode(
-    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None,
-    shortened: bool = False,
-) -> list[tuple[list[int], int]]:  # fmt: skip
-    """Token ids of each text and their number, found in a thread where texts are long; of more than `most` the last, or
-    none where a text may not be `shortened`."""
-    tokenizer = served.tokenizer
-
-    def encoded() -> list[tuple[list[int], int]]:
-        return [tokenizer.encode_last(text, most, add_special_tokens, shortened) for text in texts]
-
-    return await aside(request, sum(map(len, texts)), encoded)
+def encode_each(
+    served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None, shortened: bool = False
+) -> list[tuple[list[int], int]]:
+    """Token ids of each text and their number; of more than `most` the last, or none where a text may not be
+    `shortened`. Long texts take seconds: for `aside`."""
+    return [served.tokenizer.encode_last(text, most, add_special_tokens, shortened) for text in texts]
 
 
 def check_length(served: Served, text: str, field: str = "prompt") -> None:

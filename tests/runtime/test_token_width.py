@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE, WordLevel
 
 from llmc.runtime.text.token_width import NFC_SHRINKS, TokenWidth, token_width
+from tests.timing import least_cpu_seconds
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -73,6 +74,14 @@ def test_bytes_that_no_token_has_count_for_nothing(text):
     made = unspelt()
     assert token_width(made) == TokenWidth(2, b"!")
     assert token_width(made).least_tokens(text) <= len(made.encode(text).ids)
+
+
+def test_bytes_of_no_token_are_counted_in_one_pass_however_many_there_are():
+    text = "lorem ipsum " * 80_000
+
+    few, many = (TokenWidth(9, bytes(range(0x80, end))) for end in (0x82, 0xFF))
+    once = least_cpu_seconds(lambda: few.least_tokens(text))
+    assert least_cpu_seconds(lambda: many.least_tokens(text)) < 6 * once
 
 
 def test_an_added_token_counts_with_its_own_length():

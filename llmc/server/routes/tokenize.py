@@ -13,7 +13,7 @@ from llmc.server.aside import aside
 from llmc.server.body import read_body
 from llmc.server.errors import api_error, bad_request
 from llmc.server.openapi import reads
-from llmc.server.prompts import encode, render
+from llmc.server.prompts import encode_each, render
 from llmc.server.protocol.answers import GENERATING
 from llmc.server.protocol.bounds import MAX_VALUES
 from llmc.server.protocol.tokenize import (
@@ -46,7 +46,8 @@ async def tokenize(request: Request) -> Response:
                 request, served, body.messages or [], body.tools, body.add_generation_prompt,
                 body.continue_final_message, body.chat_template_kwargs,
             )  # fmt: skip
-        ids, count = (await encode(request, served, [text], bool(special), MAX_VALUES))[0]
+        found = await aside(request, len(text), lambda: encode_each(served, [text], bool(special), MAX_VALUES))
+        ids, count = found[0]
         if count > MAX_VALUES:
             raise bad_request(f"the text has {count} tokens; at most {MAX_VALUES} are returned", "prompt")
     except InputError as e:

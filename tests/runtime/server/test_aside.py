@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from llmc.buckets.limits import Limits
 from llmc.errors import OverloadedError
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.server import aside
 from llmc.server.aside import LARGE, MAX_WAITING, SMALL, Lane
+from llmc.server.errors import ApiError
+from llmc.server.prompts import fitting
 from llmc.server.shared import Shared
 from llmc.testing.toy import tokenizer_json
 
@@ -37,6 +40,25 @@ def test_short_work_is_done_at_once_and_longer_work_in_two_lanes() -> None:
     here, quick, long = asyncio.run(all_three())
     assert here == threading.current_thread().name
     assert quick.startswith("llmc-quick") and long.startswith("llmc-long")
+
+
+def test_a_long_prompt_is_measured_beside_the_event_loop() -> None:
+    """Its bytes are counted before it is tokenised: of 4 MB that held up streams for 0.1 s."""
+    where: list[str] = []
+
+    def least_tokens(text: str) -> int:
+        where.append(threading.current_thread().name)
+        return len(text)
+
+    tokenizer = SimpleNamespace(width=SimpleNamespace(least_tokens=least_tokens))
+    served: Any = SimpleNamespace(tokenizer=tokenizer, limits=Limits(max_num_seqs=1, max_model_len=32))
+
+    async def one() -> None:
+        with pytest.raises(ApiError, match="which are at least 65536 tokens"):
+            await fitting(request(asyncio.Event()), served, ["a" * LARGE], True, None)
+
+    asyncio.run(one())
+    assert [name.startswith("llmc-long") for name in where] == [True]
 
 
 def test_a_full_lane_refuses_and_a_client_that_leaves_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
