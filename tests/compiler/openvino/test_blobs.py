@@ -21,7 +21,7 @@ from llmc.compiler.targets.openvino.formats import Int8, WeightFormat, format_fo
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from llmc.runtime.executors.openvino.static_blob import Blob, open_blob
-from tests.compiler.openvino.static_models import EXACT, FORMS, Format, with_weights
+from tests.compiler.openvino.static_models import EXACT, Format, with_weights
 
 SIZES = ((2, 1, 16), (1, 8, 0))
 FORMATS: dict[str, Format] = {
@@ -32,9 +32,9 @@ FORMATS: dict[str, Format] = {
 class Exported:
     """Models of one weight format, exported over one weights file."""
 
-    def __init__(self, folder: Path, weights: Format, form: str = "fused") -> None:
+    def __init__(self, folder: Path, weights: Format) -> None:
         self.folder = folder
-        self.models = [with_weights("llama", FORMS[form], sizes, folder, weights) for sizes in SIZES]
+        self.models = [with_weights("llama", sizes, folder, weights) for sizes in SIZES]
         out = io.BytesIO()
         self.file = FinishedWeights(out)
         self.sizes = []
@@ -64,9 +64,9 @@ def logits(compiled: ov.CompiledModel) -> np.ndarray:
     return np.array(compiled(given)["logits"])
 
 
-@pytest.mark.parametrize(("form", "weights"), [*(("fused", w) for w in FORMATS), ("portable", "int8")])
-def test_a_blob_computes_what_its_model_does(form: str, weights: str, tmp_path: Path) -> None:
-    made = Exported(tmp_path, FORMATS[weights], form)
+@pytest.mark.parametrize("weights", FORMATS)
+def test_a_blob_computes_what_its_model_does(weights: str, tmp_path: Path) -> None:
+    made = Exported(tmp_path, FORMATS[weights])
     for model, blob in zip(made.models, made.blobs, strict=True):
         np.testing.assert_array_equal(logits(made.open(blob)), logits(open_core().compile_model(model, "CPU", EXACT)))
 

@@ -1,10 +1,9 @@
-"""Models of one shape over contiguous caches, in both forms, against transformers."""
+"""Models of one shape over contiguous caches, against transformers."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +14,33 @@ import torch
 
 from llmc.compiler import architectures
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.program.sized import TracedProgram
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import Int8, WeightFormat
-from llmc.compiler.targets.openvino.portable import portable_model
-from llmc.compiler.targets.openvino.rope_tables import angle_tables
 from llmc.compiler.targets.openvino.static import static_model
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler import tiny
-from tests.compiler.openvino.static_models import EXACT, FORMS, POSITIONS, graph, program, run_of, tables
+from tests.compiler.openvino.static_models import EXACT, from_graph, graph, run_of
 from tests.compiler.test_frontend import CASES, CONTEXT, STEPS, Replay
 
-FORM_CASES = [(form, case) for form in FORMS for case in CASES]
 
-
-@pytest.mark.parametrize(("form", "case"), FORM_CASES)
-def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(form: str, case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(case: str, tmp_path: Path) -> None:
     """First prompts, chunks over a past and decoding; windows are shorter than the text."""
-    replay = Replay(case, run_of(case, FORMS[form], tmp_path), in_place=False)
+    replay = Replay(case, run_of(case, tmp_path), in_place=False)
     for counts in STEPS:
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(form: str, tmp_path: Path) -> None:
-    replay = Replay("mistral", run_of("mistral", FORMS[form], tmp_path), in_place=False)
+def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(tmp_path: Path) -> None:
+    replay = Replay("mistral", run_of("mistral", tmp_path), in_place=False)
     replay.tokens, replay.kept = replay.tokens[:1], [t[:1] for t in replay.kept]
     for context in (0, 1, 2, 3):
         assert max(replay.step((1,), context)) < 1e-4
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract(form: str) -> None:
-    model = FORMS[form]("llama", Int8(Constants()), (3, 2, 8))
+def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract() -> None:
+    model = from_graph("llama", Int8(Constants()), (3, 2, 8))
     assert not model.is_dynamic()
     found = {port.any_name: (tuple(port.shape), port.element_type.get_type_name()) for port in model.inputs}
     step = {"token_ids": ((3, 2), "i32"), "past_lengths": ((3,), "i32"), "new_lengths": ((3,), "i32")}
@@ -57,10 +49,9 @@ def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract
     assert shapes == {"logits": (3, 257), **{f"new_{w}{i}": (3, 2, 2, 16) for i in range(2) for w in "kv"}}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_matrices_are_in_the_format_that_was_asked_for(form: str) -> None:
+def test_matrices_are_in_the_format_that_was_asked_for() -> None:
     constants = Constants()
-    FORMS[form]("llama", Int8(constants), (1, 1, 8))
+    from_graph("llama", Int8(constants), (1, 1, 8))
     matrices = [r for r in constants.recipes if r.transform == "i8_data"]
     dense = [r.name for r in constants.recipes if r.transform == "dense"]
     held = {name for r in matrices for name in r.sources}
@@ -113,28 +104,24 @@ def test_scores_are_capped_where_the_model_caps_them() -> None:
     np.testing.assert_allclose(got["logits"][0], torch.softmax(scores, -1).numpy() @ v, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["llama", tiny.TIED])
-def test_angles_of_positions_are_looked_up_and_are_those_of_float32(case: str) -> None:
-    """Frequencies of the llama3 rule are in the tied case's table, too."""
-    found = angle_tables(program(case, True), tables(case), POSITIONS, 8)
-    kinds = [name.split("_")[0] for name in found]
-    assert sorted(set(kinds)) == ["cos", "sin"]
-    (frequencies,) = (t for name, t in tables(case).items() if name.endswith("rotary_emb.inv_freq"))
-    angle = np.arange(POSITIONS)[:, None] * frequencies[None]
-    for name, table in found.items():
-        wanted = (np.cos if name.startswith("cos") else np.sin)(np.concatenate([angle, angle], -1).astype(np.float64))
-        np.testing.assert_allclose(table.table, wanted, atol=2e-5)
-
-
 def test_positions_are_never_multiplied_in_the_model() -> None:
     """In float16, which devices compute in, a position times a frequency is no angle any more."""
-    model = FORMS["portable"]("llama", WeightFormat(Constants()), (1, 4, 8))
+    model = from_graph("llama", WeightFormat(Constants()), (1, 4, 8))
     assert not {"Cos", "Sin"} & {node.get_type_name() for node in model.get_ops()}
 
 
-def test_a_model_whose_graph_has_no_fused_form_has_the_portable_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu"])
+def test_activations_that_are_no_silu_are_lowered_too(
+    activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    case = f"llama-{activation}"
+    monkeypatch.setitem(tiny.VARIANTS, case, {"hidden_act": activation})
+    replay = Replay(case, run_of(case, tmp_path), in_place=False)
+    for counts in STEPS[:3]:
+        assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
+
+
+def test_attention_without_a_fused_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """phi3 turns a part of each head only, and packs its projections."""
     monkeypatch.setattr(architectures, "SUPPORTED", (*architectures.SUPPORTED, "phi3"))
     monkeypatch.setitem(
@@ -143,37 +130,6 @@ def test_a_model_whose_graph_has_no_fused_form_has_the_portable_one(
     )  # fmt: skip
     with pytest.raises(CompileError, match="no fused form"):
         graph("phi3")
-    replay = Replay("phi3", run_of("phi3", FORMS["portable"], tmp_path), in_place=False)
-    for counts in STEPS[:3]:
-        assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
-
-
-def _renamed(program: TracedProgram, old: str, new: str) -> TracedProgram:
-    changed = copy.deepcopy(program)
-    node = next(n for n in changed.graph["nodes"] if n["target"] == old)
-    node["target"] = new
-    return changed
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: portable_model(
-                _renamed(program("llama", True), "torch.ops.aten.silu.default", "torch.ops.aten.erfinv.default"),
-                tables("llama"), WeightFormat(Constants()), POSITIONS, 1, 1, 8,
-            ),
-            r"aten.erfinv.default \(after model.layers.0.mlp.gate_proj.weight\) has no rule for OpenVINO",
-        ),
-        (
-            lambda: portable_model(program("llama", True), tables("llama"), WeightFormat(Constants()), 128, 1, 1, 0),
-            "the program was traced with a cache",
-        ),
-    ],
-)  # fmt: skip
-def test_what_has_no_form_is_said(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(CompileError, match=message):
-        call()
 
 
 def test_an_unknown_operator_of_the_fused_graph_is_named() -> None:

@@ -137,6 +137,18 @@ class GraphModel:
     def _op_silu(self, node: Node) -> Any:
         return ops.swish(self._get(node.inputs[0]), self.constants.small(1, np.float32))
 
+    def _op_gelu(self, node: Node) -> Any:
+        return ops.gelu(self._get(node.inputs[0]), "TANH" if node.attrs.get("approximate") == "tanh" else "ERF")
+
+    def _op_sigmoid(self, node: Node) -> Any:
+        return ops.sigmoid(self._get(node.inputs[0]))
+
+    def _op_tanh(self, node: Node) -> Any:
+        return ops.tanh(self._get(node.inputs[0]))
+
+    def _op_pow(self, node: Node) -> Any:
+        return ops.power(self._get(node.inputs[0]), self.constants.small(node.attrs["exponent"], np.float32))
+
     def _op_reshape(self, node: Node) -> Any:
         shape = node.out.shape
         tail = [int(d) for d in (shape[2:] if shape[:2] == ("B", "Q") else shape[1:])]

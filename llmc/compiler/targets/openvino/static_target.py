@@ -4,12 +4,11 @@ For a device that is not here, executables are portable: each bucket's model as 
 verified on this CPU; nothing that OpenVINO's wheels bring compiles for NPU or GPU without the device's driver. For the
 CPU they are native: compiled models without weights (blobs.py), over one weights file.
 
-The form is the fused graph's (static.py); a model whose graph has no fused form takes the portable one (portable.py).
+The models are the fused graph's (static.py).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -24,12 +23,11 @@ from llmc.compiler.targets.openvino.base_target import (
     Lowered,
     OpenVinoBase,
 )
-from llmc.errors import CompileError, InputError
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.compiler.targets.openvino.finish import FinishedWeights
-    from llmc.compiler.targets.openvino.formats import WeightFormat
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 _REMAINING = {
@@ -117,13 +115,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
     def _lower(self, stages: Stages, options: CompileOptions, sizes: Sequence[Sizes]) -> Entry:
         def lower(folder: Path) -> Lowered:
-            try:
-                return _fused(stages, options, sizes, folder)
-            except CompileError as unfused:
-                try:
-                    return _traced(stages, options, sizes, folder)
-                except CompileError as e:
-                    raise CompileError(f"{e}; and no fused form: {unfused}") from e
+            return _fused(stages, options, sizes, folder)
 
         form = {"form": "static", "shapes": " ".join(map(_name, sizes))}
         return self.lower_stage(stages, options, form, self._lower, lower)
@@ -141,49 +133,20 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
 
 def _fused(stages: Stages, options: CompileOptions, sizes: Sequence[Sizes], folder: Path) -> Lowered:
-    """From the fused graph."""
+    """A model of each shape; raises CompileError naming what has no fused form."""
     from llmc.compiler.frontend.trace import trace
     from llmc.compiler.program.fuse import fuse
     from llmc.compiler.program.import_fx import import_program
-    from llmc.compiler.targets.openvino.constants import to_xml
+    from llmc.compiler.targets.openvino.constants import Constants, to_xml
+    from llmc.compiler.targets.openvino.formats import format_for
     from llmc.compiler.targets.openvino.static import static_model
 
     graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
-    weights = _weights(options)
+    weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
     models = {}
     for shape in sizes:
         models[_name(shape)] = to_xml(static_model(graph, weights, *shape, options.sample_top_k), folder)
     return models, graph.text(), weights.constants
-
-
-def _traced(stages: Stages, options: CompileOptions, sizes: Sequence[Sizes], folder: Path) -> Lowered:
-    """From the traced program."""
-    from llmc.compiler.frontend.trace import trace_weightless
-    from llmc.compiler.program.sized import TracedProgram
-    from llmc.compiler.program.to_export import serialise
-    from llmc.compiler.targets.openvino.constants import to_xml
-    from llmc.compiler.targets.openvino.portable import portable_model
-
-    weights = _weights(options)
-    models, programs = {}, {}
-    for shape in sizes:
-        cached = shape[2] > 0
-        if cached not in programs:
-            traced = trace_weightless(stages.checkpoint.config, "two_part", cached=cached, top_k=options.sample_top_k)
-            data = json.dumps(serialise(traced.exported), sort_keys=True).encode()
-            tables = {name: b.float().numpy() for name, b in traced.buffers.items()}
-            programs[cached] = TracedProgram.parse(data), tables, data
-        program, tables, _ = programs[cached]
-        model = portable_model(program, tables, weights, stages.max_positions, *shape)
-        models[_name(shape)] = to_xml(model, folder)
-    return models, "\n".join(data.decode() for _, _, data in programs.values()), weights.constants
-
-
-def _weights(options: CompileOptions) -> WeightFormat:
-    from llmc.compiler.targets.openvino.constants import Constants
-    from llmc.compiler.targets.openvino.formats import format_for
-
-    return format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
 
 
 def _sizes(shape: Shape) -> Sizes:
