@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.compiled import print_estimate, print_result
+from llmc.cli.compiled import print_estimate, print_programs, print_result
 from llmc.cli.flags import takes_own_options
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
@@ -101,6 +101,10 @@ def compile_command(
         typer.Option("--resume", help="Go on with the interrupted compile of -o BUNDLE, with its flags."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
+    emit: Annotated[
+        str | None,
+        typer.Option("--emit", metavar="program|lowered", help="Show the traced or lowered programs, and stop."),
+    ] = None,
     cache_dir: Annotated[
         Path | None,
         typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
@@ -121,15 +125,17 @@ def compile_command(
       llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
+      llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.precompiled import place_for, replacing
     from llmc.cli import output as console
     from llmc.cli.journal import Journal
-    from llmc.cli.output import close_bars
+    from llmc.cli.output import CompileProgress, close_bars
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compile import compile_bundle
     from llmc.compiler.pipeline.dry_run import dry_run as estimate_compile
+    from llmc.compiler.pipeline.emit import emit as emit_programs
     from llmc.compiler.targets import open_target
     from llmc.settings import Settings
 
@@ -142,7 +148,7 @@ def compile_command(
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k, own
     )  # fmt: skip
-    place = None
+    place, shown_in = None, output
     if resume and model is None and config is None:
         journal = Journal.read(output)
         model, made, options = journal.model, journal.plan, journal.options
@@ -156,10 +162,14 @@ def compile_command(
         output = output or place or Path(f"{_stem(model)}-{device}.llmc")
         journal = Journal(model, made, options, output)
     store = open_store(cache_dir, settings, options.device)
+    if emit is not None:
+        with CompileProgress(hidden=False) as progress:
+            programs = list(emit_programs(model, made, options, store, emit, progress))
+        print_programs(programs, shown_in, as_json)
+        return
     if dry_run:
         print_estimate(estimate_compile(model, made, options, store), as_json)
         return
-    from llmc.cli.output import CompileProgress
 
     def expected() -> float:
         return float(estimate_compile(model, made, options, store)["estimated_seconds"])

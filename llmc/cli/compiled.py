@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llmc.buckets.files import write_text
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
 
 if TYPE_CHECKING:
@@ -33,6 +36,18 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
     )
     for warning in found["warnings"]:
         typer.echo(f"warning: {warning}")
+
+
+def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_json: bool) -> None:
+    """Programs, each under its name, in the file `output` or on the terminal."""
+    if as_json:
+        text = json.dumps([{"name": name, "text": program} for name, program in programs])
+    else:
+        text = "\n".join(f"// {name}\n{program.rstrip()}" for name, program in programs)
+    if output is None:
+        typer.echo(text)
+    else:
+        write_text(output, text + "\n", "programs")
 
 
 def print_result(result: CompileResult, as_json: bool) -> None:

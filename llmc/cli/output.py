@@ -19,7 +19,8 @@ going_on = ""
 """How to go on after an interrupt: what a command that can be resumed has main say."""
 
 _STAGES = {
-    "lower": "trace and lower",
+    "trace": "trace",
+    "lower": "lower",
     "weights": "weights",
     "pack": "pack weights",
     "tokenizer": "tokenizer",

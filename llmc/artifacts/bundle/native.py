@@ -39,7 +39,7 @@ DATA_TARGETS = frozenset({"fake", "hpu", "openvino"})
 """Targets whose portable executables are data."""
 
 DATA_KINDS = frozenset({
-    "config", "describe", "layout", "lower", "pack", "reference", "tokenizer", "verify", "weights",
+    "config", "describe", "layout", "lower", "pack", "reference", "tokenizer", "trace", "verify", "weights",
 })  # fmt: skip
 """Kinds of entries whose outputs no executor loads as code. "bundle" is judged by its manifest."""
 

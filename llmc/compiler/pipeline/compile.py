@@ -34,7 +34,7 @@ from llmc.compiler.pipeline.resolve import target_for
 from llmc.compiler.pipeline.verification import verify_stage
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.unfit import UnfitError
 from llmc.compiler.text.files import text_files
 from llmc.errors import CompileError, DeviceError
@@ -166,32 +166,35 @@ class _Made:
     choice: str
 
 
-def _prepare(
+def lowered(
     stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions
-) -> tuple[Prepared, CompileOptions, str]:  # fmt: skip
-    """What executables need, the options that fit the model, and why these are others than `options`."""
+) -> tuple[Lowered, CompileOptions, str]:  # fmt: skip
+    """What executables need, the options that fit the model, and why these are others than `options`.
+
+    `asked` are those that were asked for, None for none.
+    """
     try:
-        return target.prepare(stages, options), options, ""
+        return target.lower(stages, target.trace(stages, options), options), options, ""
     except UnfitError as e:
         if asked is not None and any(asked.get(name) is not None for name in e.instead):
             raise
         options = options.changed(**e.instead)
-        return target.prepare(stages, options), options, e.why
+        return target.lower(stages, target.trace(stages, options), options), options, e.why
 
 
 def _make(
     stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, model: str,
     report: Reporter, unverified: str | None, because: str,
 ) -> _Made:  # fmt: skip
-    """Prepare, compile and verify for one target. `options` are what it makes of those that were `asked` for, None for
+    """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None for
     none, and `because` says why it is this target."""
-    prepared, options, changed = _prepare(stages, target, asked, options)
+    made, options, changed = lowered(stages, target, asked, options)
     choice = "; ".join(filter(None, (target.choice(options), because, changed)))
     shapes = target.shapes(stages.plan.buckets, options)
-    entries = _executables(stages, target, prepared, shapes, options, report)
+    entries = _executables(stages, target, made, shapes, options, report)
     files = [stages.store.path(e.outputs["executable"]) for e, _ in entries]
-    analysis = target.analyse(stages, prepared, files, options)
-    manifest, sources = _assemble(stages, target, prepared, shapes, entries, options, model, analysis, choice)
+    analysis = target.analyse(stages, made, files, options)
+    manifest, sources = _assemble(stages, target, made, shapes, entries, options, model, analysis, choice)
     if unverified is not None:
         verification: dict[str, Any] = {"mode": "none", "why": unverified}
     elif options.verify != "none":
@@ -224,12 +227,12 @@ def require_native(target: Target, options: CompileOptions) -> None:
         )
 
 
-def executable_key(target: Target, prepared: Prepared, shape: Shape, options: CompileOptions) -> Key:
+def executable_key(target: Target, lowered: Lowered, shape: Shape, options: CompileOptions) -> Key:
     """The key of one executable, in named components."""
     return Key(
         "executable",
         {
-            **{f"input.{k}": v for k, v in prepared.components.items()},
+            **{f"input.{k}": v for k, v in lowered.components.items()},
             **{f"toolchain.{k}": v for k, v in target.toolchain().items()},
             "isa": " ".join(target.isa()),
             "target": target.name,
@@ -247,7 +250,7 @@ def executable_key(target: Target, prepared: Prepared, shape: Shape, options: Co
 
 
 def _executables(
-    stages: Stages, target: Target, prepared: Prepared, shapes: Sequence[Shape], options: CompileOptions,
+    stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions,
     report: Reporter,
 ) -> list[tuple[Entry, bool]]:  # fmt: skip
     """One entry a shape, in order, with whether it was in the store; missing ones are made by parallel jobs."""
@@ -255,14 +258,14 @@ def _executables(
         linked = threading.Lock()
         pools: list[Workers] = []
 
-        def ready() -> Prepared:
-            nonlocal prepared
+        def ready() -> Lowered:
+            nonlocal lowered
             with linked:
-                if prepared.folder == Path():
-                    prepared = replace(prepared, folder=stack.enter_context(_linked(stages.store, prepared)))
+                if lowered.folder == Path():
+                    lowered = replace(lowered, folder=stack.enter_context(_linked(stages.store, lowered)))
                     if target.fresh_process or (target.needs_processes and options.jobs > 1):
                         pools.append(stack.enter_context(target.workers(options.jobs)))
-            return prepared
+            return lowered
 
         def build(shape: Shape) -> tuple[Entry, bool, float]:
             began = time.perf_counter()
@@ -277,7 +280,7 @@ def _executables(
                 workspace.meta |= {"state": made.state, "seconds": round(time.perf_counter() - at, 3)}
                 return {"executable": workspace.put_bytes(made.data)}
 
-            entry, hit = stages.store.get_or_build(executable_key(target, prepared, shape, options), make)
+            entry, hit = stages.store.get_or_build(executable_key(target, lowered, shape, options), make)
             return entry, hit, time.perf_counter() - began
 
         threads = stack.enter_context(ThreadPoolExecutor(options.jobs, thread_name_prefix="llmc-compile"))
@@ -298,9 +301,9 @@ def _executables(
         return [done[i] for i in range(len(shapes))]
 
 
-def _compile_apart(pool: Workers, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+def _compile_apart(pool: Workers, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
     try:
-        return pool.submit(compile_in_worker, options.device, prepared, shape, options).result()
+        return pool.submit(compile_in_worker, options.device, lowered, shape, options).result()
     except BrokenProcessPool as e:
         raise CompileError(
             f"a worker process was killed while {shape} was compiled, perhaps for want of memory; the rest is kept: "
@@ -308,16 +311,16 @@ def _compile_apart(pool: Workers, prepared: Prepared, shape: Shape, options: Com
         ) from e
 
 
-def compile_in_worker(device: str, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+def compile_in_worker(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
     """Compile one shape in a worker process."""
-    return open_target(device).compile(prepared, shape, options)
+    return open_target(device).compile(lowered, shape, options)
 
 
-def _linked(store: Store, prepared: Prepared) -> AbstractContextManager[Path]:
+def _linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:
     """A folder with the shared files under the names that executables refer to them by."""
 
     def link(folder: Path) -> Path:
-        for digest in prepared.files.values():
+        for digest in lowered.files.values():
             target = folder / parse(digest)
             try:
                 target.hardlink_to(store.path(digest))
@@ -329,7 +332,7 @@ def _linked(store: Store, prepared: Prepared) -> AbstractContextManager[Path]:
 
 
 def _assemble(
-    stages: Stages, target: Target, prepared: Prepared, shapes: Sequence[Shape],
+    stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
     entries: Sequence[tuple[Entry, bool]], options: CompileOptions, model: str, analysis: Mapping[str, Any],
     choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
@@ -351,7 +354,7 @@ def _assemble(
         }
         for shape, (entry, _) in zip(shapes, entries, strict=True)
     ]  # fmt: skip
-    files = {name: add(digest) for name, digest in prepared.files.items()}
+    files = {name: add(digest) for name, digest in lowered.files.items()}
     files |= {name: add(digest) for name, digest in text_files(stages).items()}
     manifest = Manifest.create(
         llmc=__version__, device=options.device, target=target.name, executor=target.executor_of(options),

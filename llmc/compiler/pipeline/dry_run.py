@@ -65,11 +65,11 @@ def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[s
     """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
     lookup = _LookupStages(stages)
     shapes = target.shapes(stages.plan.buckets, options)
-    prepared = None
+    known = None
     why: list[str | None] = [None] * len(shapes)
     try:
-        prepared = target.prepare(lookup, options)
-        keys = [executable_key(target, prepared, shape, options) for shape in shapes]
+        known = target.lower(lookup, target.trace(lookup, options), options)
+        keys = [executable_key(target, known, shape, options) for shape in shapes]
         cached: list[bool | None] = [stages.store.lookup(key) is not None for key in keys]
         why = [None if hit else stages.store.why(key) for key, hit in zip(keys, cached, strict=True)]
     except _NotBuiltError as missing:
@@ -81,7 +81,7 @@ def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[s
     )
     to_build, buckets = sum(not c for c in cached), stages.plan.buckets
     seconds = to_build * footprint.seconds_each
-    if prepared is None:
+    if known is None:
         seconds += sum(footprint.durations.stages(buckets, lookup.found).values())
     if to_build:
         seconds += footprint.verification_seconds(buckets, _reference_missing(lookup, target))

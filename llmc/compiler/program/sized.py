@@ -61,6 +61,9 @@ class Operation:
     several: bool
     """Whether the operator returns its outputs in a list or tuple."""
 
+    def __str__(self) -> str:
+        return f"{self.operator}({', '.join(f'{k}={_shown(v)}' for k, v in self.arguments.items())})"
+
     def refs(self) -> list[str]:
         """The tensors it reads, in order."""
         flat = [a for v in self.arguments.values() for a in (v if isinstance(v, list) else [v])]
@@ -87,6 +90,13 @@ class BoundProgram:
     def new_entries(self) -> tuple[str, ...]:
         """The outputs that go into the cache: key and value of each layer in turn."""
         return self.outputs[3 if self.top else 1 :]
+
+    def text(self) -> str:
+        """Inputs, operations and outputs, one a line."""
+        inputs = [f"input %{name}" for name in (*FIXED_INPUTS, *self.cache)]
+        weights = [f"weight %{name} = {stored}" for name, stored in self.weights.items()]
+        nodes = [f"{', '.join(f'%{o}' for o in n.outputs)} = {n}" for n in self.operations]
+        return "\n".join([*inputs, *weights, *nodes, *(f"output %{name}" for name in self.outputs)]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,26 @@ class TracedProgram:
             _returns_top(graph),
         )  # fmt: skip
 
+    def text(self) -> str:
+        """Inputs, nodes with symbolic sizes, and outputs, one a line."""
+
+        def said(argument: Mapping[str, Any]) -> str:
+            ((kind, value),) = argument.items()
+            if kind == "as_tensor":
+                return f"%{value['name']}"
+            if isinstance(value, list):
+                items = ({"as_tensor": item} if kind == "as_tensors" else item for item in value)
+                return f"[{', '.join(said(item) if isinstance(item, Mapping) else str(item) for item in items)}]"
+            return str(value.get("as_name", value)) if isinstance(value, Mapping) else str(value)
+
+        lines = [f"input {said(i)}" for i in self.graph["inputs"] if i["as_tensor"]["name"] not in self.weights]
+        lines += [f"weight %{name} = {stored}" for name, stored in self.weights.items()]
+        for node in self.graph["nodes"]:
+            given = ", ".join(f"{i['name']}={said(i['arg'])}" for i in node["inputs"] if "as_none" not in i["arg"])
+            made = ", ".join(said(o) for o in node["outputs"])
+            lines.append(f"{made} = {node['target'].removeprefix(ATEN)}({given})")
+        return "\n".join([*lines, *(f"output {said(o)}" for o in self.graph["outputs"])]) + "\n"
+
     def at(self, batch: int, query: int, context: int) -> BoundProgram:
         """The program at B, Q and S. Raises CompileError where a guard of the trace does not hold there."""
         binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context})
@@ -124,6 +154,15 @@ class TracedProgram:
         outputs = tuple(o["as_tensor"]["name"] for o in self.graph["outputs"])
         dtypes = {name: meta["dtype"] for name, meta in self.graph["tensor_values"].items()}
         return BoundProgram(_needed(operations, outputs), self.weights, self.cache, outputs, dtypes, self.top)
+
+
+def _shown(value: Any) -> str:
+    """An argument as text."""
+    if isinstance(value, Ref):
+        return f"%{value.name}"
+    if isinstance(value, DType):
+        return f"dtype {value.code}"
+    return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list) else str(value)
 
 
 class _Binding:

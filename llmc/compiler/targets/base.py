@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from llmc.compiler.options import CompileOptions, Option, Value
-from llmc.compiler.targets.costs import LOWER, WEIGHTS, Cost, Verifying
+from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
 from llmc.compiler.targets.declared import refuse_foreign
 from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.model_size import ModelSize, Weights
+    from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.compiler.verification.probes import Reference
@@ -72,6 +73,14 @@ class Shape:
     context: int | None
     buckets: int = 1
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Batch, query and context of a shape whose sizes are all fixed."""
+        assert self.batch is not None
+        assert self.query is not None
+        assert self.context is not None
+        return self.batch, self.query, self.context
+
     def __str__(self) -> str:
         sizes = {"batch": self.batch, "query": self.query, "context": self.context}
         fixed = [f"{k}={v}" for k, v in sizes.items() if v is not None]
@@ -90,23 +99,24 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What all executables of a compile share.
+class Lowered:
+    """Programs in the form that a device's compiler takes: what all executables of a compile share.
 
-    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs,
-    `components` are the digests that an executable's key must name, and `folder`, which the pipeline makes, has
-    `files` under the names they will have in the bundle's blob folder. A target whose `compile` reads more has a
-    subclass that names it. All of it can be sent to a worker process.
+    `files` go into the bundle by name (digests in the store), `inputs` are files that only compiling needs, `forms`
+    are those that show the lowered programs, `components` are the digests that an executable's key must name, and
+    `folder`, which the pipeline makes, has `files` under the names they will have in the bundle's blob folder. A target
+    whose `compile` reads more has a subclass that names it. All of it can be sent to a worker process.
     """
 
     files: Mapping[str, str]
     components: Mapping[str, str]
     inputs: Mapping[str, Path]
+    forms: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
     folder: Path = field(default=Path(), kw_only=True)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Executable:
     """An executable: its bytes, and whether it is final for its device."""
 
     data: bytes
@@ -280,13 +290,25 @@ class Target(ABC):
         """For the manifest, what a host needs of its instruction set to open the bundle."""
         return self.isa()
 
-    @abstractmethod
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace, lower and make weights, each as a cached stage. Raises UnfitError for options that do not fit."""
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """The programs that are lowered, each a cached stage (compiler/program/stage.py); none where the device has its
+        model built in. Raises CompileError."""
+        return ()
 
     @abstractmethod
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """Lower the programs and make weights, each as a cached stage. Raises UnfitError for options that do not fit,
+        CompileError for a program that the device has no form for."""
+
+    @abstractmethod
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """One executable. Runs in any thread, or in a worker process. Raises CompileError."""
+
+    def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """Lowered programs as text, each with its name; a device that lowers shape by shape shows those of `shapes`."""
+        del shapes, options
+        for name, path in lowered.forms.items():
+            yield name, path.read_text()
 
     def workers(self, jobs: int) -> Workers:
         """Processes that compile, `jobs` at once."""
@@ -303,7 +325,7 @@ class Target(ABC):
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """What the stages that executables share take on two cores, by kind; `options` are configured."""
-        return {"lower": LOWER, "weights": WEIGHTS}
+        return {"trace": TRACE, "lower": LOWER, "weights": WEIGHTS}
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Bytes that weights, cache and graphs have to fit into where they run, and what has them; None: unknown."""
@@ -348,7 +370,7 @@ class Target(ABC):
         return {}
 
     def analyse(
-        self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
         """What is known of the finished executables (their `files`), for the manifest and --json; empty if nothing.
 

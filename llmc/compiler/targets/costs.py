@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
 
 PARAMETERS, LAYERS = 134_515_008, 30
 """Of SmolLM2-135M, which the costs are of."""
@@ -21,9 +26,10 @@ class Cost:
         return self.fixed + self.layers * layers / LAYERS + self.parameters * parameters / PARAMETERS
 
 
-LOWER = Cost(fixed=4.0, layers=11.0)
+TRACE = Cost(fixed=3.0, layers=8.0)
 """One trace."""
 
+LOWER = Cost(fixed=1.0, layers=3.0)
 REFERENCE = Cost(fixed=2.0, parameters=12.0)
 WEIGHTS = Cost(parameters=2.5)
 
@@ -37,3 +43,9 @@ class Verifying:
     opened: Cost
     step: Cost
     tokens: Cost
+
+
+def traces(buckets: Sequence[Bucket]) -> Cost:
+    """Traces without and with a cache, as buckets need them."""
+    times = len({bucket.context > 0 for bucket in buckets})
+    return Cost(fixed=times * TRACE.fixed, layers=times * TRACE.layers)

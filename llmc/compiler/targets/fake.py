@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import TOY, Compiled, Prepared, ReferenceModel, Shape, Target
+from llmc.compiler.targets.base import TOY, Executable, Lowered, ReferenceModel, Shape, Target
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD
@@ -42,13 +42,6 @@ if TYPE_CHECKING:
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
-
-
-@dataclass(frozen=True)
-class FakePrepared(Prepared):
-    """And the model's max_position_embeddings."""
-
-    positions: int
 
 
 class FakeTarget(Target):
@@ -106,8 +99,8 @@ class FakeTarget(Target):
         return "one executable for all buckets, run at the exact shape"
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """Nothing is traced."""
-        return {"weights": Cost()}
+        """Nothing takes time."""
+        return {"trace": Cost(), "weights": Cost()}
 
     def toolchain(self) -> dict[str, str]:
         """The version that the executor checks before it replays."""
@@ -115,18 +108,28 @@ class FakeTarget(Target):
 
         return {"fake": FAKE_VERSION}
 
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """What all buckets share: here the weights alone; a real target traces and lowers first (see cpu.py)."""
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """The formula's constants, as JSON: a real target traces the transformers model (program/stage.py)."""
+        model = {"decay": DECAY, "positions": int(stages.checkpoint.config["max_position_embeddings"])}
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            return {PROGRAM: workspace.put_bytes(canonical_json(model))}
+
+        components = {"config": stages.config_digest, "code": code_digest(self.trace)}
+        return [Program.of("toy", stages, stages.run("trace", components, build))]
+
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """The program is in its device's form already; the weights are what all buckets share."""
+        (program,) = programs
         weights = self._weights(stages)
         file, placements = weights.outputs["weights"], weights.outputs["placements"]
-        positions = int(stages.checkpoint.config["max_position_embeddings"])
-        return FakePrepared(
+        return Lowered(
             files={"weights": file.digest},
             # All that `compile` reads beside the shape and the options: a component that is missing here would let
             # a changed model find an executable of the old one.
-            components={"weights": file.digest, "placements": placements.digest, "positions": str(positions)},
-            inputs={"placements": stages.path(placements)},
-            positions=positions,
+            components={"weights": file.digest, "placements": placements.digest, **program.components},
+            inputs={"placements": stages.path(placements), PROGRAM: program.paths[PROGRAM]},
+            forms={PROGRAM: program.paths[PROGRAM], "placements": stages.path(placements)},
         )
 
     def _weights(self, stages: Stages) -> Entry:
@@ -149,14 +152,13 @@ class FakeTarget(Target):
 
         return stages.run("weights", components, build)
 
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Constants and sizes as JSON; weights stay outside, named by digest, so that all executables share them."""
         sizes = {"phase": shape.phase, "batch": shape.batch, "query": shape.query, "context": shape.context}
-        assert isinstance(prepared, FakePrepared)
-        model = {"decay": DECAY, "positions": prepared.positions, "weights": prepared.files["weights"]}
-        tensors = json.loads(prepared.inputs["placements"].read_bytes())
+        model = {**json.loads(lowered.inputs[PROGRAM].read_bytes()), "weights": lowered.files["weights"]}
+        tensors = json.loads(lowered.inputs["placements"].read_bytes())
         program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
-        return Compiled(canonical_json(program), self.state)
+        return Executable(canonical_json(program), self.state)
 
 
 def _require_shape(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:

@@ -15,22 +15,27 @@ The bundle's files are those of weightless.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.program.program import PROGRAM, Program
+from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
-from llmc.compiler.targets.costs import LOWER, Cost, Verifying
-from llmc.compiler.weights.weightless import DTYPES, PLACEMENTS, TABLES, TENSORS, WEIGHTS, shared_files, trace_stage
+from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
+from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
+from llmc.compiler.targets.costs import Cost, Verifying, traces
+from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
+from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
+from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.model_size import ModelSize
 
-_COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS, "tables": TABLES}
+_COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS_FILE, "tables": TABLES_FILE}
 """Names of shared files in the keys of executables."""
 
 
@@ -81,10 +86,8 @@ class HpuTarget(StaticTarget):
         )
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """The model is traced without and with a cache, as the plan needs."""
-        traces = len({bucket.context > 0 for bucket in buckets})
-        lower = Cost(fixed=traces * LOWER.fixed, layers=traces * LOWER.layers)
-        return {**super().stage_costs(options, buckets), "lower": lower}
+        """The model is traced without and with a cache, as the plan needs; nothing is lowered."""
+        return {"trace": traces(buckets), "weights": WEIGHTS_COST}
 
     def toolchain(self) -> dict[str, str]:
         """The tracer, and the model code that is traced."""
@@ -98,43 +101,46 @@ class HpuTarget(StaticTarget):
         """A captured HPU graph keeps every layer's values apart, in bf16: linear in its new tokens in both phases."""
         return 2 * model.activations * tokens
 
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace without and with a cache, as the plan needs, and make the weights file, or describe it."""
-        contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
-        traced = {cached: trace_stage(stages, options, cached) for cached in sorted(contexts)}
-        shared = shared_files(stages, next(iter(traced.values())))
-        programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
-        return Prepared(
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """Without and with a cache, as the plan needs."""
+        return both_weightless(stages, options)
+
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """Programs stay as they are; the weights file is made, or described."""
+        shared = shared_files(stages, programs[0])
+        return Lowered(
             files=shared.files,
             components={
                 **{name: shared.files[file] for name, file in _COMPONENTS.items() if file in shared.files},
-                **{name: blob.digest for name, blob in programs.items()},
+                **{program.name: program.outputs[PROGRAM].digest for program in programs},
             },
-            inputs={name: stages.path(blob) for name, blob in programs.items()},
+            inputs={program.name: program.paths[PROGRAM] for program in programs},
         )
 
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Specialise the traced program, and open the result as the executor will."""
         from llmc.compiler.program.to_export import specialise
         from llmc.runtime.portable_program import PortableProgram, write_archive
 
-        assert shape.batch is not None
-        assert shape.query is not None
-        assert shape.context is not None
-        program = self._load(prepared.inputs[_program_name(shape.context > 0)])
-        data = write_archive(specialise(program, shape.batch, shape.query, shape.context))
+        batch, query, context = shape.sizes
+        program = self._load(lowered.inputs[CACHED if context else FIRST])
+        data = write_archive(specialise(program, batch, query, context))
         try:
             PortableProgram.parse(data)
         except ValueError as e:
             raise CompileError(f"the program for {shape} is not portable: {e}") from e
-        return Compiled(data, self.state)
+        return Executable(data, self.state)
+
+    def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The program of each shape."""
+        from llmc.compiler.program.sized import TracedProgram
+
+        for shape in shapes:
+            path = lowered.inputs[CACHED if shape.sizes[2] else FIRST]
+            yield str(shape), TracedProgram.parse(path.read_bytes()).at(*shape.sizes).text()
 
     def _load(self, path: Path) -> dict[str, Any]:
         """A traced program, read once for all shapes."""
         if path not in self._traced:
             self._traced[path] = json.loads(path.read_bytes())
         return self._traced[path]
-
-
-def _program_name(cached: bool) -> str:
-    return "program_cached" if cached else "program_first"

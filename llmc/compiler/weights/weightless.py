@@ -1,4 +1,4 @@
-"""Stages of the targets whose programs take their weights as inputs: trace without weights, then the weights file.
+"""Stages of the targets whose programs take their weights as inputs: the weights file of a traced program.
 
 A program of dialect two_part holds no tensor; what it needs is described, so that the weights may come at compile time
 (`bound_weights`) or when the bundle is bound to a checkpoint (bind.py), from the same description by the same code:
@@ -25,22 +25,16 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.base import without_place
 from llmc.compiler.code import code_digest
-from llmc.compiler.stages import Stages, toolchain
+from llmc.compiler.stages import Stages
 from llmc.compiler.weights.stage import weights_stage
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
-    from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.workspace import Workspace
-    from llmc.compiler.options import CompileOptions
-
-DTYPES = {"f32": "float32", "bf16": "bfloat16"}
-"""Names of the dtypes that weights and cache may have, by the options' names."""
+    from llmc.compiler.program.program import Program
 
 TENSORS, TABLES, CONFIG = "tensors.json", "tables.npz", "config.json"
 WEIGHTS, PLACEMENTS = "weights", "weights.json"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-_TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
 
 Described = dict[str, Any]
 """One tensor of tensors.json."""
@@ -60,59 +54,8 @@ class Shared:
     tensors: str
 
 
-def trace_stage(stages: Stages, options: CompileOptions, cached: bool) -> Entry:
-    """Trace the model with symbolic sizes, without a cache or with one; the same entry for every target.
-
-    Outputs: "program" (model.json), "tensors" and "tables", as the module's docstring describes them. Needs no weights
-    and no memory for them. Raises CompileError.
-    """
-    components = {
-        "config": stages.config_digest,
-        "dialect": "two_part",
-        "cached": cached,
-        "dtype": options.dtype,
-        **({"sample_top_k": options.sample_top_k} if options.sample_top_k else {}),
-        **toolchain("torch", "transformers", "sympy", "numpy", python=True),
-        "code": code_digest(trace_stage),
-    }
-
-    def build(workspace: Workspace) -> Mapping[str, Blob]:
-        import io
-
-        import numpy as np
-        import torch
-
-        from llmc.compiler.frontend.trace import trace_weightless
-        from llmc.compiler.program.to_export import serialise
-
-        dtype = getattr(torch, DTYPES[options.dtype])
-        traced = trace_weightless(
-            stages.checkpoint.config, "two_part", cached=cached, dtype=dtype, top_k=options.sample_top_k
-        )
-        described = [
-            {
-                "name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype],
-                "sources": [name],
-            }
-            for name, shape in traced.parameters.items()
-        ]  # fmt: skip
-        described += [
-            {"name": name, "transform": "table", "shape": tuple(b.shape), "dtype": "float32", "sources": []}
-            for name, b in traced.buffers.items()
-        ]
-        tables = io.BytesIO()
-        np.savez(tables, **{name: b.float().numpy() for name, b in traced.buffers.items()})
-        return {
-            "program": workspace.put_bytes(canonical_json(serialise(traced.exported))),
-            "tensors": workspace.put_bytes(canonical_json(described)),
-            "tables": workspace.put_bytes(tables.getvalue()),
-        }
-
-    return stages.run("lower", components, build)
-
-
-def described_stage(stages: Stages, traced: Entry, stack: Stack | None = None) -> Blob:
-    """tensors.json of what executables take: the tensors of `trace_stage`, after `stack`."""
+def described_stage(stages: Stages, traced: Program, stack: Stack | None = None) -> Blob:
+    """tensors.json of what executables take: the tensors of the traced program, after `stack`."""
     plain: Blob = traced.outputs["tensors"]
     if stack is None:
         return plain
@@ -131,7 +74,7 @@ def bound_weights(stages: Stages, tensors: Blob, tables: Blob) -> Mapping[str, B
     return weights_stage(stages, tensors, tables, described_as="tensors").outputs
 
 
-def shared_files(stages: Stages, traced: Entry, stack: Stack | None = None) -> Shared:
+def shared_files(stages: Stages, traced: Program, stack: Stack | None = None) -> Shared:
     """The files of a bundle that every executable reads: the weights or, of a configuration alone, what they must be.
 
     Raises CheckpointError.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,8 +26,10 @@ from llmc.artifacts.bundle.native import KERNELS
 from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.program.program import GraphProgram, Program
+from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
 from llmc.compiler.weights.stage import weights_stage
@@ -158,28 +160,38 @@ class OnnxRuntimeTarget(Target):
         """ONNX Runtime's graph objects, measured (benchmarks/RESULTS.md), and the arena of the largest step."""
         return SESSION_BYTES + super().graph_bytes(model, tokens)
 
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace and lower once, make the weights file, and pack it where that pays."""
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """Once, for every shape and quantisation."""
+        return [traced_graph(stages)]
+
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """Fuse and lower, make the weights file, and pack it where that pays."""
         own = _ours(options)
-        lowered = self._lower(stages, self._onnx_options(stages, str(options.quantize), panels=own))
-        weights = weights_stage(stages, lowered.outputs["recipes"], lowered.outputs["tables"])
+        made = self._lower(stages, programs, self._onnx_options(stages, str(options.quantize), panels=own))
+        weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
-            weights = self._pack(stages, lowered, weights)
+            weights = self._pack(stages, made, weights)
         file = weights.outputs["weights"]
         library = {KERNELS: self._kernels(stages).digest} if own else {}
-        return Prepared(
+        model = stages.path(made.outputs["model"])
+        return Lowered(
             files={"weights": file.digest, **library},
             components={
-                "lowered": lowered.outputs["model"].digest,
+                "lowered": made.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
                 **library,
             },
-            inputs={
-                "model": stages.path(lowered.outputs["model"]),
-                "placements": stages.path(weights.outputs["placements"]),
-            },
+            inputs={"model": model, "placements": stages.path(weights.outputs["placements"])},
+            forms={"model": model},
         )
+
+    def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The ONNX model for every shape, in ONNX's text form."""
+        import onnx
+
+        for name, path in lowered.forms.items():
+            yield name, onnx.printer.to_text(onnx.load_from_string(path.read_bytes()))
 
     def _kernels(self, stages: Stages) -> Blob:
         """The library of llmc's own operators."""
@@ -225,30 +237,25 @@ class OnnxRuntimeTarget(Target):
 
         return bool(stages.run("layout", components, build).meta["folds"])
 
-    def _lower(self, stages: Stages, options: OnnxOptions) -> Entry:
+    def _lower(self, stages: Stages, programs: Sequence[Program], options: OnnxOptions) -> Entry:
+        (program,) = programs
+        assert isinstance(program, GraphProgram)
         components = {
-            "config": stages.config_digest,
-            "dialect": "fused",
+            **program.components,
             **_components(options),
-            "max_positions": stages.max_positions,
-            **toolchain("torch", "transformers", "sympy", "onnx", "numpy", python=True),
+            **toolchain("onnx", "numpy", python=True),
             "code": code_digest(self._lower),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            from llmc.compiler.frontend.trace import trace
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.program.import_fx import import_program
             from llmc.compiler.targets.onnxruntime.kernels.panels import LANES
             from llmc.compiler.targets.onnxruntime.to_onnx import lower
             from llmc.compiler.weights.recipes import written
 
-            traced = import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions)
-            graph = fuse(traced, LANES if options.panels else 0)
-            lowered = lower(graph, options)
+            lowered = lower(fuse(program.graph(), LANES if options.panels else 0), options)
             files = {
                 "model": lowered.model.SerializeToString(deterministic=True),
-                "program": graph.text().encode(),
                 "folded": json.dumps(lowered.folded, sort_keys=True).encode(),
                 **written(lowered.recipes, lowered.tables),
             }
@@ -282,21 +289,21 @@ class OnnxRuntimeTarget(Target):
 
         return stages.run("pack", components, build)
 
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
         from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place
 
-        model = load_model(prepared.inputs["model"].read_bytes())
+        model = load_model(lowered.inputs["model"].read_bytes())
         sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
         if shape.context is not None and shape.query is not None:
             sizes["S"] = shape.context + shape.query
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
-        placements = json.loads(prepared.inputs["placements"].read_bytes())
-        data: bytes = place(bound, parse(prepared.files["weights"]), placements).SerializeToString(deterministic=True)
-        library = prepared.files.get(KERNELS)
-        try_opening(data, prepared.folder, str(shape), library and str(prepared.folder / parse(library)))
-        return Compiled(data, "native")
+        placements = json.loads(lowered.inputs["placements"].read_bytes())
+        data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)
+        library = lowered.files.get(KERNELS)
+        try_opening(data, lowered.folder, str(shape), library and str(lowered.folder / parse(library)))
+        return Executable(data, "native")
 
 
 def _ours(options: CompileOptions) -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
-from llmc.compiler.targets.base import Prepared, Target
+from llmc.compiler.targets.base import Lowered, Target
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.openvino.precision import PAGED_INT8, group_of
 from llmc.compiler.weights.stage import weights_stage
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.code import Maker
     from llmc.compiler.model_size import Weights
+    from llmc.compiler.program.program import Program
     from llmc.compiler.targets.openvino.constants import Constants
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.executors.openvino.device import MappedWeights
 
-Lowered = tuple[Mapping[str, str], str, "Constants"]
-"""XML of every model by name, the program that it was made of as text, and the constants that they share."""
+Models = tuple[Mapping[str, str], "Constants"]
+"""XML of every model by name, and the constants that they share."""
 
 Finish = Callable[[str, bytes, "MappedWeights", "FinishedWeights"], bytes]
 """Compiles the model of a name, XML over a weights file, and puts its constants into another."""
@@ -122,32 +124,30 @@ class OpenVinoBase(Target):
         return cpu_features() if self.state == "native" else ()
 
     def lower_stage(
-        self, stages: Stages, options: CompileOptions, form: Mapping[str, Any], code: Maker,
-        lower: Callable[[Path], Lowered],
+        self, stages: Stages, program: Program, options: CompileOptions, form: Mapping[str, Any], code: Maker,
+        lower: Callable[[Path], Models],
     ) -> Entry:  # fmt: skip
-        """Models by name, "program", and "recipes" and "tables" of their constants.
+        """Models by name, and "recipes" and "tables" of their constants.
 
         `form` are the key's components that say what kind of model, `code` is the method that asks; `lower` makes the
         models, and may write in the folder that it is given.
         """
         components = {
-            "config": stages.config_digest,
+            **program.components,
             "quantize": options.quantize,
             "dtype": options.dtype,
-            "max_positions": stages.max_positions,
             "sample_top_k": options.sample_top_k,
             **({} if (group := GROUP_SIZE.of(options)) is None else {"group_size": group}),
             **form,
-            **toolchain("torch", "transformers", "sympy", "numpy", "openvino", python=True),
+            **toolchain("numpy", "openvino", python=True),
             "code": code_digest(code),
         }
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             from llmc.compiler.weights.recipes import written
 
-            models, program, constants = lower(workspace.folder)
-            texts = {**models, "program": program}
-            made = {name: text.encode() for name, text in texts.items()}
+            models, constants = lower(workspace.folder)
+            made = {name: text.encode() for name, text in models.items()}
             made |= written(constants.recipes, constants.tables)
             return {name: workspace.put_bytes(data) for name, data in made.items()}
 
@@ -196,10 +196,18 @@ class OpenVinoBase(Target):
 
         return stages.run("finish", components, build)
 
-    def prepared(self, stages: Stages, weights: Blob, models: Mapping[str, Blob], **inputs: Blob) -> Prepared:
-        """Models by name, over the weights file of the bundle; `inputs` are what else compiling reads."""
-        return Prepared(
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """Once, for every shape and quantisation."""
+        return [traced_graph(stages)]
+
+    def lowered(
+        self, stages: Stages, weights: Blob, models: Mapping[str, Blob], forms: Mapping[str, Blob], **inputs: Blob
+    ) -> Lowered:
+        """Models by name, over the weights file of the bundle; `forms` are their XML, `inputs` are what else compiling
+        reads."""
+        return Lowered(
             files={"weights": weights.digest},
             components={"weights": weights.digest, **{name: blob.digest for name, blob in models.items()}},
             inputs={name: stages.path(blob) for name, blob in {**inputs, **models}.items()},
+            forms={name: stages.path(forms[name]) for name in models},
         )

@@ -3,8 +3,6 @@
 For a device that is not here, executables are portable: each bucket's model as OpenVINO's IR, over one weights file,
 verified on this CPU; nothing that OpenVINO's wheels bring compiles for NPU or GPU without the device's driver. For the
 CPU they are native: compiled models without weights (blobs.py), over one weights file.
-
-The models are the fused graph's (static.py).
 """
 
 from __future__ import annotations
@@ -14,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, State, StaticTarget
+from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
-    Lowered,
+    Models,
     OpenVinoBase,
 )
 from llmc.errors import InputError
@@ -90,35 +89,52 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         """What the executor opens executables with."""
         return {**self.settings(options), "openvino_device": self.device}
 
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
-        sizes = sorted({_sizes(shape) for shape in self.shapes(stages.plan.buckets, options)})
+        sizes = sorted({shape.sizes for shape in self.shapes(stages.plan.buckets, options)})
         names = [_name(s) for s in sizes]
-        lowered = self._lower(stages, options, sizes)
+        entry = self._lower(stages, programs, options, sizes)
+        forms = entry.outputs
         if self.state == "native":
-            made = self._finish(stages, options, names, lowered).outputs
-            return self.prepared(stages, made["weights"], {name: made[name] for name in names})
-        weights, models = self.weights_stage(stages, lowered).outputs, lowered.outputs
-        chosen = {name: models[name] for name in names}
-        return self.prepared(stages, weights["weights"], chosen, placements=weights["placements"])
+            made = self._finish(stages, options, names, entry).outputs
+            return self.lowered(stages, made["weights"], {name: made[name] for name in names}, forms)
+        weights = self.weights_stage(stages, entry).outputs
+        chosen = {name: forms[name] for name in names}
+        return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
 
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """The model of that shape: as it was compiled, or its IR with the places of its weights."""
         from llmc.compiler.targets.openvino.constants import place
         from llmc.compiler.weights.recipes import read_placements
 
-        data = prepared.inputs[_name(_sizes(shape))].read_bytes()
+        data = lowered.inputs[_name(shape.sizes)].read_bytes()
         if self.state == "portable":
-            placements = read_placements(prepared.inputs["placements"].read_bytes())
+            placements = read_placements(lowered.inputs["placements"].read_bytes())
             data = place(data.decode(), placements).encode()
-        return Compiled(data, self.state)
+        return Executable(data, self.state)
 
-    def _lower(self, stages: Stages, options: CompileOptions, sizes: Sequence[Sizes]) -> Entry:
-        def lower(folder: Path) -> Lowered:
-            return _fused(stages, options, sizes, folder)
+    def _lower(
+        self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]
+    ) -> Entry:
+        (program,) = programs
+        assert isinstance(program, GraphProgram)
+
+        def lower(folder: Path) -> Models:
+            from llmc.compiler.program.fuse import fuse
+            from llmc.compiler.targets.openvino.constants import Constants, to_xml
+            from llmc.compiler.targets.openvino.formats import format_for
+            from llmc.compiler.targets.openvino.static import static_model
+
+            graph = fuse(program.graph())
+            weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
+            models = {
+                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k), folder)
+                for shape in sizes
+            }
+            return models, weights.constants
 
         form = {"form": "static", "shapes": " ".join(map(_name, sizes))}
-        return self.lower_stage(stages, options, form, self._lower, lower)
+        return self.lower_stage(stages, program, options, form, self._lower, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
         properties = self.settings(options)["properties"]
@@ -130,30 +146,6 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             return weightless(open_core().read_model(xml, given.tensor), properties, weights)
 
         return self.finish_stage(stages, options, names, lowered, self._finish, finish)
-
-
-def _fused(stages: Stages, options: CompileOptions, sizes: Sequence[Sizes], folder: Path) -> Lowered:
-    """A model of each shape; raises CompileError naming what has no fused form."""
-    from llmc.compiler.frontend.trace import trace
-    from llmc.compiler.program.fuse import fuse
-    from llmc.compiler.program.import_fx import import_program
-    from llmc.compiler.targets.openvino.constants import Constants, to_xml
-    from llmc.compiler.targets.openvino.formats import format_for
-    from llmc.compiler.targets.openvino.static import static_model
-
-    graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
-    weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
-    models = {}
-    for shape in sizes:
-        models[_name(shape)] = to_xml(static_model(graph, weights, *shape, options.sample_top_k), folder)
-    return models, graph.text(), weights.constants
-
-
-def _sizes(shape: Shape) -> Sizes:
-    assert shape.batch is not None
-    assert shape.query is not None
-    assert shape.context is not None
-    return shape.batch, shape.query, shape.context
 
 
 def _name(sizes: Sizes) -> str:

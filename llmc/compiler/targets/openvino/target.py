@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import ANY_PHASE, Compiled, Prepared, Shape, Target
+from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, Target
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
     KV_CACHE_DTYPE,
     SPECIALISE_MEMORY,
     STARTER,
-    Lowered,
+    Models,
     OpenVinoBase,
 )
 from llmc.compiler.targets.openvino.precision import (
@@ -138,29 +139,31 @@ class OpenVinoTarget(OpenVinoBase):
         batches = sorted({b.batch for b in buckets if b.phase == "decode"}, reverse=True)
         return {n: sum(b.phase == "decode" and b.batch == n for b in buckets) for n in batches}
 
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace and lower once, make the weights, and finish every model over one weights file."""
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """Fuse and lower, make the weights, and finish every model over one weights file."""
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
-        lowered = self._lower(stages, options, models)
-        finished = self._finish(stages, options, models, lowered)
-        return self.prepared(stages, finished.outputs["weights"], {name: finished.outputs[name] for name in models})
+        made = self._lower(stages, programs, options, models)
+        finished = self._finish(stages, options, models, made).outputs
+        return self.lowered(stages, finished["weights"], {name: finished[name] for name in models}, made.outputs)
 
-    def _lower(self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None]) -> Entry:
+    def _lower(
+        self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None]
+    ) -> Entry:
         stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         form = {
-            "dialect": "fused", "form": "paged", "stored": json.dumps(stored, sort_keys=True),
+            "form": "paged", "stored": json.dumps(stored, sort_keys=True),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
         }  # fmt: skip
+        (program,) = programs
+        assert isinstance(program, GraphProgram)
 
-        def lower(folder: Path) -> Lowered:
-            from llmc.compiler.frontend.trace import trace
+        def lower(folder: Path) -> Models:
             from llmc.compiler.program.fuse import fuse
-            from llmc.compiler.program.import_fx import import_program
             from llmc.compiler.targets.openvino.constants import Constants, to_xml
             from llmc.compiler.targets.openvino.formats import format_for
             from llmc.compiler.targets.openvino.paged import PagedModel
 
-            graph = fuse(import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions))
+            graph = fuse(program.graph())
             constants = Constants()
             made = {}
             for name, rows in models.items():
@@ -168,9 +171,9 @@ class OpenVinoTarget(OpenVinoBase):
                 weights = format_for(str(options.quantize), options.dtype, group, stored)(constants)
                 model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
                 made[name] = to_xml(model, folder)
-            return made, graph.text(), constants
+            return made, constants
 
-        return self.lower_stage(stages, options, form, self._lower, lower)
+        return self.lower_stage(stages, program, options, form, self._lower, lower)
 
     def _finish(
         self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
@@ -224,9 +227,9 @@ class OpenVinoTarget(OpenVinoBase):
             found[SPECIALISE_MEMORY.name] = DEFAULT_BUDGET if asked is None else asked
         return found
 
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """The finished model of that shape."""
-        return Compiled(prepared.inputs[_name(shape.batch)].read_bytes(), "native")
+        return Executable(lowered.inputs[_name(shape.batch)].read_bytes(), "native")
 
 
 def _name(rows: int | None) -> str:

@@ -57,15 +57,12 @@ class Job:
 
 def build(job: Job, machine: Machine) -> bytes:
     """The executable file. Raises CompileError."""
-    mesh = mesh_of(machine.devices)
-    shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
-    outputs = _outputs(job, shaped)
+    shaped, outputs, function = _jitted(job, machine)
     header = StepHeader(
         machine.platform, machine.topology, len(machine.devices), toolchain_version(machine.platform), job.kind,
         job.inputs, outputs,
         tuple((len(outputs) - len(job.donated) + i, given) for i, given in enumerate(job.donated)),
     )  # fmt: skip
-    function = jax.jit(job.function, keep_unused=True, out_shardings=tuple(sharding_of(mesh, t) for t in outputs))
     try:
         flops = product_flops(function.trace(*shaped).jaxpr)
         portable = bytes(export.export(function, platforms=EXPORT_PLATFORMS)(*shaped).serialize())
@@ -78,6 +75,24 @@ def build(job: Job, machine: Machine) -> bytes:
     analysis = analyse(compiled, flops, len(machine.devices))
     _require_in_place(job, analysis["memory"], machine)
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable})
+
+
+def stablehlo(job: Job, machine: Machine) -> str:
+    """The function as StableHLO, before XLA compiles it. Raises CompileError."""
+    shaped, _, function = _jitted(job, machine)
+    try:
+        return str(function.lower(*shaped).as_text())
+    except Exception as e:
+        raise CompileError(f"JAX cannot lower {job.name}: {_first_lines(e)}") from e
+
+
+def _jitted(job: Job, machine: Machine) -> tuple[list[Any], tuple[Tensor, ...], Any]:
+    """Shapes of the inputs, the outputs, and the function over the machine's mesh."""
+    mesh = mesh_of(machine.devices)
+    shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
+    outputs = _outputs(job, shaped)
+    sharded = tuple(sharding_of(mesh, t) for t in outputs)
+    return shaped, outputs, jax.jit(job.function, keep_unused=True, out_shardings=sharded)
 
 
 def _outputs(job: Job, shaped: Sequence[Any]) -> tuple[Tensor, ...]:

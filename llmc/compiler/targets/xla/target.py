@@ -8,7 +8,7 @@ before there are weights. tpu.py is the same for a TPU that is only described.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +19,12 @@ from llmc.artifacts.key import canonical_json
 from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.program.program import PROGRAM, Program
+from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Compiled, Prepared, Shape, StaticTarget
-from llmc.compiler.targets.costs import LOWER, Cost, Verifying
-from llmc.compiler.weights.weightless import DTYPES, ITEM_BYTES, Described, described_stage, shared_files, trace_stage
+from llmc.compiler.targets.base import Executable, Lowered, Shape, StaticTarget
+from llmc.compiler.targets.costs import WEIGHTS, Cost, Verifying, traces
+from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.targets.xla.build import Machine
+    from llmc.compiler.targets.xla.build import Job, Machine
     from llmc.compiler.targets.xla.step import Core
     from llmc.runtime.executors.xla.envelope import Tensor
 
@@ -62,7 +64,7 @@ _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
 
 
 @dataclass(frozen=True)
-class XlaPrepared(Prepared):
+class XlaLowered(Lowered):
     """And the inputs that all steps share, as JSON (`layout`: keys and values, the weights), how they are split over
     devices, for people, whether repeated layers are one scanned body, and the model's configuration."""
 
@@ -106,9 +108,7 @@ class XlaTarget(StaticTarget):
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """The model is traced without and with a cache, as the plan needs."""
-        traces = len({bucket.context > 0 for bucket in buckets})
-        lower = Cost(fixed=traces * LOWER.fixed, layers=traces * LOWER.layers)
-        return {**super().stage_costs(options, buckets), "lower": lower, "slots": Cost(fixed=1.0)}
+        return {"trace": traces(buckets), "weights": WEIGHTS, "slots": Cost(fixed=1.0)}
 
     def toolchain(self) -> dict[str, str]:
         """The compiler, and the flags that it reads from the environment."""
@@ -120,7 +120,7 @@ class XlaTarget(StaticTarget):
         """Native code is for this CPU."""
         return cpu_features()
 
-    def _rolls(self, stages: Stages, traced: Mapping[bool, Entry], options: CompileOptions) -> bool:
+    def _rolls(self, programs: Sequence[Program], options: CompileOptions) -> bool:
         """Whether repeated layers become one scanned body: as asked, or where it is the default and can be done.
 
         Raises InputError where it is asked for and cannot.
@@ -132,8 +132,8 @@ class XlaTarget(StaticTarget):
         from llmc.compiler.targets.xla.scan_layers import NotRollableError, roll
 
         try:
-            for cached, entry in traced.items():
-                roll(_parsed(stages.path(entry.outputs["program"])).at(2, 4, 8 * cached))
+            for program in programs:
+                roll(_parsed(program.paths[PROGRAM]).at(2, 4, 8 * (program.name == CACHED)))
         except NotRollableError as e:
             if ROLL_LAYERS.of(options):
                 raise InputError(
@@ -152,33 +152,34 @@ class XlaTarget(StaticTarget):
             "cpu", "cpu", tuple(open_client("cpu", TENSOR_PARALLEL.of(options), Settings.from_environment().threads))
         )
 
-    def prepare(self, stages: Stages, options: CompileOptions) -> Prepared:
-        """Trace without and with a cache, as the plan needs; weights; and the programs that work on slots."""
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """Without and with a cache, as the plan needs."""
         from llmc.compiler.targets.xla.sharding import require_degree
 
         devices, where = self._devices(options)
         require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
+        self._other_lowering(options)  # what is not installed is told before anything is made
+        return both_weightless(stages, options)
+
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""
         lowering = self._other_lowering(options)
-        contexts = {bucket.context > 0 for bucket in stages.plan.buckets}
-        traced = {cached: trace_stage(stages, options, cached) for cached in sorted(contexts)}
-        first = next(iter(traced.values()))
-        rolled = self._rolls(stages, traced, options)
+        rolled = self._rolls(programs, options)
         stack = _stack if rolled else None
-        shared = shared_files(stages, first, stack)
-        described = json.loads(stages.store.get_bytes(described_stage(stages, first, stack).digest))
+        shared = shared_files(stages, programs[0], stack)
+        described = json.loads(stages.store.get_bytes(described_stage(stages, programs[0], stack).digest))
         layout, split = self._layout(stages, options, described)
         self.require_fits(stages, options, layout)
         slots = self._slot_stage(stages, options, layout)
-        programs = {_program_name(cached): entry.outputs["program"] for cached, entry in traced.items()}
-        return XlaPrepared(
+        return XlaLowered(
             files={**shared.files, **{name: blob.digest for name, blob in slots.outputs.items()}},
             components={
                 "layout": digest_bytes(canonical_json(layout)),
-                **{name: blob.digest for name, blob in programs.items()},
+                **{program.name: program.outputs[PROGRAM].digest for program in programs},
                 **self.described_machine(),
                 **lowering,
             },
-            inputs={name: stages.path(blob) for name, blob in programs.items()},
+            inputs={program.name: program.paths[PROGRAM] for program in programs},
             layout=layout,
             rolled=rolled,
             split=split,
@@ -209,7 +210,7 @@ class XlaTarget(StaticTarget):
         """Raise CompileError where weights and cache alone do not fit a device; nothing is known of a host's memory."""
 
     def analyse(
-        self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
         """What XLA says of each executable (see xla/build.py), and how weights are split where they are."""
         from llmc.compiler.targets.xla.build import ANALYSIS
@@ -221,8 +222,8 @@ class XlaTarget(StaticTarget):
             header = Envelope.parse(file.read_bytes(), str(file)).header
             found["executables"].append({name: header[name] for name in ANALYSIS})
         if TENSOR_PARALLEL.of(options) > 1:
-            assert isinstance(prepared, XlaPrepared)
-            found["tensor_parallel"] = prepared.split
+            assert isinstance(lowered, XlaLowered)
+            found["tensor_parallel"] = lowered.split
         return found
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
@@ -275,28 +276,36 @@ class XlaTarget(StaticTarget):
 
         return stages.run("slots", components, build)
 
-    def compile(self, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Lower the program at the bucket's sizes, and compile it."""
-        from llmc.compiler.targets.xla.build import Job, build
+        from llmc.compiler.targets.xla.build import build
+
+        return Executable(build(self._job(lowered, shape, options), self.machine(options)), self.state)
+
+    def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The step of each shape as StableHLO, before its platform is chosen."""
+        from llmc.compiler.targets.xla.build import stablehlo
+
+        machine = self.machine(options)
+        for shape in shapes:
+            yield str(shape), stablehlo(self._job(lowered, shape, options), machine)
+
+    def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Job:
+        """The step of a shape as a function over arrays."""
+        from llmc.compiler.targets.xla.build import Job
         from llmc.compiler.targets.xla.step import step_function
         from llmc.runtime.executors.xla.envelope import Tensor
 
-        assert isinstance(prepared, XlaPrepared)
-        assert shape.batch is not None
-        assert shape.query is not None
-        assert shape.context is not None
-        batch, query, context = shape.batch, shape.query, shape.context
-        machine = self.machine(options)
-        program = prepared.inputs[_program_name(context > 0)]
-        core = self._core(program, (batch, query, context), options, prepared.rolled)
-        core = self._sharded(core, prepared.config, options)
-        layout = prepared.layout
+        assert isinstance(lowered, XlaLowered)
+        batch, query, context = shape.sizes
+        core = self._core(lowered.inputs[CACHED if context else FIRST], shape.sizes, options, lowered.rolled)
+        core = self._sharded(core, lowered.config, options)
+        layout = lowered.layout
         weights = {tensor.name: tensor for tensor in _tensors(layout["weights"])}
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
         inputs = (*rows, *_tensors(layout["cache"]), *(weights[name] for name in core.weights))
-        job = Job("step", step_function(core, shape.phase, context), inputs, (4, 5), str(shape))
-        return Compiled(build(job, machine), self.state)
+        return Job("step", step_function(core, shape.phase, context), inputs, (4, 5), str(shape))
 
     def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
         if LOWERING.of(options) == "torch-xla":
@@ -362,7 +371,3 @@ def _parsed(program: Path) -> Any:
     from llmc.compiler.program.sized import TracedProgram
 
     return TracedProgram.parse(program.read_bytes())
-
-
-def _program_name(cached: bool) -> str:
-    return "program_cached" if cached else "program_first"

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.stages import version_of
 from llmc.compiler.targets.costs import Cost, Verifying
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaPrepared, XlaTarget
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
-    from llmc.compiler.targets.base import Prepared
+    from llmc.compiler.targets.base import Lowered
     from llmc.compiler.targets.xla.build import Machine
     from llmc.compiler.targets.xla.capacity import Need
     from llmc.compiler.targets.xla.topology import Topology
@@ -149,13 +149,13 @@ class TpuTarget(XlaTarget):
         return found
 
     def analyse(
-        self, stages: Stages, prepared: Prepared, files: Sequence[Path], options: CompileOptions
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
         """Memory, work and collectives of all executables on one chip; raises CompileError where they do not fit."""
-        found = super().analyse(stages, prepared, files, options)
+        found = super().analyse(stages, lowered, files, options)
         memories = [e["memory"] for e in found["executables"]]
-        assert isinstance(prepared, XlaPrepared)
-        need = self._require(stages, options, prepared.layout, memories)
+        assert isinstance(lowered, XlaLowered)
+        need = self._require(stages, options, lowered.layout, memories)
         memory = {**asdict(need), "total": need.total, "available": self.topology.hbm_bytes_per_device}
         return {"topology": self.topology.name, "device_memory": memory, **found}
 

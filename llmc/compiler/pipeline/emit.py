@@ -1,0 +1,43 @@
+"""A compile stopped early: its programs, traced or lowered, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.pipeline.compile import Reporter, lowered
+from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.stages import Stages
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.store import Store
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.options import CompileOptions
+
+PHASES = ("program", "lowered")
+
+
+def emit(
+    model: str, plan: Plan, options: CompileOptions, store: Store, phase: str, report: Reporter
+) -> Iterator[tuple[str, str]]:
+    """Programs of `phase` with their names: traced, or in the form that the device's compiler takes.
+
+    Traced programs have symbolic sizes; a device that lowers bucket by bucket gives one of each shape of the plan. What
+    was made is in the store, for a compile. Raises as `compile_bundle`, and InputError for an unknown phase.
+    """
+    if phase not in PHASES:
+        raise InputError(f"--emit {phase!r}: there is {' and '.join(PHASES)}")
+    checkpoint = open_checkpoint(model)
+    target, options, _ = target_for(options, plan, checkpoint)
+    asked, options = options, target.configure(options)
+    target.require_supported(checkpoint.config)
+    target.require_consumed(checkpoint)
+    stages = Stages(store, checkpoint, plan, report)
+    if phase == "program":
+        for program in target.trace(stages, options):
+            yield program.name, program.text()
+        return
+    made, options, _ = lowered(stages, target, asked, options)
+    yield from target.show(made, target.shapes(plan.buckets, options), options)

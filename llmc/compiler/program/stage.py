@@ -1,0 +1,101 @@
+"""Tracing as cached stages: a model is traced once a dialect, for every bucket, target and quantisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llmc.compiler.code import code_digest
+from llmc.compiler.program.program import GraphProgram, WeightlessProgram, write_graph
+from llmc.compiler.stages import Stages, toolchain
+
+if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.options import CompileOptions
+
+KIND = "trace"
+FIRST, CACHED = "program_first", "program_cached"
+"""Names of programs without a cache, and with one; executables' keys have them."""
+
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+"""Names of the dtypes that weights and cache may have, by the options' names."""
+
+_TRANSFORMS = {"f32": "dense", "bf16": "bf16"}
+
+
+def traced_graph(stages: Stages) -> GraphProgram:
+    """The model in dialect fused, as a graph before fusing. Needs no weights. Raises CompileError."""
+    components = {
+        "config": stages.config_digest,
+        "dialect": "fused",
+        "max_positions": stages.max_positions,
+        **toolchain("torch", "transformers", "sympy", "numpy", python=True),
+        "code": code_digest(traced_graph),
+    }
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.compiler.frontend.trace import trace
+        from llmc.compiler.program.import_fx import import_program
+
+        graph = import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions)
+        return {name: workspace.put_bytes(data) for name, data in write_graph(graph).items()}
+
+    return GraphProgram.of("step", stages, stages.run(KIND, components, build))
+
+
+def traced_weightless(stages: Stages, options: CompileOptions, cached: bool) -> WeightlessProgram:
+    """The model in dialect two_part with symbolic sizes, without a cache or with one; the same for every target.
+
+    Its files are described in weights/weightless.py. Needs no weights and no memory for them. Raises CompileError.
+    """
+    components = {
+        "config": stages.config_digest,
+        "dialect": "two_part",
+        "cached": cached,
+        "dtype": options.dtype,
+        **({"sample_top_k": options.sample_top_k} if options.sample_top_k else {}),
+        **toolchain("torch", "transformers", "sympy", "numpy", python=True),
+        "code": code_digest(traced_weightless),
+    }
+
+    def build(workspace: Workspace) -> Mapping[str, Blob]:
+        import io
+
+        import numpy as np
+        import torch
+
+        from llmc.artifacts.key import canonical_json
+        from llmc.compiler.frontend.trace import trace_weightless
+        from llmc.compiler.program.to_export import serialise
+
+        dtype = getattr(torch, DTYPES[options.dtype])
+        traced = trace_weightless(
+            stages.checkpoint.config, "two_part", cached=cached, dtype=dtype, top_k=options.sample_top_k
+        )
+        described: list[dict[str, Any]] = [
+            {
+                "name": name, "transform": _TRANSFORMS[options.dtype], "shape": shape, "dtype": DTYPES[options.dtype],
+                "sources": [name],
+            }
+            for name, shape in traced.parameters.items()
+        ]  # fmt: skip
+        described += [
+            {"name": name, "transform": "table", "shape": tuple(b.shape), "dtype": "float32", "sources": []}
+            for name, b in traced.buffers.items()
+        ]
+        tables = io.BytesIO()
+        np.savez(tables, **{name: b.float().numpy() for name, b in traced.buffers.items()})
+        return {
+            "program": workspace.put_bytes(canonical_json(serialise(traced.exported))),
+            "tensors": workspace.put_bytes(canonical_json(described)),
+            "tables": workspace.put_bytes(tables.getvalue()),
+        }
+
+    return WeightlessProgram.of(CACHED if cached else FIRST, stages, stages.run(KIND, components, build))
+
+
+def both_weightless(stages: Stages, options: CompileOptions) -> list[WeightlessProgram]:
+    """Without and with a cache, as the plan needs."""
+    needed = sorted({bucket.context > 0 for bucket in stages.plan.buckets})
+    return [traced_weightless(stages, options, cached) for cached in needed]
