@@ -41,13 +41,13 @@ class Variant:
     def __init__(self, name: str, graph: Graph, checkpoint, options: OnnxOptions, folder: Path, **edits) -> None:
         from llmc.compiler.targets.onnxruntime.onnx_model import place
         from llmc.compiler.targets.onnxruntime.packing import pack_weights
-        from llmc.compiler.targets.onnxruntime.to_onnx import lower
+        from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
         from llmc.compiler.weights.recipes import write_weights
         from llmc.runtime.executors.onnxruntime.session import open_session
 
         self.name = name
         folder.mkdir()
-        lowered = lower(graph, options)
+        lowered = to_onnx(graph, options)
         if "model" in edits:
             edits["model"](lowered.model)
         with (folder / "plain").open("wb") as out:

@@ -46,6 +46,7 @@ STOPS = {
     "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
     "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
     "llmc.compiler.options": "options are components by value",
+    "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that no result follows from, each with the reason; "llmc" is meant without what is in it."""

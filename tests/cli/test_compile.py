@@ -14,7 +14,7 @@ from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.base import Compiled, Prepared, Shape
+from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.executors.fake.executor import Program
 from llmc.testing.toy import toy_plan, write_toy
@@ -331,12 +331,12 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """The user presses Ctrl-C once `after` executables are done."""
     done = 0
 
-    def compile_one(self: FakeTarget, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def compile_one(self: FakeTarget, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         nonlocal done
         if done == after:
             raise KeyboardInterrupt
         done += 1
-        return COMPILE(self, prepared, shape, options)
+        return COMPILE(self, lowered, shape, options)
 
     monkeypatch.setattr(FakeTarget, "compile", compile_one)
 
@@ -413,7 +413,7 @@ def test_what_was_refused_leaves_no_note_but_what_may_still_end_well_does(
     compile_("--quantize", "int8").failed(2)
     assert list(here.iterdir()) == []
 
-    def full(*_: object) -> Compiled:
+    def full(*_: object) -> Executable:
         from llmc.errors import CapacityError
 
         raise CapacityError("the disk is full; free some space")

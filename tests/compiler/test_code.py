@@ -154,7 +154,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
 
 
 HANDED_IN = {
-    "lower": ("llmc.compiler.checkpoint.",),  # its configuration, which is a component by value
+    "trace": ("llmc.compiler.checkpoint.",),  # its configuration, which is a component by value
     "executable": ("llmc.compiler.pipeline.compile",),  # calls the target
 }
 

@@ -32,12 +32,12 @@ TARGETS: dict[str, type[Target]] = {
     "hpu": hpu.HpuTarget,
 }
 READ = {"weights:checkpoint", "tokenizer:checkpoint", "reference:checkpoint"}
-FIXED = {"lower:dialect", "lower:cached", "reference:reference"}
+FIXED = {"trace:dialect", "trace:cached", "reference:reference"}
 """Components that tell one stage of a target from another: no input changes them."""
 SHAPING = {"verify:option.specialise", "verify:option.static_dims"}
 """Components that change which keys there are, not only what is in them."""
 UNUSUAL = {
-    "verify:environment.ATEN_CPU_CAPABILITY", "executable:option.sample_top_k", "lower:sample_top_k",
+    "verify:environment.ATEN_CPU_CAPABILITY", "executable:option.sample_top_k", "trace:sample_top_k",
     "verify:option.sample_top_k",
 }  # fmt: skip
 """Components that are there only where something unusual is set or asked for."""
@@ -206,29 +206,34 @@ EVERYWHERE: dict[str, tuple[Change, set[str]]] = {
     "longer": (longer, {"reference:longest", "verify:past.plan", "verify:plan"}),
     "bucket": (another_bucket, {"executable:shape.context", "verify:bucket", "verify:plan"}),
 }
-TRACED = {"lower:toolchain.numpy", "reference:toolchain.numpy", "verify:toolchain.numpy"}
-BUILT = {"lower:toolchain.torch", "reference:toolchain.torch"}
-TRANSFORMERS = {"lower:toolchain.transformers", "reference:toolchain.transformers"}
+TRACED = {"trace:toolchain.numpy", "reference:toolchain.numpy", "verify:toolchain.numpy"}
+BUILT = {"trace:toolchain.torch", "reference:toolchain.torch"}
+TRANSFORMERS = {"trace:toolchain.transformers", "reference:toolchain.transformers"}
 REAL: dict[str, tuple[Change, set[str]]] = {
     **EVERYWHERE,
     "numpy": (package("numpy"), TRACED),
-    "sympy": (package("sympy"), {"lower:toolchain.sympy"}),
-    "python": (python, {"lower:toolchain.python", "reference:toolchain.python"}),
-    "config": (config(rms_norm_eps=2e-5), {"lower:config", *READ}),
+    "sympy": (package("sympy"), {"trace:toolchain.sympy"}),
+    "python": (python, {"trace:toolchain.python", "reference:toolchain.python"}),
+    "config": (config(rms_norm_eps=2e-5), {"trace:config", *READ}),
 }
 CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
     "fake": {
         **EVERYWHERE,
         "state": (attribute("state", "portable"), {"executable:state"}),
+        "program": (output("trace", "program"), {"executable:input.program"}),
         "version": (fake_version, {"executable:toolchain.fake", "verify:toolchain.fake"}),
         "isa": (compiled_for, {"executable:isa"}),
         "host": (features, {"verify:isa"}),
         "config": (config(note=1), READ),
-        "positions": (config(max_position_embeddings=128), {"executable:input.positions", *READ}),
+        "positions": (config(max_position_embeddings=128), {"trace:positions", *READ}),
         "weights": (output("weights", "weights"), {"executable:input.weights", "verify:file.weights"}),
     },
     "cpu": {
         **REAL,
+        "numpy": (package("numpy"), TRACED | {"lower:toolchain.numpy"}),
+        "python": (python, REAL["python"][1] | {"lower:toolchain.python"}),
+        "program": (output("trace", "program"), {"lower:program"}),
+        "program's tables": (output("trace", "tables"), {"lower:tables"}),
         "state": (attribute("state", "portable"), {"executable:state"}),
         "torch": (package("torch"), BUILT),
         "transformers": (package("transformers"), TRANSFORMERS),
@@ -240,7 +245,7 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
         ),
         "isa": (features, {"pack:isa", "executable:isa", "verify:isa"}),
         "quantize": (option(quantize="int8"), {"lower:block", "executable:option.quantize", "verify:option.quantize"}),
-        "longer": (longer, {"lower:max_positions", *EVERYWHERE["longer"][1]}),
+        "longer": (longer, {"trace:max_positions", *EVERYWHERE["longer"][1]}),
         "graph": (output("lower", "model"), {"pack:lowered", "executable:input.lowered"}),
         "recipes": (output("lower", "recipes"), {"weights:recipes"}),
         "tables": (output("lower", "tables"), {"weights:tables"}),
@@ -260,16 +265,16 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
         ),
         "isa": (portable_for, {"executable:isa"}),
         "host": (features, {"verify:isa"}),
-        "dtype": (option(dtype="bf16"), {"lower:dtype", "executable:option.dtype", "verify:option.dtype"}),
+        "dtype": (option(dtype="bf16"), {"trace:dtype", "executable:option.dtype", "verify:option.dtype"}),
         "top logits": (
             option(sample_top_k=5),
-            {"lower:sample_top_k", "executable:option.sample_top_k", "verify:option.sample_top_k"},
+            {"trace:sample_top_k", "executable:option.sample_top_k", "verify:option.sample_top_k"},
         ),
         "program": (
-            output("lower", "program"), {"executable:input.program_first", "executable:input.program_cached"},
+            output("trace", "program"), {"executable:input.program_first", "executable:input.program_cached"},
         ),
-        "tensors": (output("lower", "tensors"), {"weights:tensors"}),
-        "tables": (output("lower", "tables"), {"weights:tables"}),
+        "tensors": (output("trace", "tensors"), {"weights:tensors"}),
+        "tables": (output("trace", "tables"), {"weights:tables"}),
         "weights": (output("weights", "weights"), {"executable:input.weights", "verify:file.weights"}),
         "placements": (output("weights", "placements"), {"executable:input.placements", "verify:file.weights.json"}),
     },

@@ -14,7 +14,7 @@ from llmc.compiler import code
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import executable_key
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Prepared, Shape, Target
+from llmc.compiler.targets.base import Lowered, Shape, Target
 from llmc.compiler.targets.declared import devices
 from tests.compiler.keyed import DEVICES, Compiled, changed
 
@@ -27,23 +27,23 @@ def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[st
 
 
 CODE = {
-    "compiler/targets/fake.py": {"fake": {"weights", "executable"}},
+    "compiler/targets/fake.py": {"fake": {"trace", "weights", "executable"}},
     "compiler/targets/onnxruntime/target.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/hpu.py": {"hpu": {"executable"}},
     "compiler/text/files.py": made_by("tokenizer"),
     "compiler/weights/stage.py": {
-        "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"lower", "weights", "executable"},
+        "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"weights", "executable"},
     },
-    "compiler/weights/weightless.py": {"hpu": {"lower", "executable"}},
-    "compiler/frontend/attention.py": made_by("lower", devices=("cpu", "hpu")),
-    "compiler/frontend/skeleton.py": made_by("lower", "reference", devices=("cpu", "hpu")),
-    "compiler/program/import_fx.py": {"cpu": {"lower"}},
+    "compiler/weights/weightless.py": {"hpu": {"executable"}},
+    "compiler/frontend/attention.py": made_by("trace", devices=("cpu", "hpu")),
+    "compiler/frontend/skeleton.py": made_by("trace", "reference", devices=("cpu", "hpu")),
+    "compiler/program/import_fx.py": {"cpu": {"trace"}},
     "compiler/targets/onnxruntime/to_onnx.py": {"cpu": {"lower"}},
     "compiler/targets/onnxruntime/onnx_model.py": {"cpu": {"lower", "pack", "executable"}},
     "compiler/targets/onnxruntime/formats.py": {"cpu": {"lower"}},
     "compiler/weights/nbits.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
     "compiler/targets/onnxruntime/packing.py": {"cpu": {"pack"}},
-    "compiler/program/to_export.py": {"hpu": {"lower", "executable"}},
+    "compiler/program/to_export.py": {"hpu": {"trace", "executable"}},
     "compiler/weights/recipes.py": {"cpu": {"lower", "weights", "pack"}, "hpu": {"weights"}},
     "compiler/checkpoint/huggingface.py": made_by("weights", "tokenizer", "reference"),
     "compiler/verification/parts.py": made_by("reference", "verify"),
@@ -150,7 +150,7 @@ UNRELATED = (
 
 def key_of(target: Target, options: CompileOptions) -> Key:
     """The key of an executable of whatever was prepared."""
-    return executable_key(target, Prepared({}, {}, {}), Shape("decode", 1, 1, 8), options)
+    return executable_key(target, Lowered({}, {}, {}), Shape("decode", 1, 1, 8), options)
 
 
 def test_every_target_is_among_those_whose_code_is_changed_here() -> None:

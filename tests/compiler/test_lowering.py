@@ -35,7 +35,7 @@ from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
 from llmc.compiler.targets.onnxruntime.packing import pack_weights
-from llmc.compiler.targets.onnxruntime.to_onnx import Lowered, lower
+from llmc.compiler.targets.onnxruntime.to_onnx import Lowered, to_onnx
 from llmc.compiler.weights.recipes import (
     ALIGNMENT,
     Placement,
@@ -707,14 +707,14 @@ def test_an_operator_without_an_onnx_form_is_named() -> None:
     s = Sketch()
     x = s.input("x", "B", "Q", 8)
     with pytest.raises(CompileError, match=r"operator 'erfinv' has no ONNX lowering \(at %erfinv_1_0\)"):
-        lower(s.done(s.erfinv(x)), OnnxOptions(0))
+        to_onnx(s.done(s.erfinv(x)), OnnxOptions(0))
 
 
 def test_a_reshape_with_two_unknown_sizes_is_named() -> None:
     s = Sketch()
     x = s.input("x", "B", "Q", 8)
     with pytest.raises(CompileError, match=r"reshape of %x to \('Q', 'B', 8\) has more than one unknown dimension"):
-        lower(s.done(s.reshape(x, shape=("Q", "B", 8))), OnnxOptions(0))
+        to_onnx(s.done(s.reshape(x, shape=("Q", "B", 8))), OnnxOptions(0))
 
 
 def test_blocks_divide_the_inputs_where_they_can() -> None:
@@ -725,7 +725,7 @@ def test_blocks_divide_the_inputs_where_they_can() -> None:
 
 @cache
 def lowered(block: int) -> Lowered:
-    return lower(fuse(import_program(trace(tiny.config("llama"), "fused"), 32)), OnnxOptions(block))
+    return to_onnx(fuse(import_program(trace(tiny.config("llama"), "fused"), 32)), OnnxOptions(block))
 
 
 @pytest.mark.parametrize("block", [0, 64])

@@ -20,7 +20,7 @@ from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.onnx_model import load_model, place
 from llmc.compiler.targets.onnxruntime.packing import folds_offsets, pack_weights
-from llmc.compiler.targets.onnxruntime.to_onnx import lower
+from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
 from llmc.compiler.weights.nbits import kept4, kept8, q4, quantise_q4
 from llmc.compiler.weights.recipes import write_weights
 from llmc.errors import CheckpointError, CompileError
@@ -228,7 +228,7 @@ STORED = {"embedding": "Q4_1", "first": "Q4_1"}
 
 def run(folder: Path, fold: bool) -> Array:
     """Logits of a few tokens through packed weights."""
-    lowered = lower(two_layers(), OnnxOptions(32, stored=STORED, fold=fold))
+    lowered = to_onnx(two_layers(), OnnxOptions(32, stored=STORED, fold=fold))
     assert bool(lowered.folded) == fold
     data = io.BytesIO()
     placed = write_weights(lowered.recipes, SOURCE, {}, data)
@@ -304,8 +304,8 @@ def test_a_layout_that_is_not_the_known_one_is_refused_and_not_used(
 
 
 def test_where_offsets_are_folded_no_graph_reads_them() -> None:
-    folded = lower(two_layers(), OnnxOptions(32, stored=STORED, fold=True))
-    apart = lower(two_layers(), OnnxOptions(32, stored=STORED))
+    folded = to_onnx(two_layers(), OnnxOptions(32, stored=STORED, fold=True))
+    apart = to_onnx(two_layers(), OnnxOptions(32, stored=STORED))
     ops = [[node.op_type for node in made.model.graph.node] for made in (folded, apart)]
     assert "ReduceSum" not in ops[0] and ops[1].count("ReduceSum") == 1
     declared = {t.name for t in load_model(folded.model.SerializeToString()).graph.initializer}

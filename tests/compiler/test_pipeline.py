@@ -34,7 +34,7 @@ from llmc.compiler.pipeline.compile import VerifyReport, executable_key
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Compiled, Prepared, Shape
+from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.limits import limits as verification_limits
 from llmc.compiler.verification.parts import sample_buckets
@@ -267,10 +267,10 @@ def test_jobs_compile_at_the_same_time_to_the_same_bundle(toy: Toy, monkeypatch:
     original, together = FakeTarget.compile, threading.Barrier(3, timeout=10)
     crowd = threading.Semaphore(3)
 
-    def meet(self: FakeTarget, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def meet(self: FakeTarget, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         if crowd.acquire(blocking=False):
             together.wait()
-        return original(self, prepared, shape, options)
+        return original(self, lowered, shape, options)
 
     monkeypatch.setattr(FakeTarget, "compile", meet)
     copy = toy.bundle.with_name("copy")
@@ -287,9 +287,9 @@ def test_targets_that_need_processes_get_them(toy: Toy, monkeypatch: pytest.Monk
     assert os.getpid() not in pids and 1 <= len(pids) <= 2
 
 
-def compile_and_name_the_process(device: str, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
-    made = open_target(device).compile(prepared, shape, options)
-    return Compiled(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
+def compile_and_name_the_process(device: str, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    made = open_target(device).compile(lowered, shape, options)
+    return Executable(json.dumps({**json.loads(made.data), "pid": os.getpid()}).encode(), made.state)
 
 
 def test_a_worker_that_is_killed_is_a_compile_error(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_an_interrupt_ends_the_processes_that_compile_at_once(
 LONG_S = 60
 
 
-def interrupt_all_and_go_on(*_: object) -> Compiled:
+def interrupt_all_and_go_on(*_: object) -> Executable:
     """Ctrl-C reaches this process too, in the middle of work that takes long."""
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getppid(), signal.SIGINT)
@@ -519,14 +519,14 @@ def test_buckets_that_continue_from_a_wrong_one_are_named_after_it() -> None:
 COMPILE = FakeTarget.compile
 
 
-def wrong_for(bucket: Bucket) -> Callable[..., Compiled]:
-    def compile_wrongly(self: FakeTarget, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
-        made = COMPILE(self, prepared, shape, options)
+def wrong_for(bucket: Bucket) -> Callable[..., Executable]:
+    def compile_wrongly(self: FakeTarget, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+        made = COMPILE(self, lowered, shape, options)
         if (shape.phase, shape.batch, shape.query, shape.context) != (
             bucket.phase, bucket.batch, bucket.query, bucket.context,
         ):  # fmt: skip
             return made
-        return Compiled(json.dumps({**json.loads(made.data), "decay": -0.8}).encode(), made.state)
+        return Executable(json.dumps({**json.loads(made.data), "decay": -0.8}).encode(), made.state)
 
     return compile_wrongly
 
@@ -631,10 +631,10 @@ def test_one_shape_that_fails_is_one_clear_error(toy: Toy, monkeypatch: pytest.M
     toy.compile(toy_plan(decode=[*DECODE, (3, 32)]))
     before = content(toy.bundle)
 
-    def fail(self: FakeTarget, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def fail(self: FakeTarget, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         if (shape.phase, shape.batch, shape.context) == ("decode", 2, 16):
             raise CompileError(f"the vendor's compiler refuses {shape}")
-        return COMPILE(self, prepared, shape, options)
+        return COMPILE(self, lowered, shape, options)
 
     monkeypatch.setattr(FakeTarget, "compile", fail)
     fresh = Store(toy.store.root.with_name("fresh"))
@@ -652,14 +652,14 @@ def test_a_failing_shape_takes_nothing_from_those_that_still_compile(toy: Toy, m
     """The folder with the shared files lives as long as a compile that reads it."""
     failing, seen = threading.Event(), []
 
-    def fail_or_wait(self: FakeTarget, prepared: Prepared, shape: Shape, options: CompileOptions) -> Compiled:
+    def fail_or_wait(self: FakeTarget, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         if shape == toy_first:
             failing.wait(10)
             raise CompileError("refused")
         failing.set()
         time.sleep(0.2)
-        seen.append(sorted(path.name for path in prepared.folder.iterdir()))
-        return COMPILE(self, prepared, shape, options)
+        seen.append(sorted(path.name for path in lowered.folder.iterdir()))
+        return COMPILE(self, lowered, shape, options)
 
     toy_first = FakeTarget().shapes(toy.plan.buckets, FakeTarget().configure(CompileOptions("fake")))[0]
     monkeypatch.setattr(FakeTarget, "compile", fail_or_wait)
@@ -812,7 +812,8 @@ class Keyed:
         target = target or FakeTarget()
         asked = target.configure(CompileOptions(device="fake"))
         run = Stages(self.toy.store, open_checkpoint(model or self.toy.model), self.toy.plan, lambda _: None)
-        return executable_key(target, target.prepare(run, asked), shape or self.shape, replace(asked, **options))
+        made = target.lower(run, target.trace(run, asked), asked)
+        return executable_key(target, made, shape or self.shape, replace(asked, **options))
 
     def changed(self, before: Key, after: Key) -> set[str]:
         assert (before == after) == (before.digest == after.digest)

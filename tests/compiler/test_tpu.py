@@ -22,7 +22,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle, compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Prepared, Shape
+from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.xla.report import lines
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
@@ -100,13 +100,13 @@ def test_on_this_host_a_bundle_runs_from_its_portable_programs_and_says_so(
     assert "are compiled here from their portable programs" in caplog.text
 
 
-def prepared(compiled: Compiled) -> tuple[Prepared, CompileOptions]:
+def prepared(compiled: Compiled) -> tuple[Lowered, CompileOptions]:
     from llmc.compiler.checkpoint import open_checkpoint
 
     target = open_target(DEVICE)
     options = target.configure(CompileOptions(DEVICE, dtype="bf16"))
     stages = Stages(compiled.store, open_checkpoint(compiled.model), PLAN, lambda _: None)
-    return target.prepare(stages, options), options
+    return target.lower(stages, target.trace(stages, options), options), options
 
 
 def test_executables_are_the_same_bytes_whichever_process_makes_them(compiled: Compiled) -> None:

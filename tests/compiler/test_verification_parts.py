@@ -16,7 +16,7 @@ from llmc.buckets.planner import make_plan
 from llmc.cli.accuracy import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Compiled, Shape, Target
+from llmc.compiler.targets.base import Executable, Shape, Target
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification import parts as module
 from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations
@@ -149,11 +149,11 @@ COMPILE = FakeTarget.compile
 def test_one_wrong_executable_among_many_is_found_without_any_budget(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, phase: str, batch: int, query: int, context: int
 ) -> None:
-    def wrong(self: FakeTarget, prepared: Any, shape: Shape, options: CompileOptions) -> Compiled:
-        made = COMPILE(self, prepared, shape, options)
+    def wrong(self: FakeTarget, lowered: Any, shape: Shape, options: CompileOptions) -> Executable:
+        made = COMPILE(self, lowered, shape, options)
         if (shape.phase, shape.batch, shape.query, shape.context) != (phase, batch, query, context):
             return made
-        return Compiled(json.dumps({**json.loads(made.data), "decay": -0.8}).encode(), made.state)
+        return Executable(json.dumps({**json.loads(made.data), "decay": -0.8}).encode(), made.state)
 
     monkeypatch.setattr(module, "BUDGET", 0.0)
     monkeypatch.setattr(FakeTarget, "compile", wrong)

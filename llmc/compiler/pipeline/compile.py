@@ -186,8 +186,8 @@ def _make(
     stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, model: str,
     report: Reporter, unverified: str | None, because: str,
 ) -> _Made:  # fmt: skip
-    """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None for
-    none, and `because` says why it is this target."""
+    """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None
+    for none, and `because` says why it is this target."""
     made, options, changed = lowered(stages, target, asked, options)
     choice = "; ".join(filter(None, (target.choice(options), because, changed)))
     shapes = target.shapes(stages.plan.buckets, options)

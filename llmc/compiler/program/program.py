@@ -32,7 +32,7 @@ class Program:
     paths: Mapping[str, Path]
 
     @classmethod
-    def of(cls, name: str, stages: Stages, entry: Entry) -> Self:
+    def stored(cls, name: str, stages: Stages, entry: Entry) -> Self:
         """The program that a stage's entry holds."""
         return cls(name, entry.outputs, {key: stages.path(blob) for key, blob in entry.outputs.items()})
 

@@ -41,7 +41,7 @@ def traced_graph(stages: Stages) -> GraphProgram:
         graph = import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions)
         return {name: workspace.put_bytes(data) for name, data in write_graph(graph).items()}
 
-    return GraphProgram.of("step", stages, stages.run(KIND, components, build))
+    return GraphProgram.stored("step", stages, stages.run(KIND, components, build))
 
 
 def traced_weightless(stages: Stages, options: CompileOptions, cached: bool) -> WeightlessProgram:
@@ -92,7 +92,7 @@ def traced_weightless(stages: Stages, options: CompileOptions, cached: bool) -> 
             "tables": workspace.put_bytes(tables.getvalue()),
         }
 
-    return WeightlessProgram.of(CACHED if cached else FIRST, stages, stages.run(KIND, components, build))
+    return WeightlessProgram.stored(CACHED if cached else FIRST, stages, stages.run(KIND, components, build))
 
 
 def both_weightless(stages: Stages, options: CompileOptions) -> list[WeightlessProgram]:

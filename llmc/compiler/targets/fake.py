@@ -110,13 +110,13 @@ class FakeTarget(Target):
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """The formula's constants, as JSON: a real target traces the transformers model (program/stage.py)."""
-        model = {"decay": DECAY, "positions": int(stages.checkpoint.config["max_position_embeddings"])}
+        positions = int(stages.checkpoint.config["max_position_embeddings"])
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            return {PROGRAM: workspace.put_bytes(canonical_json(model))}
+            return {PROGRAM: workspace.put_bytes(canonical_json({"decay": DECAY, "positions": positions}))}
 
-        components = {"config": stages.config_digest, "code": code_digest(self.trace)}
-        return [Program.of("toy", stages, stages.run("trace", components, build))]
+        components = {"positions": positions, "code": code_digest(self.trace)}
+        return [Program.stored("toy", stages, stages.run("trace", components, build))]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """The program is in its device's form already; the weights are what all buckets share."""

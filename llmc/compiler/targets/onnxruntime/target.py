@@ -250,14 +250,14 @@ class OnnxRuntimeTarget(Target):
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             from llmc.compiler.program.fuse import fuse
             from llmc.compiler.targets.onnxruntime.kernels.panels import LANES
-            from llmc.compiler.targets.onnxruntime.to_onnx import lower
+            from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
             from llmc.compiler.weights.recipes import written
 
-            lowered = lower(fuse(program.graph(), LANES if options.panels else 0), options)
+            made = to_onnx(fuse(program.graph(), LANES if options.panels else 0), options)
             files = {
-                "model": lowered.model.SerializeToString(deterministic=True),
-                "folded": json.dumps(lowered.folded, sort_keys=True).encode(),
-                **written(lowered.recipes, lowered.tables),
+                "model": made.model.SerializeToString(deterministic=True),
+                "folded": json.dumps(made.folded, sort_keys=True).encode(),
+                **written(made.recipes, made.tables),
             }
             return {name: workspace.put_bytes(data) for name, data in files.items()}
 

@@ -50,7 +50,7 @@ class Lowered:
     folded: dict[str, str] = field(default_factory=dict)
 
 
-def lower(graph: Graph, options: OnnxOptions) -> Lowered:
+def to_onnx(graph: Graph, options: OnnxOptions) -> Lowered:
     """Emit `graph`; raises CompileError naming an operator that has no ONNX form here."""
     return _Emitter(graph, options).run()
 
