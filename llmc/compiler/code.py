@@ -8,8 +8,9 @@ A result is made by functions, methods and classes. What counts is found by read
 - what the function, and what it reaches by name in those modules, imports as it runs; of a class, any of its methods;
 - of every module so found all that it imports, anywhere but for type checking. Where it runs stages of its own, only
   what it imports at its top: what its stages make is in keys by digest;
-- modules that a module names in a string of their own, a package that imports its modules by name only when they are
-  asked for, and files that lie beside a module that looks for them there (C sources, measurements);
+- modules that a module names in a string of their own, those of a package that are imported by name only when they are
+  asked for (by the package itself, or where import_module takes f"llmc.….{name}"), and files that lie beside a module
+  that looks for them there (C sources, measurements);
 - of a target or an executor that another package brings, that whole package, and what it imports of llmc.
 
 STOPS are left out.
@@ -44,6 +45,7 @@ STOPS = {
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.compiler.code": "what is written here is in every `code`",
     "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
+    "llmc.compiler.architectures.shared.size": "sizes are estimated by it, and nothing is made of them",
     "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
     "llmc.compiler.options": "options are components by value",
     "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
@@ -55,6 +57,7 @@ _FROM = re.compile(r"from (llmc[\w.]*) import (?:\(([^)]*)\)|(.*))")
 _IMPORT = re.compile(r"import (llmc[\w., \t]*)$", re.MULTILINE)
 _TYPES_ONLY = re.compile(r"\n([ \t]*)if TYPE_CHECKING:(?:\n\1[ \t]+.*|\n[ \t]*(?=\n))+")
 _NAMED = re.compile(r"""llmc((?:\.\w+)+)["']""")
+_BY_NAME = re.compile(r'import_module\(f"(llmc[\w.]*)\.\{')
 _QUOTED = re.compile(r"""["']([\w.-]+)["']""")
 _COMMENT = re.compile(r"#.*")
 _RUNS_STAGES = "stages.run("
@@ -128,7 +131,9 @@ def source_of(module: str) -> Source:
         if not before.strip():
             (later if before else at_top).update(names)
     if "\ndef __getattr__(" in text:
-        later.update(f"{module}.{file.stem}" for file in path.parent.glob("*.py") if file != path)
+        later |= _modules_in(module)
+    for package in _BY_NAME.findall(text):
+        later |= _modules_in(package)
     if _RUNS_STAGES in text:
         later.clear()
     return Source(content.hexdigest(), frozenset(at_top), frozenset(later))
@@ -175,6 +180,11 @@ def _named(text: str) -> set[str]:
     """Modules that strings name."""
     found = {f"llmc{m[1]}" for m in _NAMED.finditer(text) if text[m.start() - 1] in "\"'"}
     return {name for name in found if _is_module(name)}
+
+
+def _modules_in(package: str) -> set[str]:
+    init = _path(package)
+    return {f"{package}.{file.stem}" for file in init.parent.glob("*.py") if file != init}
 
 
 def _imported(module: str, name: str) -> str:

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from llmc.compiler.architectures import SUPPORTED
+from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.config_keys import READ, ROPE
+from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.frontend import consumed
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.errors import CheckpointError
@@ -151,7 +152,7 @@ def test_a_compile_refuses_before_it_builds_anything(tmp_path: Path, verify: str
 # What is listed is what transformers reads
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("kind", supported())
 def test_every_key_that_counts_as_read_is_read(kind: str) -> None:
     seen: set[str] = set()
 
@@ -168,10 +169,10 @@ def test_every_key_that_counts_as_read_is_read(kind: str) -> None:
             model(model.dummy_inputs["input_ids"])
     finally:
         del PretrainedConfig.__getattribute__  # putting one back would stay on the class, which tracing refuses
-    assert consumed.READ | consumed.READ_BY[kind] <= seen | {"rope_theta"}, "rope_theta goes into rope_parameters"
+    assert READ | family(tiny.config(kind)).reads <= seen | {"rope_theta"}, "rope_theta goes into rope_parameters"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in consumed.ROPE if kind != "default"])
+@pytest.mark.parametrize("kind", [kind for kind in ROPE if kind != "default"])
 def test_every_member_of_rope_that_counts_as_read_is_read(kind: str) -> None:
     class Watched(dict[str, Any]):
         seen: set[str] = set()  # noqa: RUF012
@@ -193,4 +194,4 @@ def test_every_member_of_rope_that_counts_as_read_is_read(kind: str) -> None:
     })  # fmt: skip
     object.__setattr__(config, "rope_parameters", watched)
     ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=64)
-    assert consumed.ROPE[kind] <= watched.seen
+    assert ROPE[kind] <= watched.seen

@@ -13,10 +13,10 @@ from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import make_plan
+from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.estimates.durations import Durations
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.estimates.verification_work import Work, count
-from llmc.compiler.model_size import ModelSize, Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Cost

@@ -10,8 +10,8 @@ from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
+from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.model_size import ModelSize, Weights
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, CheckpointError, InputError

@@ -14,7 +14,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from llmc.artifacts.store.store import Store
-from llmc.compiler.architectures import SUPPORTED
+from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.frontend.trace import CacheShape, Step, WeightlessStep, trace, trace_weightless
@@ -163,10 +164,10 @@ def test_the_fused_graph_has_one_operator_for_what_compilers_have_kernels_for(ca
     layers = config["num_hidden_layers"]
     graph = fuse(import_program(fused(case), 128))
     counts = Counter(node.op for node in graph.nodes)
-    norms_in_attention = config["model_type"] == "qwen3"  # q and k are normed before rotation: their linears stay apart
+    stated = family(config).fused
     assert counts["gqa"] == layers
-    assert counts["linear"] == 1 + layers * (6 if norms_in_attention else 4)
-    assert counts["rms_norm"] == 1 + (2 * layers if norms_in_attention else 0)
+    assert counts["linear"] == 1 + layers * stated["linear"]
+    assert counts["rms_norm"] == 1 + layers * stated["rms_norm"]
     assert counts["skip_rms_norm"] == 2 * layers
     assert counts["split"] == counts["silu"] == layers
     assert counts["embedding"] == 1
@@ -174,7 +175,7 @@ def test_the_fused_graph_has_one_operator_for_what_compilers_have_kernels_for(ca
     assert not left_over & set(counts)
     for node in graph.nodes:
         if node.op == "gqa":
-            assert node.attrs["window"] == (tiny.WINDOW if config["model_type"] == "mistral" else -1)
+            assert node.attrs["window"] == (config.get("sliding_window") or -1)
             assert (node.attrs["heads"], node.attrs["kv_heads"]) == (4, config["num_key_value_heads"])
             assert all(value is not None for value in node.inputs[6:8]), "rotary embedding is part of the operator"
 
@@ -259,7 +260,7 @@ def test_an_architecture_that_is_not_supported_is_refused_by_name(model_type: ob
     with pytest.raises(CheckpointError, match="is not supported") as refused:
         trace({"model_type": model_type, "vocab_size": 8}, "fused")
     assert repr(model_type) in str(refused.value)
-    assert all(name in str(refused.value) for name in SUPPORTED)
+    assert all(name in str(refused.value) for name in supported())
 
 
 def test_a_configuration_that_makes_no_model_is_a_checkpoint_error() -> None:

@@ -20,6 +20,8 @@ from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
+from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend import trace as tracing
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.testing.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
@@ -50,23 +52,19 @@ for _name in ("trace", "trace_weightless"):
 # tiny operators gain nothing from threads, and lose much when other processes want the processors
 torch.set_num_threads(1)
 
-WINDOW = 5
-"""The sliding window of the mistral cases: shorter than every sequence here."""
-
-_SMALL = {
-    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
 _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "num_hidden_layers": 2},
-    "mistral": {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": WINDOW},
-    "qwen2": {"model_type": "qwen2", "num_hidden_layers": 1},
-    "qwen3": {"model_type": "qwen3", "num_hidden_layers": 1},
-}
+
+
+def of_family(name: str) -> dict[str, Any]:
+    """The tiny configuration that a family's file has."""
+    return {"model_type": name, "vocab_size": VOCAB, **family({"model_type": name}).tiny}
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {name: of_family(name) for name in supported()}
+"""Of each family that there is."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama-tied-biases-llama3-rope": {
         "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3,
@@ -85,8 +83,8 @@ TIED = "llama-tied-biases-llama3-rope"
 def config(name: str) -> dict[str, Any]:
     """The configuration of a case, in the terms of config.json."""
     if name in ARCHITECTURES:
-        return {**_SMALL, **ARCHITECTURES[name]}
-    return {**_SMALL, "model_type": "llama", "num_hidden_layers": 1, **(VARIANTS | DEEP)[name]}
+        return dict(ARCHITECTURES[name])
+    return {**ARCHITECTURES["llama"], "num_hidden_layers": 1, **(VARIANTS | DEEP)[name]}
 
 
 @cache

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ _PLACES = ("_name_or_path",)
 
 CONFIG = "config.json"
 """The configuration's file in a checkpoint's folder."""
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 FloatArray: TypeAlias = "npt.NDArray[np.float32]"
 HashFile = Callable[[Path], str]

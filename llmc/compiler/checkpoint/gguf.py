@@ -17,7 +17,7 @@ from llmc.compiler.checkpoint.base import (
 from llmc.compiler.checkpoint.gguf_blocks import BLOCK_TYPES, dequantise, split_blocks
 from llmc.compiler.checkpoint.gguf_config import ROPE_FACTORS, Metadata, build_config, token_ids
 from llmc.compiler.checkpoint.gguf_header import TensorInfo, read_header
-from llmc.compiler.checkpoint.gguf_names import restore_row_order, transformers_name
+from llmc.compiler.checkpoint.gguf_rows import restore_row_order
 from llmc.compiler.checkpoint.gguf_tokenizer import build_tokenizer_json
 
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -34,6 +34,7 @@ class GgufCheckpoint(Checkpoint):
         self._header = read_header(path)
         self._meta = Metadata(self._header)
         super().__init__(path, name or self._meta.text("general.name", path.stem) or path.stem)
+        self._gguf = self._meta.gguf
         self._config = build_config(self._header)
         self._tensors = self._by_transformers_name()
 
@@ -42,7 +43,7 @@ class GgufCheckpoint(Checkpoint):
         for info in self._header.tensors.values():
             if info.name in _SKIPPED:
                 continue
-            name = transformers_name(info.name)
+            name = self._gguf.transformers_name(info.name)
             if name is None:
                 raise self._meta.error(
                     f"tensor {info.name} has no place in architecture {self._meta.arch}; the file is "
@@ -67,8 +68,8 @@ class GgufCheckpoint(Checkpoint):
 
     def _permuted_heads(self, name: str) -> int:
         """Heads of a tensor whose rows llama.cpp reordered, else 0."""
-        permuted = self._config["model_type"] == "llama" and ".v_proj." not in name
-        return self._heads(name) if permuted else 0
+        interleaved = any(f".{part}." in name for part in self._gguf.interleaved)
+        return self._heads(name) if interleaved else 0
 
     @property
     def config(self) -> dict[str, Any]:

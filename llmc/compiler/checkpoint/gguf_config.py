@@ -1,4 +1,4 @@
-"""A transformers 5 config from GGUF metadata, for the architectures llama (Mistral as well), qwen2 and qwen3.
+"""A transformers 5 config from GGUF metadata, for the families that say how GGUF files hold them (architectures/).
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Each is checked, since a wrong number
 here would give a model that runs and answers nonsense: layer count, hidden size and vocabulary must agree
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from llmc.compiler.architectures.shared.base import Family, Gguf
+from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
 from llmc.compiler.checkpoint.gguf_header import GgufHeader, StringArray
 from llmc.errors import CheckpointError
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MAX_LAYERS = 4096
 ROPE_FACTORS = "rope_freqs.weight"
 READ = frozenset({
@@ -46,13 +48,31 @@ class Metadata:
 
     header: GgufHeader
 
-    @property
+    @cached_property
     def arch(self) -> str:
-        """general.architecture, one of ARCHITECTURES. Raises CheckpointError for any other."""
+        """general.architecture, of a family that is supported. Raises CheckpointError for any other."""
         arch = self.text("general.architecture")
-        if arch not in ARCHITECTURES:
-            raise self.error(f"architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        known = by_gguf_architecture()
+        if arch not in known:
+            raise self.error(f"architecture {arch!r} is not supported; supported: {', '.join(known)}")
         return arch
+
+    @cached_property
+    def model_type(self) -> str:
+        """The family's model type."""
+        return by_gguf_architecture()[self.arch]
+
+    @cached_property
+    def family(self) -> Family:
+        """The family of `arch`."""
+        return family({"model_type": self.model_type})
+
+    @cached_property
+    def gguf(self) -> Gguf:
+        """How GGUF files hold the family."""
+        found = self.family.gguf
+        assert found is not None  # its architecture was found among those of GGUF files
+        return found
 
     def error(self, what: str) -> CheckpointError:
         """A CheckpointError about the file."""
@@ -110,9 +130,9 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
     arch, tensors = meta.arch, header.tensors
     if meta.integer("split.count", 1, least=0) > 1:
         raise meta.error("one part of a split GGUF; join the parts with `llama-gguf-split --merge`")
-    for feature in ("{arch}.expert_count", "{arch}.attention.sliding_window"):
-        if meta.integer(feature, 0, least=0):
-            raise meta.error(f"{feature.replace('{arch}', arch)} is set: this model variant is not supported")
+    for feature in meta.gguf.refused:
+        if meta.integer(f"{{arch}}.{feature}", 0, least=0):
+            raise meta.error(f"{arch}.{feature} is set: this model variant is not supported")
     _require_read(meta)
     hidden, heads = meta.integer("{arch}.embedding_length"), meta.integer("{arch}.attention.head_count")
     head_dim = meta.integer("{arch}.attention.key_length", hidden // heads)
@@ -124,8 +144,8 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
         raise meta.error("rotary embedding of a part of each head is not supported")
     context = meta.integer("{arch}.context_length")
     config: dict[str, Any] = {
-        "model_type": arch,
-        "architectures": [ARCHITECTURES[arch]],
+        "model_type": meta.model_type,
+        "architectures": [meta.family.model_class],
         "vocab_size": _vocab_size(meta),
         "hidden_size": hidden,
         "intermediate_size": meta.integer("{arch}.feed_forward_length"),
@@ -145,12 +165,7 @@ def build_config(header: GgufHeader) -> dict[str, Any]:
         raise meta.error(
             f"damaged: {heads} attention heads do not divide over {config['num_key_value_heads']} K/V heads"
         )
-    if arch == "llama":
-        config |= {
-            "attention_bias": "blk.0.attn_q.bias" in tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        }
-    return config
+    return config | meta.gguf.config(tensors)
 
 
 def _require_read(meta: Metadata) -> None:

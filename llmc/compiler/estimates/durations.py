@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.estimates.verification_work import Work
-    from llmc.compiler.model_size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
 

@@ -17,18 +17,21 @@ from llmc.buckets.bench_file import Bench
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.text_table import table
+from llmc.compiler.architectures.shared.families import size_of
+from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import DEMO, open_checkpoint, read_config
 from llmc.compiler.estimates.beyond import beyond
 from llmc.compiler.estimates.durations import Durations, of_target, typical
 from llmc.compiler.estimates.estimate import Estimate, duration
 from llmc.compiler.estimates.verification_work import count
-from llmc.compiler.model_size import ModelSize, Weights, weights_of
+from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.store.store import Store
+    from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
 
@@ -95,7 +98,7 @@ class Footprint:
             raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
 
         config = read_config(model)
-        size = ModelSize.of(config, model)
+        size = size_of(config, model)
         weights = _stored(model) or size.weights
         asked = replace(options or CompileOptions(device), jobs=settings.threads)
         deployment = Deployment(limits, facts or {}, config, sum(one.count for one in weights))

@@ -30,8 +30,9 @@ from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes, parse
 from llmc.artifacts.key import canonical_json
 from llmc.buckets.plan import Plan
+from llmc.compiler.architectures.shared.names import HEAD
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.base import HEAD, stored_name
+from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model

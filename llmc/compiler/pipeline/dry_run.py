@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
+from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.estimates.footprint import Footprint
-from llmc.compiler.model_size import ModelSize, weights_in
+from llmc.compiler.model_size import weights_in
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.compile import executable_key, require_native
 from llmc.compiler.pipeline.resolve import target_for
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
+    from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
 
@@ -121,7 +123,7 @@ def _reference_missing(lookup: _LookupStages, target: Target) -> bool:
 def _size_of(stages: Stages) -> ModelSize | None:
     """The model's sizes, or None for an architecture whose config names them otherwise."""
     try:
-        return ModelSize.of(stages.checkpoint.config, stages.checkpoint.name)
+        return size_of(stages.checkpoint.config, stages.checkpoint.name)
     except CheckpointError:
         return None
 

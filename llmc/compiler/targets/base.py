@@ -23,8 +23,8 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
+    from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.compiler.model_size import ModelSize, Weights
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
     from llmc.compiler.verification.limits import Limits as Bounds

@@ -33,7 +33,7 @@ from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.architectures.shared.size import ModelSize
 
 _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS_FILE, "tables": TABLES_FILE}
 """Names of shared files in the keys of executables."""

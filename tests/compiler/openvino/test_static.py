@@ -12,7 +12,6 @@ import openvino as ov
 import pytest
 import torch
 
-from llmc.compiler import architectures
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import Int8, WeightFormat
@@ -20,6 +19,7 @@ from llmc.compiler.targets.openvino.static import static_model
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler import tiny
+from tests.compiler.architectures.dropped import drop_in
 from tests.compiler.openvino.static_models import EXACT, from_graph, graph, run_of
 from tests.compiler.test_frontend import CASES, CONTEXT, STEPS, Replay
 
@@ -121,13 +121,18 @@ def test_activations_that_are_no_silu_are_lowered_too(
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 
 
-def test_attention_without_a_fused_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+PHI3 = """
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.tiny import TINY
+
+OWN = {"num_hidden_layers": 2, "partial_rotary_factor": 0.5, "pad_token_id": 0}
+FAMILY = Family(model_class="Phi3ForCausalLM", tiny={**TINY, **OWN})
+"""
+
+
+def test_attention_without_a_fused_form_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """phi3 turns a part of each head only, and packs its projections."""
-    monkeypatch.setattr(architectures, "SUPPORTED", (*architectures.SUPPORTED, "phi3"))
-    monkeypatch.setitem(
-        tiny.ARCHITECTURES, "phi3", {"model_type": "phi3", "num_hidden_layers": 2, "partial_rotary_factor": 0.5,
-                                     "pad_token_id": 0},
-    )  # fmt: skip
+    drop_in("phi3", PHI3, tmp_path, monkeypatch)
     with pytest.raises(CompileError, match="no fused form"):
         graph("phi3")
 

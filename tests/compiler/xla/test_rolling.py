@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_weightless
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
 from llmc.compiler.program.to_export import serialise
@@ -29,7 +30,7 @@ F32 = "float32"
 
 
 def config(case: str, layers: int = LAYERS) -> dict[str, Any]:
-    windows = {"use_sliding_window": True, "sliding_window": tiny.WINDOW, "max_window_layers": 1}
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
     known = {**tiny.config("qwen2"), **windows} if case == MIXED else tiny.config(case)
     return {**known, "num_hidden_layers": layers}
 

@@ -13,29 +13,32 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter, TokenType, get_tensor_name_map
-from gguf.constants import MODEL_ARCH, GGMLQuantizationType, LlamaFileType
+from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
 
+from llmc.compiler.architectures.shared.base import Gguf
+from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
 from llmc.compiler.checkpoint.base import Checkpoint
+from llmc.compiler.checkpoint.gguf_rows import interleaved
 from llmc.compiler.checkpoint.gguf_tokenizer import PRE_TOKENIZERS
 from llmc.errors import CheckpointError
-
-ARCHITECTURES = {"llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3}
-"""model_type → architecture."""
 
 
 def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     """Write the file. Raises CheckpointError for another architecture, rotary scaling or kind of tokenizer."""
     config = checkpoint.config
     kind = str(config.get("model_type"))
-    if kind not in ARCHITECTURES:
-        raise _unsupported(checkpoint, f"architecture {kind!r}", ", ".join(ARCHITECTURES))
+    known = by_gguf_architecture()
+    if kind not in known.values():
+        raise _unsupported(checkpoint, f"architecture {kind!r}", ", ".join(known.values()))
+    gguf = family(config).gguf
+    assert gguf is not None  # it is among those that are known
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise _unsupported(checkpoint, f"rotary scaling {rope['rope_type']!r}", "default")
-    writer = GGUFWriter(path, kind, use_temp_file=True)
+    writer = GGUFWriter(path, gguf.architecture, use_temp_file=True)
     _add_config(writer, config, float(rope.get("rope_theta", 10000.0)), checkpoint.path.stem)
     _add_tokenizer(writer, checkpoint)
-    _add_tensors(writer, checkpoint, ARCHITECTURES[kind])
+    _add_tensors(writer, checkpoint, gguf)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -106,10 +109,11 @@ def _splitting(pre_tokenizer: dict[str, Any], checkpoint: Checkpoint) -> str:
     raise _unsupported(checkpoint, "a tokenizer that splits text so", ", ".join(PRE_TOKENIZERS))
 
 
-def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, arch: MODEL_ARCH) -> None:
+def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, gguf: Gguf) -> None:
     config = checkpoint.config
     heads = int(config["num_attention_heads"])
     rows = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
+    arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == gguf.architecture)
     names = get_tensor_name_map(arch, int(config["num_hidden_layers"]))
     for name in checkpoint.tensor_names():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -119,15 +123,9 @@ def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, arch: MODEL_ARCH) -
             raise _unsupported(checkpoint, f"tensor {name!r}", "those of the plain architecture")
         array = checkpoint.tensor(name)
         part = name.split(".")[-2]
-        if arch == MODEL_ARCH.LLAMA and part in rows:
+        if part in gguf.interleaved:
             array = interleaved(array, rows[part])
         if array.ndim > 1:
             writer.add_tensor(found, array.astype(np.float16), raw_dtype=GGMLQuantizationType.F16)
         else:
             writer.add_tensor(found, np.array(array, np.float32))
-
-
-def interleaved(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """Rows [N, …] of a q or k projection in llama.cpp's order: the two halves of each head in turn."""
-    half = rows.shape[0] // heads // 2
-    return np.ascontiguousarray(rows.reshape(heads, 2, half, *rows.shape[1:]).swapaxes(1, 2)).reshape(rows.shape)

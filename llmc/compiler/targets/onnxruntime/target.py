@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
-from llmc.compiler.checkpoint.base import EMBEDDING, HEAD, stored_types
+from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import GraphProgram, Program
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.model_size import ModelSize, Weights
+    from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 
 INT8_BLOCK = 64

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.compiler.architectures.shared.size import Weights
     from llmc.compiler.code import Maker
-    from llmc.compiler.model_size import Weights
     from llmc.compiler.program.program import Program
     from llmc.compiler.targets.openvino.constants import Constants
     from llmc.compiler.targets.openvino.finish import FinishedWeights

@@ -20,7 +20,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from llmc.compiler.checkpoint.base import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
 from llmc.compiler.weights.recipes import Recipe

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.bucket import Bucket
-    from llmc.compiler.model_size import ModelSize
+    from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.executors.openvino.device import MappedWeights
 

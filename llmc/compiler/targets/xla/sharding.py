@@ -1,10 +1,8 @@
 """Tensor parallel: which dimension of each weight, and of the cache, is split over the mesh's axis "tp".
 
-Rules are data (RULES); the one whose pattern matches a weight's whole name decides. They follow Megatron-LM (Shoeybi
-et al., 2019, section 3): q, k, v, gate and up are split by output rows in whole heads, o and down by input columns, so
-that each attention and each MLP sums up once, in one all-reduce; embedding and head are split by vocabulary. What does
-not divide over the devices is replicated, and the weight's note says so. A weight that no rule names is an error: a new
-architecture shall be noticed, not replicated in silence.
+Rules are data, which each family states (architectures/shared/sharding.py); the one whose pattern matches a weight's
+whole name decides. What does not divide over the devices is replicated, and the weight's note says so. A weight that no
+rule names is an error: a new architecture shall be noticed, not replicated in silence.
 
 Names are the checkpoint's ("model.layers.3.self_attn.q_proj.weight", [out, in]); with `*` for the layer's index the
 weight is a stack over layers ([layers, out, in]), whose first dimension is never split.
@@ -18,50 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmc.compiler.architectures.shared.families import family_or_plain
 from llmc.errors import CompileError, InputError
 from llmc.runtime.executors.xla.envelope import AXIS
 
 if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.sharding import Rule
     from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
 
 Dims = tuple[str | None, ...]
 """AXIS or None for each dimension: what jax.sharding.PartitionSpec takes."""
 
-
-@dataclass(frozen=True)
-class Rule:
-    """How weights whose whole name matches `pattern` are split; `dim` counts from a single layer's first dimension."""
-
-    name: str
-    pattern: str
-    dim: int | None
-    """Split dimension: 0 for output rows, 1 for input columns, None where every device holds all."""
-    parts: str | None = None
-    """The field of config.json with the number of parts that must stay whole."""
-    noun: str = ""
-    """What those parts are."""
-    affected: str = ""
-    """What is replicated where they do not divide."""
-
-
-_LAYER = r"model\.layers\.(?:\d+|\*)\."
-_QUERY = ("num_attention_heads", "query heads", "q_proj and o_proj")
-_KEYS = ("num_key_value_heads", "key/value heads", "k_proj, v_proj and the cache")
-_MLP = ("intermediate_size", "MLP features", "gate_proj, up_proj and down_proj")
-_VOCABULARY = ("vocab_size", "vocabulary rows", "embed_tokens and lm_head")
-
-RULES = (
-    Rule("query heads", _LAYER + r"self_attn\.q_proj\.(?:weight|bias)", 0, *_QUERY),
-    Rule("key/value heads", _LAYER + r"self_attn\.[kv]_proj\.(?:weight|bias)", 0, *_KEYS),
-    Rule("attention output", _LAYER + r"self_attn\.o_proj\.weight", 1, *_QUERY),
-    Rule("mlp input", _LAYER + r"mlp\.(?:gate|up)_proj\.(?:weight|bias)", 0, *_MLP),
-    Rule("mlp output", _LAYER + r"mlp\.down_proj\.weight", 1, *_MLP),
-    Rule("vocabulary", r"model\.embed_tokens\.weight|lm_head\.(?:weight|bias)", 0, *_VOCABULARY),
-    Rule("biases of sums", _LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.bias", None),
-    Rule("norms", rf"(?:{_LAYER}(?:self_attn\.)?|model\.)\w*norm\.(?:weight|bias)", None),
-    Rule("rotary tables", r"model\.rotary_emb\.\w+", None),
-)  # fmt: skip
-"""Patterns match whole names, and exclude each other."""
 
 UNNAMED = "no rule"
 """Stands for the rule of a weight that none names, on one device, which needs none."""
@@ -148,7 +113,7 @@ def describe(
     """
     unit = "elements" if item_bytes is None else "bytes"
     share = f"{unit}_per_device"
-    split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in RULES}
+    split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in family_or_plain(config).sharding}
     decided: dict[str, dict[str, Any]] = {}
     for sharding in shardings.values():
         split = AXIS in sharding.dims
@@ -182,7 +147,7 @@ def require_degree(degree: int, devices: int, config: Mapping[str, Any], topolog
             f"--tensor-parallel {degree}: {topology} has {_count(devices, 'device')}; choose at most {devices}, or a "
             "larger topology (`llmc devices` lists them)"
         )
-    fields = {rule.parts: rule.noun for rule in RULES if rule.parts}
+    fields = {rule.parts: rule.noun for rule in family_or_plain(config).sharding if rule.parts}
     if all(_parts(config, name) % degree for name in fields):
         sizes = ", ".join(f"{_parts(config, name)} {noun}" for name, noun in fields.items())
         raise InputError(
@@ -192,14 +157,16 @@ def require_degree(degree: int, devices: int, config: Mapping[str, Any], topolog
 
 
 def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degree: int) -> Sharding:
-    rule = next((r for r in RULES if re.fullmatch(r.pattern, name)), None)
+    rules = family_or_plain(config).sharding
+    rule = next((r for r in rules if re.fullmatch(r.pattern, name)), None)
     dims: list[str | None] = [None] * len(shape)
     if degree == 1:
         return Sharding(tuple(dims), rule.name if rule else UNNAMED, shape=shape)
     if rule is None:
         raise CompileError(
-            f"no tensor parallel rule names the weight {name!r} {list(shape)}; targets/xla/sharding.py has those "
-            f"of {', '.join(r.name for r in RULES)}: add one there, or compile with --tensor-parallel 1"
+            f"no tensor parallel rule names the weight {name!r} {list(shape)}; its family's file in "
+            f"llmc/compiler/architectures has those of {', '.join(r.name for r in rules)} (shared/sharding.py): "
+            "add one there, or compile with --tensor-parallel 1"
         )
     if rule.dim is None or rule.parts is None:
         return Sharding(tuple(dims), rule.name, shape=shape)

@@ -1,0 +1,33 @@
+"""Which model types may be compiled: a file of this folder for each, with all that is known of it.
+
+The file's name is the model type, as config.json has it; it defines FAMILY (shared/base.py has the contract,
+docs/adding-an-architecture.md shows one). A file stands here once its traced program reproduced the reference model's
+greedy tokens in a ragged, padded batch (tests/compiler/test_frontend.py). Anything else is refused by name: some models
+trace without complaint and compute something else.
+
+Nothing here imports a family, so that keys of what only asks for the names do not depend on what families say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pkgutil import iter_modules
+from typing import Any
+
+from llmc.errors import CheckpointError
+
+
+def supported() -> list[str]:
+    """The model types that may be compiled, sorted."""
+    return sorted(module.name for module in iter_modules(__path__) if not module.ispkg)
+
+
+def require_supported(config: Mapping[str, Any]) -> str:
+    """Return the model type of `config`, or raise CheckpointError naming it and the supported ones."""
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in supported():
+        raise CheckpointError(
+            f"architecture {name!r} is not supported; supported: {', '.join(supported())}. "
+            "config.json's model_type names the architecture"
+        )
+    return name

@@ -1,0 +1,12 @@
+"""Mistral: Llama's layers without biases, and attention within a sliding window. GGUF files say that it is a Llama."""
+
+from __future__ import annotations
+
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
+
+FAMILY = Family(
+    model_class="MistralForCausalLM",
+    reads=frozenset({"sliding_window"}),
+    tiny={**TINY, "num_hidden_layers": 2, "sliding_window": WINDOW},
+)

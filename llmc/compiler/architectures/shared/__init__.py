@@ -1,0 +1,1 @@
+"""What a family's file states, and what the families have in common."""

@@ -1,0 +1,75 @@
+"""The contract of a family's file: FAMILY, one `Family`, says all that llmc knows of a model type beside its code.
+
+The code of a model is transformers' own, traced unmodified. Defaults are those of a plain decoder (Llama's layers
+without biases), so that a file states what differs. A family shapes keys: those of whatever reads one have the sources
+of all of them in `code` (compiler/code.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, layer
+from llmc.compiler.architectures.shared.sharding import RULES, Rule
+from llmc.compiler.architectures.shared.size import ModelSize
+
+Config: TypeAlias = Mapping[str, Any]
+"""A configuration in the terms of config.json, as `Checkpoint.config` has it."""
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """How GGUF files hold a family. Source: llama.cpp's convert_hf_to_gguf.py, and the gguf package's tables."""
+
+    architecture: str
+    """The file's general.architecture."""
+    top: Mapping[str, str] = field(default_factory=lambda: GGUF_TOP)
+    """Tensors outside layers: whole name in the file → whole name in transformers."""
+    layer: Mapping[str, str] = field(default_factory=lambda: GGUF_LAYER)
+    """Tensors of a layer: `NAME` of `blk.3.NAME.weight` → `PART` of `model.layers.3.PART.weight`; biases too."""
+    interleaved: tuple[str, ...] = ()
+    """Projections ("q_proj", …) whose rows [heads · head_dim, …] the file has in llama.cpp's order, which rotates
+    neighbours (2i, 2i + 1) of a head where transformers rotates (i, i + head_dim / 2)."""
+    config: Callable[[Container[str]], dict[str, Any]] = lambda tensors: {}
+    """Members of config.json that follow from which tensors the file has, by the file's names."""
+    refused: tuple[str, ...] = ("expert_count", "attention.sliding_window")
+    """Metadata, behind the architecture's name, that make it another model unless they are 0."""
+
+    def transformers_name(self, name: str) -> str | None:
+        """`blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`; None where there is none."""
+        if name in self.top:
+            return self.top[name]
+        parts = name.split(".")
+        if len(parts) == 4 and parts[0] == "blk" and parts[2] in self.layer and parts[3] in ("weight", "bias"):
+            return f"model.layers.{parts[1]}.{self.layer[parts[2]]}.{parts[3]}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A model type. Source: transformers' configuration and modeling files of it, which tests hold this to."""
+
+    model_class: str
+    """transformers' class of the causal language model, which configurations name in `architectures`."""
+    layer: Callable[[Config], list[str]] = lambda config: layer()
+    """Tensors of one layer, without `model.layers.N.`; what a checkpoint has beyond these is refused."""
+    reads: frozenset[str] = frozenset()
+    """Keys of config.json that its model reads beside those that all read (shared/config_keys.py)."""
+    allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Keys that it does not read, with the values that say what is done anyway, where they differ from those for all.
+    Any other value is refused."""
+    harmless: frozenset[str] = frozenset()
+    """Keys that change no number that is compiled, beside those for all."""
+    gguf: Gguf | None = None
+    """How GGUF files hold it; None where they do not, or say that it is another family."""
+    sharding: tuple[Rule, ...] = RULES
+    """How weights are split over devices. Patterns exclude each other, and name every weight."""
+    size: Callable[[Config, str], ModelSize] = ModelSize.of
+    """(config, its source) → parameters, cache and working memory; raises CheckpointError where a size is missing."""
+    fused: Mapping[str, int] = field(default_factory=lambda: {"linear": 4, "rms_norm": 0})
+    """Operators of a layer that fusing leaves (program/fuse.py matches arithmetic): 4 linear ones are the packed q, k
+    and v, o, the packed gate and up, and down; norms that take in a residual do not count."""
+    tiny: Mapping[str, Any]
+    """The smallest configuration that shows all that is its own, for tests, without vocab_size. At most two layers."""

@@ -1,0 +1,38 @@
+"""The families by name, each imported when it is first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from llmc.compiler.architectures import require_supported, supported
+from llmc.compiler.architectures.shared.base import Family
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.base import Config
+    from llmc.compiler.architectures.shared.size import ModelSize
+
+PLAIN = Family(model_class="", tiny={})
+"""What is assumed of a model type that is not supported, where only sizes are asked for."""
+
+
+def family(config: Config) -> Family:
+    """The family of a configuration; raises CheckpointError where its model type is not supported."""
+    found: Family = import_module(f"llmc.compiler.architectures.{require_supported(config)}").FAMILY
+    return found
+
+
+def by_gguf_architecture() -> dict[str, str]:
+    """general.architecture of GGUF files → model type."""
+    known = {name: family({"model_type": name}).gguf for name in supported()}
+    return {gguf.architecture: name for name, gguf in known.items() if gguf is not None}
+
+
+def family_or_plain(config: Config) -> Family:
+    """The family of a configuration, that of a plain decoder where its model type is not supported."""
+    return family(config) if config.get("model_type") in supported() else PLAIN
+
+
+def size_of(config: Config, source: str) -> ModelSize:
+    """How large the model of any configuration is. Raises CheckpointError, naming `source`, where a size is missing."""
+    return family_or_plain(config).size(config, source)

@@ -1,0 +1,46 @@
+"""Which dimension of a weight devices share, in tensor parallel.
+
+The rules follow Megatron-LM (Shoeybi et al., 2019, section 3): q, k, v, gate and up are split by output rows in whole
+heads, o and down by input columns, so that each attention and each MLP sums up once, in one all-reduce; embedding and
+head are split by vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How weights whose whole name matches `pattern` are split; `dim` counts from a single layer's first dimension."""
+
+    name: str
+    pattern: str
+    dim: int | None
+    """Split dimension: 0 for output rows, 1 for input columns, None where every device holds all."""
+    parts: str | None = None
+    """The field of config.json with the number of parts that must stay whole."""
+    noun: str = ""
+    """What those parts are."""
+    affected: str = ""
+    """What is replicated where they do not divide."""
+
+
+LAYER = r"model\.layers\.(?:\d+|\*)\."
+_QUERY = ("num_attention_heads", "query heads", "q_proj and o_proj")
+_KEYS = ("num_key_value_heads", "key/value heads", "k_proj, v_proj and the cache")
+_MLP = ("intermediate_size", "MLP features", "gate_proj, up_proj and down_proj")
+_VOCABULARY = ("vocab_size", "vocabulary rows", "embed_tokens and lm_head")
+
+RULES = (
+    Rule("query heads", LAYER + r"self_attn\.q_proj\.(?:weight|bias)", 0, *_QUERY),
+    Rule("key/value heads", LAYER + r"self_attn\.[kv]_proj\.(?:weight|bias)", 0, *_KEYS),
+    Rule("attention output", LAYER + r"self_attn\.o_proj\.weight", 1, *_QUERY),
+    Rule("mlp input", LAYER + r"mlp\.(?:gate|up)_proj\.(?:weight|bias)", 0, *_MLP),
+    Rule("mlp output", LAYER + r"mlp\.down_proj\.weight", 1, *_MLP),
+    Rule("vocabulary", r"model\.embed_tokens\.weight|lm_head\.(?:weight|bias)", 0, *_VOCABULARY),
+    Rule("biases of sums", LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.bias", None),
+    Rule("norms", rf"(?:{LAYER}(?:self_attn\.)?|model\.)\w*norm\.(?:weight|bias)", None),
+    Rule("rotary tables", r"model\.rotary_emb\.\w+", None),
+)  # fmt: skip
+"""A plain decoder's. Patterns match whole names, and exclude each other."""

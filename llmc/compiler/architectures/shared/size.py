@@ -1,0 +1,90 @@
+"""How large a decoder is, from its configuration alone: parameters, cache and working memory of a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Weights:
+    """`count` weights that are held alike.
+
+    `stored`: the blocks that the checkpoint has them in (Q8_0, Q4_0, Q4_1), or None. `outer`: of the embedding or head.
+    """
+
+    count: int
+    stored: str | None = None
+    outer: bool = False
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The sizes of a Llama-like decoder: `layers` of attention (grouped heads) and a gated MLP, tied head or not."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], source: str) -> ModelSize:
+        """From a model config. Raises CheckpointError, naming `source` and the field, where a size is missing."""
+
+        def size(name: str, default: int | None = None) -> int:
+            value = config.get(name)
+            if value is None and default is not None:
+                return default
+            if type(value) is not int or value < 1:
+                raise CheckpointError(f"{source}: {name} is {value!r}, not a size; its memory cannot be estimated")
+            return value
+
+        hidden, heads = size("hidden_size"), size("num_attention_heads")
+        return cls(
+            size("num_hidden_layers"),
+            hidden,
+            size("intermediate_size"),
+            heads,
+            size("num_key_value_heads", heads),
+            size("head_dim", hidden // heads),
+            size("vocab_size"),
+            bool(config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the matrices; norms and biases, below a thousandth of them, are not counted."""
+        return sum(weights.count for weights in self.weights)
+
+    @property
+    def weights(self) -> list[Weights]:
+        """The same, inner and outer ones apart."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        mlp = 3 * self.hidden * self.intermediate
+        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
+        return [Weights(self.layers * (attention + mlp)), Weights(outer, outer=True)]
+
+    @property
+    def cache_values(self) -> int:
+        """Keys and values that one token leaves in the cache."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def activations(self) -> int:
+        """Values that one new token makes if nothing is used twice: per layer the MLP's and attention's outputs and
+        the keys or values, and the logits."""
+        layer = self.intermediate + self.hidden + self.kv_heads * self.head_dim
+        return self.layers * layer + self.vocabulary
+
+    @property
+    def working_set(self) -> int:
+        """Values of one new token that live at once when memory is used again, in the widest layer; logits are made for
+        the last token of a sequence only."""
+        return 3 * self.intermediate + 4 * self.hidden
