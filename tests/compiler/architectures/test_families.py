@@ -1,0 +1,105 @@
+"""What each family's file says holds of transformers' model; a new file is tested as it is found."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import transformers
+
+from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.families import PLAIN, by_gguf_architecture, family, family_or_plain, size_of
+from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.size import ModelSize
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.export.gguf import write_gguf
+from llmc.compiler.frontend.consumed import tensor_names
+from llmc.compiler.frontend.skeleton import build_skeleton
+from llmc.errors import CheckpointError
+from tests.compiler import tiny
+
+GGUF = [name for name in supported() if family({"model_type": name}).gguf is not None]
+
+
+def of(name: str) -> Family:
+    return family({"model_type": name})
+
+
+def test_the_families_are_the_files_of_their_folder() -> None:
+    folder = Path(__file__).parents[3] / "llmc/compiler/architectures"
+    assert supported() == sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    assert {"llama", "mistral", "qwen2", "qwen3"} <= set(supported())
+
+
+@pytest.mark.parametrize("name", supported())
+def test_the_class_is_transformers_own(name: str) -> None:
+    assert getattr(transformers, of(name).model_class).config_class.model_type == name
+
+
+@pytest.mark.parametrize("name", supported())
+def test_the_tiny_configuration_is_tiny_and_whole(name: str) -> None:
+    config = tiny.config(name)
+    assert config["num_hidden_layers"] <= 2
+    assert "vocab_size" not in of(name).tiny
+    assert "model_type" not in of(name).tiny
+
+
+@pytest.mark.parametrize("name", supported())
+def test_one_rule_names_how_each_weight_is_split(name: str) -> None:
+    for tensor in tensor_names(tiny.config(name)):
+        for form in (tensor, re.sub(r"\.\d+\.", ".*.", tensor, count=1)):
+            assert len([rule for rule in of(name).sharding if re.fullmatch(rule.pattern, form)]) == 1, form
+
+
+@pytest.mark.parametrize("name", supported())
+def test_sizes_are_the_models(name: str) -> None:
+    config = tiny.config(name)
+    matrices = {n: p.numel() for n, p in build_skeleton(config, "sdpa").named_parameters() if p.dim() == 2}
+    size = size_of(config, name)
+    assert size.parameters == sum(matrices.values())
+    assert [w.count for w in size.weights if w.outer] == [matrices[EMBEDDING] + matrices[HEAD]]
+    assert size.cache_values == 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+
+
+def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:
+    config = tiny.config("llama") | {"model_type": "gpt2"}
+    assert family_or_plain(config) is PLAIN
+    assert size_of(config, "config.json") == ModelSize.of(config, "config.json")
+    with pytest.raises(CheckpointError, match=r"config.json: intermediate_size is None, not a size"):
+        size_of({**config, "intermediate_size": None}, "config.json")
+
+
+# GGUF
+
+
+def test_an_architecture_of_gguf_files_is_one_familys() -> None:
+    assert sorted(by_gguf_architecture().values()) == GGUF
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_names_of_gguf_tensors_are_the_gguf_packages(name: str) -> None:
+    stated = of(name).gguf
+    assert stated is not None
+    arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == stated.architecture)
+    config = tiny.config(name)
+    table = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    for tensor in tensor_names(config):
+        found = table.get_name(tensor, try_suffixes=(".weight", ".bias"))
+        assert found is not None
+        assert stated.transformers_name(found) == tensor
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_a_gguf_file_of_it_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+    source = open_checkpoint(tiny.write_model(tmp_path / "model", name))
+    write_gguf(source, tmp_path / "model.gguf")
+    found = open_checkpoint(tmp_path / "model.gguf")
+    assert found.config["model_type"] == name
+    assert found.config["architectures"] == [of(name).model_class]
+    assert found.tensor_names() == source.tensor_names()
+    for tensor in source.tensor_names():
+        np.testing.assert_allclose(found.tensor(tensor), source.tensor(tensor), atol=1e-3)
