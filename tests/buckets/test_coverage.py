@@ -76,7 +76,7 @@ def test_every_plan_made_covers_every_admissible_request(arguments):
     except InputError as error:
         assert "bucket is left, so the plan covers nothing" in str(error)
         return
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
     limits = plan.limits
     assert reachable(list(plan.prompt), limits.longest_prompt) == set(range(1, limits.longest_prompt + 1))
     for batch in range(1, limits.max_num_seqs + 1):
@@ -97,7 +97,7 @@ def test_every_admissible_request_has_a_path_whatever_the_strategy_and_budget(st
         assert "bucket is left, so the plan covers nothing" in str(error)
         return
     limits = plan.limits
-    assert prove(plan) == []
+    assert prove(plan.limits, plan.buckets) == []
     if graphs is not None:
         assert max(len(plan.prompt), len(plan.decode)) <= graphs
     for _ in range(4):

@@ -65,7 +65,7 @@ def plan(
     """At most 8 sequences of 48 tokens, prompts in steps of at most 16 padded tokens."""
     buckets = [Bucket("prompt", *sizes) for sizes in prompt] + [Bucket("decode", b, 1, c) for b, c in decode]
     made = Plan(Limits(LENGTH, SEQUENCES, chunk, 8), tuple(buckets), Provenance("test"))
-    assert not prove(made), prove(made)
+    assert not prove(made.limits, made.buckets), prove(made.limits, made.buckets)
     return made
 
 

@@ -138,5 +138,5 @@ def tiny_plan() -> Plan:
     ]
     buckets = tuple(Bucket(*s) for s in sizes)
     plan = Plan(Limits(48, 3, 48, 8), buckets, Provenance("test"))
-    assert not prove(plan), prove(plan)
+    assert not prove(plan.limits, plan.buckets), prove(plan.limits, plan.buckets)
     return plan

@@ -21,7 +21,7 @@ def plan_of(limits: Limits, prompt: Iterable[Sizes], decode: Iterable[tuple[int,
     buckets = [Bucket("prompt", *sizes) for sizes in prompt]
     buckets += [Bucket("decode", batch, 1, context) for batch, context in decode]
     plan = Plan(limits, tuple(buckets), Provenance("test"))
-    assert not prove(plan), prove(plan)
+    assert not prove(plan.limits, plan.buckets), prove(plan.limits, plan.buckets)
     return plan
 
 
