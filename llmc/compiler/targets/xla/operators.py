@@ -10,6 +10,7 @@ Products of float32 matrices ask for full precision: a TPU would otherwise round
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,7 +56,34 @@ def _matmul(self: Array, other: Array | None = None, mat2: Array | None = None) 
     return jnp.matmul(self, mat2 if other is None else other, precision=_precision(self))
 
 
-# arithmetic
+# arithmetic, comparison and choice
+
+_UNARY: dict[str, Rule] = {
+    "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
+}  # fmt: skip
+_BINARY: dict[str, Rule] = {
+    "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
+    "ge": operator.ge, "eq": operator.eq,
+}  # fmt: skip
+
+
+def _unary(apply: Rule) -> Rule:
+    def rule(self: Array) -> Array:  # arguments come by name
+        return apply(self)
+
+    return rule
+
+
+def _binary(apply: Rule) -> Rule:
+    def rule(self: Array, other: Any) -> Array:
+        return apply(self, other)
+
+    return rule
+
+
+RULES.update({f"{name}.default": _unary(apply) for name, apply in _UNARY.items()})
+RULES.update({f"{name}.{kind}": _binary(apply) for name, apply in _BINARY.items() for kind in ("Tensor", "Scalar")})
+_rule("__and__.Tensor", "bitwise_and.Tensor", "logical_and.default")(_binary(operator.and_))
 
 
 @_rule("add.Tensor", "add.Scalar")
@@ -68,49 +96,9 @@ def _sub(self: Array, other: Any, alpha: float = 1) -> Array:
     return self - (other if alpha == 1 else alpha * other)
 
 
-@_rule("mul.Tensor", "mul.Scalar")
-def _mul(self: Array, other: Any) -> Array:
-    return self * other
-
-
-@_rule("div.Tensor", "div.Scalar")
-def _div(self: Array, other: Any) -> Array:
-    return self / other
-
-
 @_rule("pow.Tensor_Scalar")
 def _pow(self: Array, exponent: float) -> Array:
     return lax.integer_pow(self, int(exponent)) if float(exponent).is_integer() else self**exponent
-
-
-@_rule("neg.default")
-def _neg(self: Array) -> Array:
-    return -self
-
-
-@_rule("rsqrt.default")
-def _rsqrt(self: Array) -> Array:
-    return lax.rsqrt(self)
-
-
-@_rule("cos.default")
-def _cos(self: Array) -> Array:
-    return jnp.cos(self)
-
-
-@_rule("sin.default")
-def _sin(self: Array) -> Array:
-    return jnp.sin(self)
-
-
-@_rule("tanh.default")
-def _tanh(self: Array) -> Array:
-    return jnp.tanh(self)
-
-
-@_rule("silu.default")
-def _silu(self: Array) -> Array:
-    return jax.nn.silu(self)
 
 
 @_rule("softmax.int")
@@ -121,39 +109,6 @@ def _softmax(self: Array, dim: int, dtype: Any = None) -> Array:
 @_rule("mean.dim")
 def _mean(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
     return jnp.mean(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
-
-
-# comparison and choice
-
-
-@_rule("le.Tensor", "le.Scalar")
-def _le(self: Array, other: Any) -> Array:
-    return self <= other
-
-
-@_rule("lt.Tensor", "lt.Scalar")
-def _lt(self: Array, other: Any) -> Array:
-    return self < other
-
-
-@_rule("gt.Tensor", "gt.Scalar")
-def _gt(self: Array, other: Any) -> Array:
-    return self > other
-
-
-@_rule("ge.Tensor", "ge.Scalar")
-def _ge(self: Array, other: Any) -> Array:
-    return self >= other
-
-
-@_rule("eq.Tensor", "eq.Scalar")
-def _eq(self: Array, other: Any) -> Array:
-    return self == other
-
-
-@_rule("__and__.Tensor", "bitwise_and.Tensor", "logical_and.default")
-def _and(self: Array, other: Array) -> Array:
-    return self & other
 
 
 @_rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
