@@ -33,7 +33,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
         return GgufCheckpoint(found, name)
     if found.suffix == ".json":
-        from llmc.compiler.checkpoint.config_only import ConfigCheckpoint
+        from llmc.compiler.checkpoint.huggingface import ConfigCheckpoint
 
         return ConfigCheckpoint(found, name)
     raise CheckpointError(

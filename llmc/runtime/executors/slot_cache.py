@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.sparse import sparse_bytes
 
 if TYPE_CHECKING:
@@ -177,3 +177,38 @@ class SlotCache:
             if row < len(self.used):
                 self._bring_home(row, self.used[row])
             self._in_decode[row] = 0
+
+
+class SlotCacheExecutor(Executor):
+    """An executor whose constructor makes `_cache`, and `_staging` for prompt steps."""
+
+    _cache: SlotCache
+    _staging: Tensors
+
+    def _stage(self, step: Step, length: int) -> Array:
+        """The staging cache in rows of `length` tokens, which begin with what the live rows' slots hold."""
+        self._staging.reserve(step.batch, length)
+        staged = self._staging.array
+        for row, slot in enumerate(step.slots):
+            past = int(step.past_lengths[row])
+            if past:
+                staged[:, row, :, :past] = self._cache.read(slot, past)
+        return staged
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy between the homes of two slots; decode lays the target out when it takes part."""
+        self._cache.copy(source, target, length)
+
+    def export_prefix(self, slot: int, length: int) -> list[Array]:
+        """Copies out of the slot's home."""
+        return list(self._cache.read(slot, length).astype(np.float32))
+
+    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
+        """Copies into the slot's home."""
+        self._check_prefix(prefix, len(self._cache.home.array))
+        self._cache.write(slot, 0, np.stack(prefix))
+
+    def poison(self, slot: int, start: int, value: float) -> None:
+        """Overwrite what no live token owns, there and wherever live tokens are laid out."""
+        self._cache.poison(slot, start, value)
+        self._staging.poison(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.compiler.targets.xla.flops import product_flops
+from llmc.compiler.targets.xla.build import product_flops
 from llmc.compiler.targets.xla.report import lines
 
 

@@ -20,7 +20,7 @@ from llmc.compiler.targets.xla.capacity import device_bytes, out_of_memory
 from llmc.compiler.targets.xla.chips import CHIPS
 from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.executors.xla.libtpu import LIBTPU_ENVIRONMENT
+from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 ROOT = Path(__file__).parents[3]

@@ -10,6 +10,7 @@ The header of what comes out says beside its inputs and outputs what XLA knows o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,7 +20,6 @@ import jax.numpy as jnp
 from jax import export
 
 from llmc.compiler.targets.xla.collectives import collectives
-from llmc.compiler.targets.xla.flops import product_flops
 from llmc.errors import CompileError
 from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.envelope import StepHeader, Tensor, write_envelope
@@ -151,3 +151,22 @@ def share_bytes(tensor: Tensor, devices: int) -> int:
 
 def _first_lines(error: Exception) -> str:
     return " ".join(str(error).split("\n")[:3])[:600]
+
+
+def product_flops(jaxpr: Any) -> int:
+    """2 · B · M · N · K of each `dot_general` of a (closed) jaxpr, those of a scan's body as often as it runs.
+
+    XLA's own count takes the body of a loop once; a step of rolled layers is mostly loop.
+    """
+    total = 0
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            total += 2 * math.prod(out) * math.prod(left[d] for d in contracted)
+            continue
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                total += times * product_flops(value)
+    return total

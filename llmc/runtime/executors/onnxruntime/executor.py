@@ -22,8 +22,7 @@ from llmc.errors import InputError
 from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OPENS, Executables, bind_array
-from llmc.runtime.executors.slot_cache import SlotCache, Tensors
-from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.executors.slot_cache import SlotCache, SlotCacheExecutor, Tensors
 from llmc.runtime.host import PROMPT_CHUNK
 from llmc.runtime.top_logits import TopLogits
 

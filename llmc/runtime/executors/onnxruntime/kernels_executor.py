@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.compatibility import require_kernel_features, require_version
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OPENS, Executables, bind_array
-from llmc.runtime.executors.slot_cache import SlotCache
-from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.executors.slot_cache import SlotCache, SlotCacheExecutor
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
 from llmc.runtime.top_logits import TopLogits
 

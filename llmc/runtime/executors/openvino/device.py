@@ -14,8 +14,6 @@ import openvino as ov
 from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
 
-DEVICES = ("CPU", "GPU", "NPU")
-
 
 @cache
 def open_core() -> ov.Core:

@@ -8,18 +8,16 @@ where it is not, on the CPU, which proves plan, padding and numbers as verificat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.device import has_device, require_device, version
-from llmc.runtime.executors.openvino.static_cache import ContextCache
 from llmc.runtime.executors.openvino.static_models import StaticModels
-from llmc.runtime.executors.slot_cache import Tensors
-from llmc.runtime.executors.slotted import SlotCacheExecutor
+from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.top_logits import TopLogits
 
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.openvino.static_request import StaticRequest
     from llmc.runtime.step import Step
 
-Array = NDArray[np.float32]
 DEVICE = "openvino_device"
 """The manifest's option that names the device: CPU, GPU, GPU.1, NPU …"""
 
@@ -109,3 +106,32 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         """Close models and drop the logits."""
         self._models.close()
         self._logits = None
+
+
+class ContextCache(SlotCache):
+    """The cached tokens of `slots` sequences, which models read in exactly their context and do not write.
+
+    The host writes what is new to its place after each step. While decode steps keep to one context and one set of
+    slots, nothing but their new tokens is copied.
+    """
+
+    def begin_decode(self, step: Step) -> Tensors:
+        """The decode cache laid out for a decode step, its live rows loaded; dummy rows cover nothing of value."""
+        return super().begin_decode(replace(step, context=step.context - 1))
+
+    def append(self, step: Step, new: Array) -> None:
+        """Keep the live rows' live tokens of `new` [tensors, batch, heads, query, head_dim], and nothing else."""
+        if step.phase != "decode":
+            for row, slot in enumerate(step.slots):
+                self.write(slot, int(step.past_lengths[row]), new[:, row, :, : int(step.new_lengths[row])])
+            return
+        past = step.past_lengths[: len(step.slots)]
+        within = np.flatnonzero(past < self.decode.length)
+        self.decode.array[:, within, :, past[within]] = new[:, within][:, :, :, 0].swapaxes(0, 1)
+        for slot in step.slots:
+            start = int(past[slot])
+            if start < self.decode.length:
+                self._at_home[slot] = min(self._at_home[slot], start)
+                self._in_decode[slot] = self.used[slot] = start + 1
+            else:
+                self.write(slot, start, new[:, slot])

@@ -7,14 +7,33 @@ that, and says so when something else came first. JAX is imported here and below
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Literal
 
 from llmc.errors import DeviceError
 from llmc.platforms import how_to_install
 from llmc.runtime.executors.xla.compile_events import listen
-from llmc.runtime.executors.xla.libtpu import LIBTPU_ENVIRONMENT
+
+LIBTPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one process a host, by a lock file
+        "TPU_LOG_DIR": "disabled",  # a word that libtpu knows, not a folder
+        "TPU_SKIP_MDS_QUERY": "1",  # no metadata server is asked
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",  # any known type: silences "Failed to find host bounds"
+        "TPU_WORKER_HOSTNAMES": "localhost",  # silences "unexpected worker hostname"
+    }
+)
+"""What libtpu reads, on hosts without a TPU: there it is a compiler and nothing else. Set before JAX first asks for a
+topology; what the user has set already stays. Where there is a TPU, it would describe another machine to it.
+
+Found by trying, with libtpu 0.0.42: without these it writes warnings to stderr and logs to /tmp/tpu_logs, looks for the
+metadata server of a Google Cloud host, and refuses a second process. Executables are the same bytes with and without
+them, and under any TPU_ACCELERATOR_TYPE, so they are in no key.
+"""
+
 
 Platform = Literal["cpu", "tpu"]
 INSTALL = {"cpu": "pip install 'llmc[xla]'", "tpu": "pip install 'llmc[tpu]'"}
