@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from llmc.cli import bench_cpu, bench_serve
 from llmc.cli.bench_serve import refuse
+from llmc.cli.options import BundleArgument, QuickFlag, RoundsFlag, ThreadsFlag, option
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,71 +57,49 @@ def register(root: typer.Typer) -> None:
 
 @app.command(BUCKETS)
 def buckets(
-    bundle: Annotated[
-        str,
-        typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
-    ],
+    bundle: BundleArgument,
     *,
     seconds: Annotated[
-        float | None,
-        typer.Option("--seconds", metavar="S", min=0.0, help="Time to spend on each bucket. Default: 0.3."),
+        float | None, option("--seconds", "S", "Time to spend on each bucket. Default: 0.3.", min=0.0)
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
-    ] = None,
+    threads: ThreadsFlag = None,
     against: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--against",
-            metavar="PEERS",
-            help="Compare with other engines on the same weights: onnxruntime-genai, openvino-genai, llama-cpp, "
+            "PEERS",
+            "Compare with other engines on the same weights: onnxruntime-genai, openvino-genai, llama-cpp, "
             "transformers; each may have a precision, as in onnxruntime-genai:int4.",
         ),
     ] = None,
     peer_python: Annotated[
-        Path | None,
-        typer.Option(
-            "--peer-python", metavar="PY", help="Python of the environment that has the peers. Default: ours."
-        ),
+        Path | None, option("--peer-python", "PY", "Python of the environment that has the peers. Default: ours.")
     ] = None,
     peer_models: Annotated[
-        Path | None,
-        typer.Option(
-            "--peer-models", metavar="DIR", help="Keep the peers' forms of the model here. Default: the cache."
-        ),
+        Path | None, option("--peer-models", "DIR", "Keep the peers' forms of the model here. Default: the cache.")
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="MODEL", help="The checkpoint. Default: the one it was compiled from."),
+        str | None, option("--model", "MODEL", "The checkpoint. Default: the one it was compiled from.")
     ] = None,
     only: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--only",
-            metavar="KINDS",
-            help="Of quality, decode, prefill, first-token, memory, streams, trace (with --traffic). Default: all.",
+            "KINDS",
+            "Of quality, decode, prefill, first-token, memory, streams, trace (with --traffic). Default: all.",
         ),
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds in which engines take turns. Default: 5.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")] = False,
+    rounds: RoundsFlag = None,
+    quick: QuickFlag = False,
     traffic: Annotated[
-        Path | None,
-        typer.Option("--traffic", metavar="FILE", help="A trace (.csv, .jsonl): serve requests of its lengths."),
+        Path | None, option("--traffic", "FILE", "A trace (.csv, .jsonl): serve requests of its lengths.")
     ] = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", metavar="F", help="Multiply the trace's lengths. Default: 0.125.")
-    ] = None,
+    scale: Annotated[float | None, option("--scale", "F", "Multiply the trace's lengths. Default: 0.125.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the measurements here; buckets': for llmc plan --bench."
-        ),
+        Path | None, option("--output -o", "FILE", "Write the measurements here; buckets': for llmc plan --bench.")
     ] = None,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="OUT", help="Draw the comparison: a .png, or a self-contained .html."),
+        Path | None, option("--plot", "OUT", "Draw the comparison: a .png, or a self-contained .html.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:

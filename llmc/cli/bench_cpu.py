@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.cli.options import QuickFlag, RoundsFlag, ThreadsFlag, option
+
 if TYPE_CHECKING:
     from llmc.bench.peers.results import Comparison
     from llmc.bench.peers.scope import Scope
@@ -35,16 +37,11 @@ def cpu(
         str, typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.")
     ] = "smollm2-demo",
     *,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", min=1, help="Rounds in which engines take turns. Default: 5.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
-    ] = None,
+    rounds: RoundsFlag = None,
+    quick: QuickFlag = False,
+    threads: ThreadsFlag = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write here. Default: where --device cpu looks first."),
+        Path | None, option("--output -o", "FILE", "Write here. Default: where --device cpu looks first.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the measurements as JSON.")] = False,
 ) -> None:

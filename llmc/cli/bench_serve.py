@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from llmc.cli import quantities
+from llmc.cli.options import option
 from llmc.errors import InputError
 
 
@@ -39,87 +40,60 @@ def serve(
         str, typer.Argument(metavar="URL", help="Where the server is, with or without /v1.", show_default=False)
     ],
     *,
-    requests: Annotated[int, typer.Option("--requests", "-n", metavar="N", min=1, help="Requests to send.")] = 100,
+    requests: Annotated[int, option("--requests -n", "N", "Requests to send.", min=1)] = 100,
     concurrency: Annotated[
         int | None,
-        typer.Option(
-            "--concurrency", metavar="N", min=1, help="Closed loop: so many requests at a time. Default: 8, or --rate."
-        ),
+        option("--concurrency", "N", "Closed loop: so many requests at a time. Default: 8, or --rate.", min=1),
     ] = None,
     rate: Annotated[
-        str | None,
-        typer.Option(
-            "--rate", metavar="R", help="Open loop: requests per second, inf (all at once), or trace (at its times)."
-        ),
+        str | None, option("--rate", "R", "Open loop: requests per second, inf (all at once), or trace (at its times).")
     ] = None,
-    speedup: Annotated[
-        float | None, typer.Option("--speedup", metavar="X", help="With --rate trace: so many times as fast.")
-    ] = None,
+    speedup: Annotated[float | None, option("--speedup", "X", "With --rate trace: so many times as fast.")] = None,
     arrivals: Annotated[
         Arrivals | None, typer.Option("--arrivals", help="Of a --rate: random or even gaps. Default: poisson.")
     ] = None,
     burstiness: Annotated[
-        float | None,
-        typer.Option("--burstiness", metavar="K", help="Of random gaps: below 1 burstier. Default: 1, Poisson."),
+        float | None, option("--burstiness", "K", "Of random gaps: below 1 burstier. Default: 1, Poisson.")
     ] = None,
     traffic: Annotated[
-        Path | None,
-        typer.Option("--traffic", metavar="FILE", help="A trace (.csv, .jsonl) to take the requests' lengths from."),
+        Path | None, option("--traffic", "FILE", "A trace (.csv, .jsonl) to take the requests' lengths from.")
     ] = None,
-    scale: Annotated[
-        float | None, typer.Option("--scale", metavar="F", help="Multiply the trace's lengths, as in 0.125.")
-    ] = None,
+    scale: Annotated[float | None, option("--scale", "F", "Multiply the trace's lengths, as in 0.125.")] = None,
     max_model_len: Annotated[
-        int | None,
-        typer.Option("--max-model-len", metavar="N", min=2, help="Cut the trace's requests to so many tokens."),
+        int | None, option("--max-model-len", "N", "Cut the trace's requests to so many tokens.", min=2)
     ] = None,
     prompt_len: Annotated[
-        str | None,
-        typer.Option("--prompt-len", metavar="N|A,B", help="Tokens of a prompt, or their range. Default: 128."),
+        str | None, option("--prompt-len", "N|A,B", "Tokens of a prompt, or their range. Default: 128.")
     ] = None,
     output_len: Annotated[
-        str | None,
-        typer.Option("--output-len", metavar="N|A,B", help="Tokens of an answer, or their range. Default: 64."),
+        str | None, option("--output-len", "N|A,B", "Tokens of an answer, or their range. Default: 64.")
     ] = None,
     shared_prefix: Annotated[
-        str | None,
-        typer.Option("--shared-prefix", metavar="F", help="Part of each prompt that all share, as in 50%."),
+        str | None, option("--shared-prefix", "F", "Part of each prompt that all share, as in 50%.")
     ] = None,
     prompt_ids: Annotated[
         bool, typer.Option("--prompt-ids", help="Send prompts as token ids; the server needs /tokenize.")
     ] = False,
     endpoint: Annotated[Endpoint, typer.Option("--endpoint", help="Which endpoint.")] = Endpoint.COMPLETIONS,
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Default: the first that the server lists.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api-key", metavar="K", help="Sent as a bearer token. Default: LLMC_API_KEY.")
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", metavar="T", min=0.0, help="0 is greedy.")] = 0.0,
+    model: Annotated[str | None, option("--model", "NAME", "Default: the first that the server lists.")] = None,
+    api_key: Annotated[str | None, option("--api-key", "K", "Sent as a bearer token. Default: LLMC_API_KEY.")] = None,
+    temperature: Annotated[float, option("--temperature", "T", "0 is greedy.", min=0.0)] = 0.0,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of exactly the wanted length.")
     ] = True,
     extra_body: Annotated[
-        str | None, typer.Option("--extra-body", metavar="JSON", help="An object, merged into each request's body.")
+        str | None, option("--extra-body", "JSON", "An object, merged into each request's body.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of lengths, prompts and arrivals.")] = 0,
-    warmup: Annotated[
-        int, typer.Option("--warmup", metavar="N", min=0, help="Requests sent before, and not counted.")
-    ] = 1,
-    timeout: Annotated[
-        str, typer.Option("--timeout", metavar="T", help="For each request, from its sending to its end.")
-    ] = "10m",
+    seed: Annotated[int, option("--seed", "S", "Of lengths, prompts and arrivals.")] = 0,
+    warmup: Annotated[int, option("--warmup", "N", "Requests sent before, and not counted.", min=0)] = 1,
+    timeout: Annotated[str, option("--timeout", "T", "For each request, from its sending to its end.")] = "10m",
     slo: Annotated[
-        str | None,
-        typer.Option("--slo", metavar="LIMITS", help="Count requests within ttft=…,itl=…,tpot=…,e2e=… (ms or s)."),
+        str | None, option("--slo", "LIMITS", "Count requests within ttft=…,itl=…,tpot=…,e2e=… (ms or s).")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the report here as JSON, with every request."),
+        Path | None, option("--output -o", "FILE", "Write the report here as JSON, with every request.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="OUT", help="Draw the run: a .png, or a self-contained .html.")
-    ] = None,
+    plot: Annotated[Path | None, option("--plot", "OUT", "Draw the run: a .png, or a self-contained .html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Put a server under load, and report throughput, latencies and errors.

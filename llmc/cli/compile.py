@@ -10,6 +10,7 @@ import typer
 
 from llmc.cli.compiled import print_estimate, print_programs, print_result
 from llmc.cli.flags import takes_own_options
+from llmc.cli.options import StoreFlag, option
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
 from llmc.cli.quantities import size
 from llmc.compiler.options import Value
@@ -32,29 +33,25 @@ def compile_command(
         typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.", show_default=False),
     ] = None,
     *,
-    device: Annotated[
-        str, typer.Option("--device", metavar="D", help="What to compile for; see llmc devices.")
-    ] = "cpu",
+    device: Annotated[str, option("--device", "D", "What to compile for; see llmc devices.")] = "cpu",
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="BUNDLE",
-            help="Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
+        option(
+            "--output -o",
+            "BUNDLE",
+            "Bundle folder. Default: MODEL-DEVICE.llmc here; for neuron, NEURON_COMPILED_ARTIFACTS.",
         ),
     ] = None,
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.")] = None,
+    plan: Annotated[Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.")] = None,
     quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", metavar="none|int8|int4|keep", help="Weights. Default: the device's."),
+        str | None, option("--quantize", "none|int8|int4|keep", "Weights. Default: the device's.")
     ] = None,
     dtype: Annotated[
         str,
-        typer.Option(
+        option(
             "--dtype",
-            metavar="auto|f32|bf16|f16",
-            help="Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
+            "auto|f32|bf16|f16",
+            "Unquantised numbers. [default: auto: f32; bf16 for openvino int8 on a CPU that computes in it]",
             show_default=False,
         ),
     ] = "auto",
@@ -67,29 +64,24 @@ def compile_command(
     ] = None,
     sample_top_k: Annotated[
         int,
-        typer.Option(
+        option(
             "--sample-top-k",
-            metavar="K",
-            help="Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
+            "K",
+            "Graphs return the K (1 … 256) largest logits and their ids, too: all that most sampling needs. "
             "0: all logits only.",
         ),
     ] = 0,
     config: Annotated[
-        str | None,
-        typer.Option(
-            "--config", metavar="FILE", help="A config.json in place of MODEL: weights are bound when it is opened."
-        ),
+        str | None, option("--config", "FILE", "A config.json in place of MODEL: weights are bound when it is opened.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="N", help="Executables at once. Default: CPUs.")
-    ] = None,
-    executor: Annotated[str, typer.Option("--executor", metavar="local", help="Where jobs run.")] = "local",
+    jobs: Annotated[int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.")] = None,
+    executor: Annotated[str, option("--executor", "local", "Where jobs run.")] = "local",
     verify: Annotated[
         str,
-        typer.Option(
+        option(
             "--verify",
-            metavar="sample|all|none",
-            help="Run every executable against the reference model, sampled buckets or all under two poisons.",
+            "sample|all|none",
+            "Run every executable against the reference model, sampled buckets or all under two poisons.",
         ),
     ] = "sample",
     require_native: Annotated[
@@ -102,13 +94,9 @@ def compile_command(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
     emit: Annotated[
-        str | None,
-        typer.Option("--emit", metavar="program|lowered", help="Show the traced or lowered programs, and stop."),
+        str | None, option("--emit", "program|lowered", "Show the traced or lowered programs, and stop.")
     ] = None,
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
-    ] = None,
+    cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
     flags: PlanningFlags,
     own: dict[str, Value],

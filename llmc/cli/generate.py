@@ -12,6 +12,7 @@ import typer
 from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
+from llmc.cli.options import BundleArgument, WeightsFlag, option
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError, VerificationError
@@ -29,53 +30,34 @@ def register(app: typer.Typer) -> None:
 
 
 def generate(
-    bundle: Annotated[
-        str,
-        typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
-    ],
+    bundle: BundleArgument,
     source: Annotated[
         str | None,
         typer.Argument(metavar="[-]", help="- reads prompts from standard input.", show_default=False),
     ] = None,
     *,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt; may be repeated.")
-    ] = None,
+    prompt: Annotated[list[str] | None, option("--prompt -p", "TEXT", "A prompt; may be repeated.")] = None,
     prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", metavar="FILE", help="JSON lines (prompt or messages; max_tokens …), or plain lines."
-        ),
+        Path | None, option("--prompts", "FILE", "JSON lines (prompt or messages; max_tokens …), or plain lines.")
     ] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Wrap each prompt as a user's message in the chat template.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", help="Tokens to produce at most.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", metavar="T", help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="Nucleus probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", metavar="K", help="Most probable tokens kept; 0: all.")] = 0,
-    min_p: Annotated[
-        float, typer.Option("--min-p", metavar="P", help="Least probability, relative to the best token's.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", metavar="R", help="Over 1 discourages repetition.")
-    ] = 1.0,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="Makes sampling repeatable.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="S", help="End before this text; may be repeated.")
-    ] = None,
+    max_tokens: Annotated[int, option("--max-tokens", "N", "Tokens to produce at most.")] = 128,
+    temperature: Annotated[float, option("--temperature", "T", "0 is greedy.")] = 0.0,
+    top_p: Annotated[float, option("--top-p", "P", "Nucleus probability.")] = 1.0,
+    top_k: Annotated[int, option("--top-k", "K", "Most probable tokens kept; 0: all.")] = 0,
+    min_p: Annotated[float, option("--min-p", "P", "Least probability, relative to the best token's.")] = 0.0,
+    repetition_penalty: Annotated[float, option("--repetition-penalty", "R", "Over 1 discourages repetition.")] = 1.0,
+    seed: Annotated[int | None, option("--seed", "S", "Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, option("--stop", "S", "End before this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it comes.")] = False,
-    weights: Annotated[
-        str | None,
-        typer.Option("--weights", metavar="MODEL", help="The checkpoint of a bundle that was compiled with --config."),
-    ] = None,
+    weights: WeightsFlag = None,
     show_buckets: Annotated[
         bool, typer.Option("--show-buckets", help="Show each step's bucket, padding, executable and time.")
     ] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", help="Default: LLMC_THREADS or the CPUs.")
-    ] = None,
+    threads: Annotated[int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.")] = None,
     speculate: Speculate = None,
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,

@@ -13,6 +13,7 @@ from llmc.buckets import report
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
+from llmc.cli.options import option
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
 from llmc.compiler.options import Value
 from llmc.errors import CheckpointError, InputError
@@ -41,38 +42,25 @@ def plan(
         ),
     ] = None,
     *,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A config.json, in place of MODEL.")
-    ] = None,
+    config: Annotated[str | None, option("--config", "FILE", "A config.json, in place of MODEL.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device", metavar="D", help="Estimate compile time and memory for this device. Default with MODEL: cpu."
-        ),
+        option("--device", "D", "Estimate compile time and memory for this device. Default with MODEL: cpu."),
     ] = None,
     quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", metavar="none|int8|int4|keep", help="Estimate with weights quantised so."),
+        str | None, option("--quantize", "none|int8|int4|keep", "Estimate with weights quantised so.")
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="auto|f32|bf16|f16", help="Estimate with unquantised numbers held so."),
+        str | None, option("--dtype", "auto|f32|bf16|f16", "Estimate with unquantised numbers held so.")
     ] = None,
     bundle: Annotated[
-        Path | None,
-        typer.Option(
-            "--bundle", metavar="BUNDLE", help="Estimate by the weights and builds of a bundle compiled before."
-        ),
+        Path | None, option("--bundle", "BUNDLE", "Estimate by the weights and builds of a bundle compiled before.")
     ] = None,
     frontier: Annotated[
         bool, typer.Option("--frontier", help="Also tabulate waste against the number of graphs.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="OUT", help="Draw the plan: a .png, or a self-contained .html.")
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the plan here, as JSON.")
-    ] = None,
+    plot: Annotated[Path | None, option("--plot", "OUT", "Draw the plan: a .png, or a self-contained .html.")] = None,
+    output: Annotated[str | None, option("--output -o", "FILE", "Write the plan here, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
     flags: PlanningFlags,
     own: dict[str, Value],

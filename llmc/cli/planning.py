@@ -13,6 +13,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
 from llmc.cli.flags import Command, grouped
+from llmc.cli.options import option
 from llmc.cli.output import ReadingProgress
 from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 
 _PANEL = "Planning"
 _RANGE = "MIN,STEP,MAX"
+_RANGES = ("prompt_batch", "prompt_seq", "prompt_context", "decode_batch", "decode_seq")
+_REPLAY = ("arrival_rate", "clip")
+"""Flags about the replay of --traffic, which the traffic itself carries on."""
 
 
-def _option(name: str, metavar: str, text: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_PANEL)
+def _option(metavar: str, text: str) -> Any:
+    return option("", metavar, text, rich_help_panel=_PANEL)
 
 
 @dataclass(frozen=True)
@@ -35,66 +39,51 @@ class PlanningFlags:
     """The planning flags as typed; None is a flag that was not given. Ranges are "MIN,STEP,MAX"."""
 
     strategy: Annotated[
-        str | None,
-        _option("--strategy", "NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}."),
+        str | None, _option("NAME", f"How to choose values: {', '.join(names())}. Default: {DEFAULT_STRATEGY}.")
     ] = None
     max_model_len: Annotated[
-        int | None,
-        _option(
-            "--max-model-len", "N", "Tokens of one sequence, prompt and answer. Default: what the model config says."
-        ),
+        int | None, _option("N", "Tokens of one sequence, prompt and answer. Default: what the model config says.")
     ] = None
-    max_prompt_len: Annotated[
-        int | None, _option("--max-prompt-len", "N", "Tokens of the longest prompt. Default: max-model-len - 1.")
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, _option("--max-num-seqs", "N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")
-    ] = None
+    max_prompt_len: Annotated[int | None, _option("N", "Tokens of the longest prompt. Default: max-model-len - 1.")] = (
+        None
+    )
+    max_num_seqs: Annotated[int | None, _option("N", f"Sequences in flight. Default: {DEFAULT_MAX_NUM_SEQS}.")] = None
     max_num_batched_tokens: Annotated[
-        int | None,
-        _option("--max-num-batched-tokens", "N", "Padded new tokens of one prompt step. Default: no limit."),
+        int | None, _option("N", "Padded new tokens of one prompt step. Default: no limit.")
     ] = None
-    block_size: Annotated[
-        int | None, _option("--block-size", "N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.")
-    ] = None
+    block_size: Annotated[int | None, _option("N", f"Tokens of one KV cache block. Default: {DEFAULT_BLOCK_SIZE}.")] = (
+        None
+    )
     max_seq_len_to_capture: Annotated[
-        int | None,
-        _option("--max-seq-len-to-capture", "N", "Lengths above N get only the buckets that coverage needs."),
+        int | None, _option("N", "Lengths above N get only the buckets that coverage needs.")
     ] = None
-    prompt_batch: Annotated[str | None, _option("--prompt-batch", _RANGE, "Prompts of one prompt step.")] = None
-    prompt_seq: Annotated[str | None, _option("--prompt-seq", _RANGE, "New tokens of each prompt in a step.")] = None
+    prompt_batch: Annotated[str | None, _option(_RANGE, "Prompts of one prompt step.")] = None
+    prompt_seq: Annotated[str | None, _option(_RANGE, "New tokens of each prompt in a step.")] = None
     prompt_context: Annotated[
         str | None,
         _option(
-            "--prompt-context",
             _RANGE,
             "Cached tokens before them, for chunked prompts and reused prefixes. Default: 0 where prompts fit a step.",
         ),
     ] = None
-    decode_batch: Annotated[str | None, _option("--decode-batch", _RANGE, "Sequences of one decode step.")] = None
-    decode_seq: Annotated[str | None, _option("--decode-seq", _RANGE, "Cached tokens of each of them.")] = None
+    decode_batch: Annotated[str | None, _option(_RANGE, "Sequences of one decode step.")] = None
+    decode_seq: Annotated[str | None, _option(_RANGE, "Cached tokens of each of them.")] = None
     context_unit: Annotated[
         str | None,
         _option(
-            "--context-unit",
             "tokens|blocks",
             "What contexts are counted in, in ranges and in --from-file. Default: tokens; of a file, what its numbers "
             "say (vLLM's bucket files count blocks).",
         ),
     ] = None
     from_file: Annotated[
-        str | None,
-        _option("--from-file", "FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed."),
+        str | None, _option("FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.")
     ] = None
     traffic: Annotated[
-        str | None,
-        _option(
-            "--traffic", "FILE", "Recorded requests, .csv or .jsonl (.gz): choose the buckets that pad them least."
-        ),
+        str | None, _option("FILE", "Recorded requests, .csv or .jsonl (.gz): choose the buckets that pad them least.")
     ] = None
     arrival_rate: Annotated[
-        str | None,
-        _option("--arrival-rate", "R", "Requests per second to replay them at, or inf. Default: as recorded."),
+        str | None, _option("R", "Requests per second to replay them at, or inf. Default: as recorded.")
     ] = None
     clip: Annotated[
         bool,
@@ -103,21 +92,14 @@ class PlanningFlags:
         ),
     ] = False
     bench: Annotated[
-        str | None,
-        _option("--bench", "FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens."),
+        str | None, _option("FILE", "Measured seconds of buckets (llmc bench -o): what steps cost, in place of tokens.")
     ] = None
-    max_graphs: Annotated[
-        int | None, _option("--max-graphs", "N", "Buckets of each phase at most. Default with --traffic: 32.")
-    ] = None
-    max_waste: Annotated[
-        str | None, _option("--max-waste", "F", "As few buckets as add at most this much padding, e.g. 10%.")
-    ] = None
-    max_compile_time: Annotated[
-        str | None, _option("--max-compile-time", "T", "Estimated compile time at most, e.g. 30m.")
-    ] = None
-    max_graph_memory: Annotated[
-        str | None, _option("--max-graph-memory", "SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.")
-    ] = None
+    max_graphs: Annotated[int | None, _option("N", "Buckets of each phase at most. Default with --traffic: 32.")] = None
+    max_waste: Annotated[str | None, _option("F", "As few buckets as add at most this much padding, e.g. 10%.")] = None
+    max_compile_time: Annotated[str | None, _option("T", "Estimated compile time at most, e.g. 30m.")] = None
+    max_graph_memory: Annotated[str | None, _option("SIZE", "Estimated memory of all graphs at most, e.g. 8GiB.")] = (
+        None
+    )
 
     def given(self) -> list[str]:
         """The flags that were given, spelled as on the command line."""
@@ -162,28 +144,15 @@ def planning_arguments(flags: PlanningFlags, model: str | None, config: str | No
         for name, given in (("--arrival-rate", flags.arrival_rate is not None), ("--clip", flags.clip)):
             if given:
                 raise InputError(f"{name} says how --traffic is replayed: give --traffic FILE")
+    as_typed = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if flag.name not in _REPLAY}
     return {
+        **as_typed,
+        **{name: _range(f"--{name.replace('_', '-')}", as_typed[name]) for name in _RANGES},
         "model": model if model is not None else config,
-        "strategy": flags.strategy,
-        "max_model_len": flags.max_model_len,
-        "max_prompt_len": flags.max_prompt_len,
-        "max_num_seqs": flags.max_num_seqs,
-        "max_num_batched_tokens": flags.max_num_batched_tokens,
-        "block_size": flags.block_size,
-        "max_seq_len_to_capture": flags.max_seq_len_to_capture,
-        "prompt_batch": _range("--prompt-batch", flags.prompt_batch),
-        "prompt_seq": _range("--prompt-seq", flags.prompt_seq),
-        "prompt_context": _range("--prompt-context", flags.prompt_context),
-        "decode_batch": _range("--decode-batch", flags.decode_batch),
-        "decode_seq": _range("--decode-seq", flags.decode_seq),
-        "context_unit": flags.context_unit,
-        "from_file": flags.from_file,
         "traffic": None if flags.traffic is None else open_traffic(flags),
-        "max_graphs": flags.max_graphs,
         "max_waste": fraction("--max-waste", flags.max_waste),
         "max_compile_time": duration("--max-compile-time", flags.max_compile_time),
         "max_graph_memory": size("--max-graph-memory", flags.max_graph_memory),
-        "bench": flags.bench,
     }
 
 

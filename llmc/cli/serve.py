@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli import output as messages
+from llmc.cli.options import ThreadsFlag, WeightsFlag, option
 from llmc.cli.quantities import duration, size
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
@@ -44,67 +45,52 @@ def serve_command(
         ),
     ],
     *,
-    host: Annotated[str, typer.Option("--host", metavar="H", help="Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="P", help="0 takes a free port and says which.")] = 8000,
-    uds: Annotated[
-        Path | None, typer.Option("--uds", metavar="PATH", help="Listen on a Unix socket in place of host and port.")
-    ] = None,
+    host: Annotated[str, option("--host", "H", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, option("--port", "P", "0 takes a free port and says which.")] = 8000,
+    uds: Annotated[Path | None, option("--uds", "PATH", "Listen on a Unix socket in place of host and port.")] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--api-key",
-            metavar="K",
-            help="Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
+            "K",
+            "Key that requests have to bring; may be repeated. Default: LLMC_API_KEY, which ps does not show.",
         ),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option("--weights", metavar="MODEL", help="The checkpoint of a bundle that was compiled with --config."),
-    ] = None,
+    weights: WeightsFlag = None,
     served_model_name: Annotated[
-        str | None, typer.Option("--served-model-name", metavar="NAME", help="Default: the bundle's name of it.")
+        str | None, option("--served-model-name", "NAME", "Default: the bundle's name of it.")
     ] = None,
     max_queued_requests: Annotated[
-        int, typer.Option("--max-queued-requests", metavar="N", min=0, help="Waiting requests; more get a 503.")
+        int, option("--max-queued-requests", "N", "Waiting requests; more get a 503.", min=0)
     ] = 64,
     shutdown_timeout: Annotated[
-        str,
-        typer.Option("--shutdown-timeout", metavar="T", help="Time that running requests get after SIGTERM."),
+        str, option("--shutdown-timeout", "T", "Time that running requests get after SIGTERM.")
     ] = "30s",
-    max_body_size: Annotated[
-        str, typer.Option("--max-body-size", metavar="SIZE", help="Largest request body.")
-    ] = "4MiB",
+    max_body_size: Annotated[str, option("--max-body-size", "SIZE", "Largest request body.")] = "4MiB",
     max_connections: Annotated[
-        int, typer.Option("--max-connections", metavar="N", min=0, help="Open connections; more get a 503. 0: any.")
+        int, option("--max-connections", "N", "Open connections; more get a 503. 0: any.", min=0)
     ] = 1024,
     max_connections_per_client: Annotated[
         int,
-        typer.Option(
-            "--max-connections-per-client",
-            metavar="N",
-            min=0,
-            help="Of one address; more get a 429. 0: any, as behind a proxy.",
+        option(
+            "--max-connections-per-client", "N", "Of one address; more get a 429. 0: any, as behind a proxy.", min=0
         ),
     ] = 256,
     max_requests_per_client: Annotated[
         int,
-        typer.Option(
+        option(
             "--max-requests-per-client",
-            metavar="N",
+            "N",
+            "Answered at a time for one address; more get a 429. 0: any, as behind a proxy.",
             min=0,
-            help="Answered at a time for one address; more get a 429. 0: any, as behind a proxy.",
         ),
     ] = 128,
-    threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", min=1, help="Default: LLMC_THREADS or the CPUs.")
-    ] = None,
+    threads: ThreadsFlag = None,
     prefill_budget: Annotated[
-        int | None,
-        typer.Option("--prefill-budget", metavar="N", min=1, help="Prompt tokens between two decode steps at most."),
+        int | None, option("--prefill-budget", "N", "Prompt tokens between two decode steps at most.", min=1)
     ] = None,
     prefix_slots: Annotated[
-        int | None,
-        typer.Option("--prefix-slots", metavar="N", min=0, help="Slots for prefixes beside a full batch."),
+        int | None, option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0)
     ] = None,
     speculate: Speculate = None,
     prompt_lookup_max: LookupMax = None,
@@ -112,42 +98,34 @@ def serve_command(
     speculative_config: ConfigJson = None,
     warm_up: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--warm-up",
-            metavar="all|open",
-            help="Before ready: run every bucket, or open all and run two. Default: all (open: VLLM_SKIP_WARMUP).",
+            "all|open",
+            "Before ready: run every bucket, or open all and run two. Default: all (open: VLLM_SKIP_WARMUP).",
         ),
     ] = None,
     record_traffic: Annotated[
-        Path | None,
-        typer.Option("--record-traffic", metavar="FILE", help="Append lengths and times of requests, for llmc plan."),
+        Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="TRACE.json", help="Write a trace of all steps, for Perfetto.")
+        Path | None, option("--profile", "TRACE.json", "Write a trace of all steps, for Perfetto.")
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log each request on stderr.")] = False,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="D", help="What to compile for.", rich_help_panel=_COMPILE)
-    ] = None,
+    device: Annotated[str | None, option("--device", "D", "What to compile for.", rich_help_panel=_COMPILE)] = None,
     max_model_len: Annotated[
-        int | None,
-        typer.Option("--max-model-len", metavar="N", help="Tokens of one sequence.", rich_help_panel=_COMPILE),
+        int | None, option("--max-model-len", "N", "Tokens of one sequence.", rich_help_panel=_COMPILE)
     ] = None,
     max_num_seqs: Annotated[
-        int | None,
-        typer.Option("--max-num-seqs", metavar="N", help="Sequences in flight.", rich_help_panel=_COMPILE),
+        int | None, option("--max-num-seqs", "N", "Sequences in flight.", rich_help_panel=_COMPILE)
     ] = None,
     quantize: Annotated[
-        str | None,
-        typer.Option("--quantize", metavar="none|int8|int4|keep", help="Weights.", rich_help_panel=_COMPILE),
+        str | None, option("--quantize", "none|int8|int4|keep", "Weights.", rich_help_panel=_COMPILE)
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option("--dtype", metavar="auto|f32|bf16|f16", help="Unquantised numbers.", rich_help_panel=_COMPILE),
+        str | None, option("--dtype", "auto|f32|bf16|f16", "Unquantised numbers.", rich_help_panel=_COMPILE)
     ] = None,
     plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="PLAN", help="A plan file of llmc plan -o.", rich_help_panel=_COMPILE),
+        Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.", rich_help_panel=_COMPILE)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, ready, draining…")] = False,
 ) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from llmc.cli.options import option
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,30 +14,30 @@ _PANEL = "Speculation by prompt lookup (off unless asked for)"
 
 Speculate = Annotated[
     int | None,
-    typer.Option(
-        "--speculate", metavar="K", rich_help_panel=_PANEL,
-        help="Guess up to K tokens a step from the sequence's own; the text stays the same.",
+    option(
+        "--speculate",
+        "K",
+        "Guess up to K tokens a step from the sequence's own; the text stays the same.",
+        rich_help_panel=_PANEL,
     ),
-]  # fmt: skip
+]
 LookupMax = Annotated[
     int | None,
-    typer.Option(
-        "--prompt-lookup-max", metavar="N", rich_help_panel=_PANEL, help="Last tokens looked for at most. Default: 4."
-    ),
+    option("--prompt-lookup-max", "N", "Last tokens looked for at most. Default: 4.", rich_help_panel=_PANEL),
 ]
 LookupMin = Annotated[
     int | None,
-    typer.Option(
-        "--prompt-lookup-min", metavar="M", rich_help_panel=_PANEL, help="Last tokens looked for at least. Default: 2."
-    ),
+    option("--prompt-lookup-min", "M", "Last tokens looked for at least. Default: 2.", rich_help_panel=_PANEL),
 ]
 ConfigJson = Annotated[
     str | None,
-    typer.Option(
-        "--speculative-config", metavar="JSON", rich_help_panel=_PANEL,
-        help='All of it as vLLM takes it: {"method": "ngram", "num_speculative_tokens": K, …}.',
+    option(
+        "--speculative-config",
+        "JSON",
+        'All of it as vLLM takes it: {"method": "ngram", "num_speculative_tokens": K, …}.',
+        rich_help_panel=_PANEL,
     ),
-]  # fmt: skip
+]
 
 
 def asked(

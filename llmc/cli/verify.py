@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from llmc.cli.options import BundleArgument, StoreFlag, option
 from llmc.errors import InputError
 
 
@@ -18,20 +18,13 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    bundle: Annotated[
-        str,
-        typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False),
-    ],
+    bundle: BundleArgument,
     *,
     reference: Annotated[
-        str | None,
-        typer.Option("--reference", metavar="MODEL", help="The checkpoint. Default: the one it was compiled from."),
+        str | None, option("--reference", "MODEL", "The checkpoint. Default: the one it was compiled from.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every bucket under two poisons, not a sample of them.")] = False,
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option("--cache-dir", metavar="DIR", help="Artifact store. Default: LLMC_CACHE_DIR or the user's."),
-    ] = None,
+    cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Check every file of a bundle, then run each executable against the reference model with padding poisoned.

@@ -18,6 +18,7 @@ from llmc.cli.cache.common import (
     print_json,
     size_text,
 )
+from llmc.cli.options import option
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,8 +43,7 @@ def export_command(
         ),
     ] = None,
     level: Annotated[
-        int | None,
-        typer.Option("--level", metavar="N", help="How hard zstd works, 1 to 19. Default: 3.", show_default=False),
+        int | None, option("--level", "N", "How hard zstd works, 1 to 19. Default: 3.", show_default=False)
     ] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
@@ -81,10 +81,7 @@ def export_command(
 def import_command(
     file: Annotated[str, typer.Argument(metavar="FILE", help="An archive of llmc cache export; - for stdin.")],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Make this folder the bundle in the archive.", show_default=False
-        ),
+        Path | None, option("--output -o", "FOLDER", "Make this folder the bundle in the archive.", show_default=False)
     ] = None,
     require_signature: Annotated[
         bool, typer.Option("--require-signature", help="Refuse what no key that is trusted here has signed.")

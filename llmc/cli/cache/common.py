@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmc.cli.options import option
 from llmc.paths import is_dir
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 CacheDirFlag = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--cache-dir",
-        metavar="DIR",
-        help="The artifact store. Default: LLMC_CACHE_DIR, or the user's cache folder.",
+        "DIR",
+        "The artifact store. Default: LLMC_CACHE_DIR, or the user's cache folder.",
         show_default=False,
     ),
 ]

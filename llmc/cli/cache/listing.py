@@ -18,6 +18,7 @@ from llmc.cli.cache.common import (
     show_value,
     size_text,
 )
+from llmc.cli.options import option
 
 if TYPE_CHECKING:
     from llmc.artifacts.gc.inventory import Inventory
@@ -33,7 +34,7 @@ TITLES = ("KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS")
 
 
 def list_entries(
-    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")] = None,
+    kind: Annotated[str | None, option("--kind", "KIND", "Only entries of this kind.")] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -21,6 +21,7 @@ from llmc.cli.cache.common import (
     size_text,
 )
 from llmc.cli.cache.listing import entry_json
+from llmc.cli.options import option
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
 
@@ -50,13 +51,9 @@ def show(
     ] = False,
     executable: Annotated[
         str | None,
-        typer.Option(
-            "--executable", metavar="GRAPH", help='Which executable of a bundle: "decode batch=4", or a file\'s name.'
-        ),
+        option("--executable", "GRAPH", 'Which executable of a bundle: "decode batch=4", or a file\'s name.'),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write --stablehlo or --hlo to a file.")
-    ] = None,
+    output: Annotated[Path | None, option("-o --output", "FILE", "Write --stablehlo or --hlo to a file.")] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,
 ) -> None:

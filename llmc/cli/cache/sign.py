@@ -10,6 +10,7 @@ import typer
 
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, is_bundle, open_cache, print_json
 from llmc.cli.cache.trust import is_terminal
+from llmc.cli.options import option
 from llmc.errors import CapacityError, InputError
 from llmc.paths import expanded
 
@@ -30,10 +31,7 @@ def sign(
         typer.Argument(metavar="BUNDLE|KEY…", help="Bundle folders; or keys of the store, or their first digits."),
     ],
     private: Annotated[
-        Path | None,
-        typer.Option(
-            "--key", metavar="PRIVATE", help="The private key. Default: LLMC_SIGNING_KEY.", show_default=False
-        ),
+        Path | None, option("--key", "PRIVATE", "The private key. Default: LLMC_SIGNING_KEY.", show_default=False)
     ] = None,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,

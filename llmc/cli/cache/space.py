@@ -19,6 +19,7 @@ from llmc.cli.cache.common import (
     print_table,
     size_text,
 )
+from llmc.cli.options import option
 from llmc.cli.quantities import duration, size
 from llmc.errors import ArtifactError
 
@@ -42,13 +43,9 @@ Things = Annotated[
 
 def collect_garbage(
     max_size: Annotated[
-        str | None,
-        typer.Option("--max-size", metavar="SIZE", help="Remove what was used least recently until this size: 20G."),
+        str | None, option("--max-size", "SIZE", "Remove what was used least recently until this size: 20G.")
     ] = None,
-    max_age: Annotated[
-        str | None,
-        typer.Option("--max-age", metavar="TIME", help="Remove what was not used for this long: 30d."),
-    ] = None,
+    max_age: Annotated[str | None, option("--max-age", "TIME", "Remove what was not used for this long: 30d.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and stop.")] = False,
     cache_dir: CacheDirFlag = None,
     as_json: JsonFlag = False,

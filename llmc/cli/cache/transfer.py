@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_text, is_bundle, print_json, size_text
+from llmc.cli.options import option
 from llmc.errors import ArtifactError, InputError
 
 if TYPE_CHECKING:
@@ -28,10 +29,8 @@ UrlArgument = Annotated[
         "or, for one bundle, oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG.",
     ),
 ]
-KindFlag = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only entries of this kind.")]
-JobsFlag = Annotated[
-    int | None, typer.Option("--jobs", metavar="N", min=1, help="Blobs that are moved at once. Default: 8.")
-]
+KindFlag = Annotated[str | None, option("--kind", "KIND", "Only entries of this kind.")]
+JobsFlag = Annotated[int | None, option("--jobs", "N", "Blobs that are moved at once. Default: 8.", min=1)]
 
 
 def push(
@@ -47,9 +46,7 @@ def push(
     kind: KindFlag = None,
     key: Annotated[
         Path | None,
-        typer.Option(
-            "--key", metavar="FILE", help="Sign with this private key. Default: LLMC_SIGNING_KEY.", show_default=False
-        ),
+        option("--key", "FILE", "Sign with this private key. Default: LLMC_SIGNING_KEY.", show_default=False),
     ] = None,
     jobs: JobsFlag = None,
     cache_dir: CacheDirFlag = None,
@@ -110,10 +107,7 @@ def pull(
     ] = None,
     kind: KindFlag = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Make this folder the bundle that is pulled.", show_default=False
-        ),
+        Path | None, option("--output -o", "FOLDER", "Make this folder the bundle that is pulled.", show_default=False)
     ] = None,
     allow_unsigned: Annotated[
         bool, typer.Option("--allow-unsigned", help="Take native code without a signature by a trusted key.")

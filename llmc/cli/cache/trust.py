@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.cache.common import JsonFlag, print_json, print_table
+from llmc.cli.options import option
 from llmc.errors import InputError
 from llmc.paths import expanded
 
@@ -58,11 +59,9 @@ def trust(
     key: Annotated[
         Path | None, typer.Argument(metavar="[KEY.pub]", help="A public key to trust.", show_default=False)
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="What to call it. Default: the file's name.")
-    ] = None,
+    name: Annotated[str | None, option("--name", "NAME", "What to call it. Default: the file's name.")] = None,
     list_keys: Annotated[bool, typer.Option("--list", help="List the trusted keys.")] = False,
-    remove: Annotated[str | None, typer.Option("--remove", metavar="ID|NAME", help="Trust this key no more.")] = None,
+    remove: Annotated[str | None, option("--remove", "ID|NAME", "Trust this key no more.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Trust what a key has signed: native code of a remote is then taken, others' is refused.

@@ -1,0 +1,30 @@
+"""How commands declare their flags, and the flags and arguments that several of them have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def option(names: str, metavar: str, text: str, **more: Any) -> Any:
+    """A flag that takes a value, named `names`, apart by spaces; "": as the parameter that it fills.
+
+    `metavar` stands for the value in its line of help, `text`; `more` is what else `typer.Option` takes.
+    """
+    return typer.Option(*names.split(), metavar=metavar, help=text, **more)
+
+
+BundleArgument = Annotated[
+    str, typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False)
+]
+StoreFlag = Annotated[
+    Path | None, option("--cache-dir", "DIR", "Artifact store. Default: LLMC_CACHE_DIR or the user's.")
+]
+ThreadsFlag = Annotated[int | None, option("--threads", "N", "Default: LLMC_THREADS or the CPUs.", min=1)]
+WeightsFlag = Annotated[
+    str | None, option("--weights", "MODEL", "The checkpoint of a bundle that was compiled with --config.")
+]
+RoundsFlag = Annotated[int | None, option("--rounds", "N", "Rounds in which engines take turns. Default: 5.", min=1)]
+QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]
