@@ -15,10 +15,11 @@ from torch.export.graph_signature import InputKind
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import supported
+from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
-from llmc.compiler.frontend.trace import CacheShape, Step, WeightlessStep, trace, trace_weightless
+from llmc.compiler.frontend.trace import Step, WeightlessStep, trace, trace_weightless
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.program.fuse import fuse

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.skeleton import as_fake, build_skeleton
 from llmc.errors import CompileError
@@ -64,25 +65,6 @@ class Step(nn.Module):
             hook.remove()
         top = torch.topk(out.logits, self.top_k) if self.top_k else ()
         return out.logits, *top, *(t for layer in range(len(state.new)) for t in state.new[layer])
-
-
-@dataclass(frozen=True)
-class CacheShape:
-    """Layers, key/value heads and head size of a model's cache: tensors [B, kv_heads, S, head_dim]."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> CacheShape:
-        """Read the cache's shape from an HF-style configuration."""
-        heads = config["num_attention_heads"]
-        return cls(
-            config["num_hidden_layers"],
-            config.get("num_key_value_heads") or heads,
-            config.get("head_dim") or config["hidden_size"] // heads,
-        )
 
 
 def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:

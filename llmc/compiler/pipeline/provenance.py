@@ -26,6 +26,7 @@ from urllib.parse import quote
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
+from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
@@ -147,13 +148,13 @@ def _dependency(name: str, version: str) -> dict[str, Any]:
 def model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """What a manifest says about the model."""
     config = checkpoint.config
-    heads = config["num_attention_heads"]
+    cache = CacheShape.of(config)
     return {
         "name": checkpoint.name,
         "architecture": config["model_type"],
-        "layers": config["num_hidden_layers"],
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "layers": cache.layers,
+        "kv_heads": cache.kv_heads,
+        "head_dim": cache.head_dim,
         "vocab_size": config["vocab_size"],
         "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),

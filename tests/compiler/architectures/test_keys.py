@@ -14,6 +14,7 @@ from llmc.compiler.architectures import supported
 from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
 from llmc.compiler.frontend.trace import trace, trace_weightless
+from llmc.compiler.pipeline.verification import probes_stage
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.stage import weights_stage
 
@@ -24,6 +25,7 @@ READERS: dict[str, tuple[code.Maker, ...]] = {
 OTHERS: dict[str, tuple[code.Maker, ...]] = {
     "weights of safetensors": (weights_stage, HuggingFaceCheckpoint),
     "traces": (trace, trace_weightless),
+    "references of safetensors": (probes_stage, HuggingFaceCheckpoint),
     "executables for a CPU": (open_target("onnxruntime").compile,),
 }
 FAMILIES = {f"llmc.compiler.architectures.{name}" for name in supported()}

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_weightless
+from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.testing.toy import VOCAB
 from tests.compiler import tiny

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.architectures.shared.tiny import WINDOW
-from llmc.compiler.frontend.trace import CacheShape, WeightlessProgram, trace_weightless
+from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
 from llmc.compiler.program.to_export import serialise
 from llmc.compiler.targets.xla.scan_names import NotRollableError, stacked_names

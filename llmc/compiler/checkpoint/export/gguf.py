@@ -16,6 +16,7 @@ from gguf import GGUFWriter, TokenType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
 
 from llmc.compiler.architectures.shared.base import Gguf
+from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.checkpoint.gguf_rows import interleaved
@@ -50,19 +51,18 @@ def _unsupported(checkpoint: Checkpoint, what: str, known: str) -> CheckpointErr
 
 
 def _add_config(writer: GGUFWriter, config: dict[str, Any], theta: float, name: str) -> None:
-    heads = int(config["num_attention_heads"])
-    size = int(config.get("head_dim") or config["hidden_size"] // heads)
+    cache = CacheShape.of(config)
     writer.add_name(name)
     writer.add_file_type(LlamaFileType.MOSTLY_F16)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(cache.layers)
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    writer.add_key_length(size)
-    writer.add_value_length(size)
-    writer.add_rope_dimension_count(size)
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(cache.kv_heads)
+    writer.add_key_length(cache.head_dim)
+    writer.add_value_length(cache.head_dim)
+    writer.add_rope_dimension_count(cache.head_dim)
     writer.add_rope_freq_base(theta)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -111,8 +111,7 @@ def _splitting(pre_tokenizer: dict[str, Any], checkpoint: Checkpoint) -> str:
 
 def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, gguf: Gguf) -> None:
     config = checkpoint.config
-    heads = int(config["num_attention_heads"])
-    rows = {"q_proj": heads, "k_proj": int(config.get("num_key_value_heads") or heads)}
+    rows = {"q_proj": int(config["num_attention_heads"]), "k_proj": CacheShape.of(config).kv_heads}
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == gguf.architecture)
     names = get_tensor_name_map(arch, int(config["num_hidden_layers"]))
     for name in checkpoint.tensor_names():

@@ -238,7 +238,7 @@ def _name(rows: int | None) -> str:
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    from llmc.compiler.frontend.trace import CacheShape
+    from llmc.compiler.architectures.shared.cache import CacheShape
 
     shape = CacheShape.of(config)
     return shape.kv_heads, shape.head_dim

@@ -234,7 +234,7 @@ class XlaTarget(StaticTarget):
 
     def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
         """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
-        from llmc.compiler.frontend.trace import CacheShape
+        from llmc.compiler.architectures.shared.cache import CacheShape
         from llmc.compiler.targets.xla.sharding import cache_dims, describe, weight_shardings
 
         limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
