@@ -58,6 +58,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.local.opening import open_store
+    from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compile import compile_bundle
     from llmc.compiler.pipeline.planning import plan_for
@@ -70,10 +71,11 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
         device, quantize=quantize, dtype=dtype, specialise=specialise, verify=verify, require_native=require_native,
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
-    made = plan if plan is not None else plan_for(str(model), **more)
+    checkpoint = open_checkpoint(model)
+    made = plan if plan is not None else plan_for(checkpoint, **{"settings": settings, **more})
     if store is None:
         store = open_store(cache_dir, settings, device)
-    return compile_bundle(str(model), Path(output), made, options, store, report or (lambda _: None))
+    return compile_bundle(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)
 
 
 class LLM(BundleLLM):

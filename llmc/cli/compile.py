@@ -20,6 +20,7 @@ from llmc.paths import expanded, is_dir
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint import Checkpoint
 
 
 def register(app: typer.Typer) -> None:
@@ -120,6 +121,7 @@ def compile_command(
     from llmc.cli import output as console
     from llmc.cli.journal import Journal
     from llmc.cli.output import CompileProgress, close_bars
+    from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.compile import compile_bundle
     from llmc.compiler.pipeline.dry_run import dry_run as estimate_compile
@@ -139,33 +141,33 @@ def compile_command(
     place, shown_in = None, output
     if resume and model is None and config is None:
         journal = Journal.read(output)
-        model, made, options = journal.model, journal.plan, journal.options
+        checkpoint, made, options = open_checkpoint(journal.model), journal.plan, journal.options
         output = journal.output
     else:
-        open_target(device)
-        model, made = _planned(model, config, plan, flags, device)
+        open_target(device, settings)
+        checkpoint, made = _planned(model, config, plan, flags, device)
         close_bars()
         if output is None:
-            place = place_for(device, model, settings.neuron_artifacts)
-        output = output or place or Path(f"{_stem(model)}-{device}.llmc")
-        journal = Journal(model, made, options, output)
+            place = place_for(device, checkpoint.asked, settings.neuron_artifacts)
+        output = output or place or Path(f"{_stem(checkpoint.asked)}-{device}.llmc")
+        journal = Journal(checkpoint.asked, made, options, output)
     store = open_store(cache_dir, settings, options.device)
     if emit is not None:
         with CompileProgress(hidden=False) as progress:
-            programs = list(emit_programs(model, made, options, store, emit, progress))
+            programs = list(emit_programs(checkpoint, made, options, store, emit, progress))
         print_programs(programs, shown_in, as_json)
         return
     if dry_run:
-        print_estimate(estimate_compile(model, made, options, store), as_json)
+        print_estimate(estimate_compile(checkpoint, made, options, store, settings), as_json)
         return
 
     def expected() -> float:
-        return float(estimate_compile(model, made, options, store)["estimated_seconds"])
+        return float(estimate_compile(checkpoint, made, options, store, settings)["estimated_seconds"])
 
     console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
     shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
     with replacing(place), shown as progress, journal.running():
-        result = compile_bundle(model, output, made, options, store, progress)
+        result = compile_bundle(checkpoint, output, made, options, store, progress, settings)
     print_result(result, as_json)
     if max_size is not None:
         _trim(store, max_size)
@@ -191,9 +193,10 @@ def _trim(store: Store, max_size: int) -> None:
 
 def _planned(
     model: str | None, config: str | None, plan: Path | None, flags: PlanningFlags, device: str
-) -> tuple[str, Plan]:
+) -> tuple[Checkpoint, Plan]:
     """What is compiled, MODEL or the file of --config, and its plan."""
     from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint import open_checkpoint
 
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")
@@ -204,11 +207,12 @@ def _planned(
             "name the MODEL to compile (or --resume -o BUNDLE, to go on with an interrupted compile; or --config FILE, "
             "for a configuration alone)"
         )
+    checkpoint = open_checkpoint(model)
     if plan is None:
-        return model, plan_from_flags(flags, model, device=device)
+        return checkpoint, plan_from_flags(flags, checkpoint, device=device)
     if flags.given():
         raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
-    return model, Plan.load(plan)
+    return checkpoint, Plan.load(plan)
 
 
 def _config_file(config: str) -> str:

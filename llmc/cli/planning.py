@@ -21,6 +21,7 @@ from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.traffic.source import Traffic
+    from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
 
 _PANEL = "Planning"
@@ -118,7 +119,7 @@ def takes_planning_flags(command: Command) -> Command:
 
 def plan_from_flags(
     flags: PlanningFlags,
-    model: str | None = None,
+    model: str | Checkpoint | None = None,
     config: str | None = None,
     settings: Settings | None = None,
     device: str | None = None,
@@ -136,7 +137,7 @@ def plan_from_flags(
     return plan_for(**planning_arguments(flags, model, config), settings=settings, device=device, options=options)
 
 
-def planning_arguments(flags: PlanningFlags, model: str | None, config: str | None) -> dict[str, Any]:
+def planning_arguments(flags: PlanningFlags, model: str | Checkpoint | None, config: str | None) -> dict[str, Any]:
     """The flags as `planning.plan_for` takes them. Raises InputError for text that does not parse."""
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")

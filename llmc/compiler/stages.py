@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +22,7 @@ from llmc.compiler.checkpoint.base import without_place
 from llmc.compiler.model_size import weights_in
 from llmc.errors import CapacityError, DeviceError
 from llmc.platforms import how_to_install
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -53,6 +54,7 @@ class Stages:
     checkpoint: Checkpoint
     plan: Plan
     report: Report
+    settings: Settings = field(default_factory=Settings.from_environment)
 
     def run(self, kind: str, components: Mapping[str, Any], build: Build) -> Entry:
         """The stage's entry, built now if its key is new. `meta["seconds"]` keeps the build's time for estimates."""

@@ -24,18 +24,20 @@ MAX_NUMBER = 1 << 50
 class Bundle:
     """A bundle on disk. Opening reads the manifest only; files are read, and verified, when first needed."""
 
-    def __init__(self, files: BundleFiles) -> None:
+    def __init__(self, files: BundleFiles, settings: Settings) -> None:
         self.files = files
+        self.settings = settings
         self.path = Path(files.folder)
 
     @classmethod
-    def open(cls, path: str | Path) -> Bundle:
+    def open(cls, path: str | Path, settings: Settings | None = None) -> Bundle:
         """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to mend it.
 
         What is not a folder may be a reference (see artifacts/local/references.py), which goes into the store first.
         With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it is read.
+        `settings` (default: the environment's) hold for all that is done with the bundle.
         """
-        settings = Settings.from_environment()
+        settings = settings or Settings.from_environment()
         if not is_dir(path):
             from llmc.artifacts.local.references import resolve
 
@@ -43,11 +45,11 @@ class Bundle:
         files = BundleFiles.open(path)
         if settings.require_signatures:
             require_signature(files, settings)
-        return cls(files)
+        return cls(files, settings)
 
     def within(self, name: str) -> Bundle:
         """The bundle whose manifest is the file `name` of this one. Raises ArtifactError."""
-        return Bundle(self.files.within(name))
+        return Bundle(self.files.within(name), self.settings)
 
     @property
     def manifest(self) -> Manifest:

@@ -70,13 +70,13 @@ def test_code_that_differs_is_named_by_module(
             if name.startswith("cli/"):
                 assert {key.kind for key in new} <= {"bundle"}, "provenance names all sources"
                 continue
-            assert "code: runtime.executors.fake_program" in said
+            assert "code: runtime.executors.fake.program" in said
             for key in (next(key for key in new if key.kind == kind) for kind in ("executable", "verify", "weights")):
                 assert (
-                    llmc("cache", "explain", key.short).out.splitlines()[-1] == "code: runtime.executors.fake_program"
+                    llmc("cache", "explain", key.short).out.splitlines()[-1] == "code: runtime.executors.fake.program"
                 )
             found = llmc("cache", "explain", key.short, "--json").json["differences"]
-            assert found[-1]["modules"] == ["runtime.executors.fake_program"]
+            assert found[-1]["modules"] == ["runtime.executors.fake.program"]
     finally:
         code.forget()
 

@@ -282,7 +282,7 @@ def test_a_dry_run_says_what_it_would_build_and_writes_nothing(compile_: Llmc, h
     *shapes, why, choice, total = ran.out.splitlines()
     assert shapes[0] == "prompt batch=4 query=32 context=0 (1 buckets): to build"
     assert len(shapes) == BUCKETS and all(line.endswith(": to build") for line in shapes)
-    assert why.startswith("why: stage weights has to run: nothing of kind weights is stored")
+    assert why.startswith("why: stage trace has to run: nothing of kind trace is stored")
     assert choice == "one executable per bucket: numpy does not care, tests do"
     assert total.startswith(f"{BUCKETS} executables to build, 0 cached; about ")
     assert list(here.iterdir()) == []
@@ -298,7 +298,7 @@ def test_a_dry_run_as_json(compile_: Llmc) -> None:
     members = {"phase", "batch", "query", "context", "buckets", "cached", "why"}
     assert all(set(e) == members for e in found["executables"])
     (why,) = {e["why"] for e in found["executables"]}
-    assert why.startswith("stage weights has to run: nothing of kind weights is stored")
+    assert why.startswith("stage trace has to run: nothing of kind trace is stored")
 
 
 def test_a_dry_run_knows_what_is_in_the_store(compile_: Llmc) -> None:

@@ -220,12 +220,11 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
     "fake": {
         **EVERYWHERE,
         "state": (attribute("state", "portable"), {"executable:state"}),
-        "program": (output("trace", "program"), {"executable:input.program"}),
         "version": (fake_version, {"executable:toolchain.fake", "verify:toolchain.fake"}),
         "isa": (compiled_for, {"executable:isa"}),
         "host": (features, {"verify:isa"}),
         "config": (config(note=1), READ),
-        "positions": (config(max_position_embeddings=128), {"trace:positions", *READ}),
+        "positions": (config(max_position_embeddings=128), {"trace:positions", "executable:input.positions", *READ}),
         "weights": (output("weights", "weights"), {"executable:input.weights", "verify:file.weights"}),
     },
     "cpu": {

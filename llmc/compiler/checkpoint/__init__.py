@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,21 @@ from llmc.paths import is_dir, is_file
 __all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config"]
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     """Opens a Hugging Face folder, a .gguf file, the demo model (`DEMO`) or a hub name (fetched over a
     network); and a config.json, by any name that ends so, as a checkpoint without weights.
 
-    Reads headers only. A folder with one .gguf and no config.json counts as that file.
-    Raises CheckpointError.
+    Reads headers only. A folder with one .gguf and no config.json counts as that file; a checkpoint that is open
+    already comes back as it is. Raises CheckpointError.
     """
+    if isinstance(path, Checkpoint):
+        return path
+    opened = _opened(path)
+    opened.asked = str(path)
+    return opened
+
+
+def _opened(path: str | Path) -> Checkpoint:
     from llmc.compiler.checkpoint.gguf_header import is_gguf
 
     found, name = locate(path)
@@ -42,11 +51,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     )
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
+def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
     """The model config alone, from the same places and from a config.json; needs no weights beside it.
 
     Takes milliseconds (a GGUF with a large vocabulary: 20). Raises CheckpointError.
     """
+    if isinstance(path, Checkpoint):
+        return path.config
     from llmc.compiler.checkpoint.gguf_header import is_gguf, read_header
 
     found, _ = locate(path, config_only=True)

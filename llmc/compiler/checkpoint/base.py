@@ -84,6 +84,8 @@ class Checkpoint(ABC):
     def __init__(self, path: Path, name: str) -> None:
         self.path = path
         self.name = name
+        self.asked = str(path)
+        """What it was opened by: a path, the demo model's name or a hub name."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"

@@ -43,7 +43,7 @@ def beyond(
         split = ", ".join(f"{part.name} {part.shown}" for part in parts)
         what = f"{total / 1e9:,.1f} GB of memory ({split}) are above the {there[0] / 1e9:,.1f} GB {there[1]}"
         found.append(_sentence(what, [flag for part in parts for flag in shrinks[part.name]]))
-    room = _free(store) if free is None else free
+    room = _free(store, target.settings) if free is None else free
     if size > room:
         what = f"a bundle of {size / 1e9:,.1f} GB is above the {room / 1e9:,.1f} GB that the store's disk has free"
         found.append(_sentence(what, [*smaller, *fewer, "LLMC_CACHE_DIR on another disk"]))
@@ -65,9 +65,9 @@ def _sentence(what: str, flags: Sequence[str]) -> str:
     return f"{what}; what shrinks it: {', '.join(several)}" if several else what
 
 
-def _free(store: Store | None) -> int:
+def _free(store: Store | None, settings: Settings) -> int:
     """Bytes that the disk of the store, or of where one would be, has free."""
-    folder = Path(store.root if store is not None else Settings.from_environment().cache_dir).absolute()
+    folder = Path(store.root if store is not None else settings.cache_dir).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free

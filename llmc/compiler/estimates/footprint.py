@@ -19,7 +19,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.text_table import table
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import Weights
-from llmc.compiler.checkpoint import DEMO, open_checkpoint, read_config
+from llmc.compiler.checkpoint import DEMO, Checkpoint, open_checkpoint, read_config
 from llmc.compiler.estimates.beyond import beyond
 from llmc.compiler.estimates.durations import Durations, of_target, typical
 from llmc.compiler.estimates.estimate import Estimate, duration
@@ -73,7 +73,7 @@ class Footprint:
     @classmethod
     def open(
         cls,
-        model: str,
+        model: str | Checkpoint,
         limits: Limits,
         device: str,
         settings: Settings,
@@ -98,11 +98,11 @@ class Footprint:
             raise InputError(f"{bundle} is for device {files.manifest.device}, not {device}; name that device")
 
         config = read_config(model)
-        size = size_of(config, model)
+        size = size_of(config, model if isinstance(model, str) else model.asked)
         weights = _stored(model) or size.weights
         asked = replace(options or CompileOptions(device), jobs=settings.threads)
         deployment = Deployment(limits, facts or {}, config, sum(one.count for one in weights))
-        target, asked, why = open_target(asked.device).resolve(asked, deployment)
+        target, asked, why = open_target(asked.device, settings).resolve(asked, deployment)
         found = cls(
             size,
             target,
@@ -259,9 +259,9 @@ class Footprint:
         return float(median(values)) if values else None
 
 
-def _stored(model: str) -> list[Weights]:
+def _stored(model: str | Checkpoint) -> list[Weights]:
     """The weights of a checkpoint that is on this host; nothing is fetched for it."""
-    if model != DEMO and not Path(model).expanduser().exists():
+    if isinstance(model, str) and model != DEMO and not Path(model).expanduser().exists():
         return []
     try:
         return weights_of(open_checkpoint(model))

@@ -25,12 +25,11 @@ from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
-from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.provenance import model_facts, provenance, remember_model
-from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import verify_stage
 from llmc.compiler.stages import StageReport, Stages, filled_folder
 from llmc.compiler.targets import open_target
@@ -46,7 +45,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.workers import Workers
+    from llmc.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -101,23 +102,20 @@ class CompileResult:
 
 
 def compile_bundle(
-    model: str, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter
-) -> CompileResult:
-    """Compile `model` for `options.device` into the bundle folder `destination`.
+    model: str | Checkpoint, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter,
+    settings: Settings | None = None,
+) -> CompileResult:  # fmt: skip
+    """Compile `model` for `options.device` into the bundle folder `destination`; `settings`: the environment's.
 
     Raises CheckpointError, CompileError, VerificationError, DeviceError, CapacityError or ArtifactError; then
     `destination` is as it was.
     """
     start = time.perf_counter()
-    checkpoint = open_checkpoint(model)
-    target, options, why = target_for(options, plan, checkpoint)
-    asked, options = options, target.configure(options)
+    job = Job.of(model, plan, options, settings)
+    target, checkpoint = job.target, job.checkpoint
     target.toolchain()  # what is not installed is told before anything is made
-    require_native(target, options)
-    target.require_supported(checkpoint.config)
-    target.require_consumed(checkpoint)
-    options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
-    unverified = why_unverified(target, checkpoint, options)
+    require_native(target, job.options)
+    unverified = why_unverified(target, checkpoint, job.options)
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
 
@@ -126,20 +124,20 @@ def compile_bundle(
             seconds[event.name] = round(event.seconds, 3)
         report(event)
 
-    stages = Stages(store, checkpoint, plan, on_stage)
-    because = f"{target.executor}: {why}" if why else ""
-    made = _make(stages, target, asked, options, model, report, unverified, because)
+    stages = Stages(store, checkpoint, plan, on_stage, target.settings)
+    because = f"{target.executor}: {job.why}" if job.why else ""
+    made = _make(stages, target, job.asked, job.options, report, unverified, because)
     options, choice = made.options, made.choice
     final, sources, entries = made.manifest, made.sources, list(made.entries)
     starter = target.starter(options)
     if starter is not None:
-        quick = _make(stages, starter[0], None, starter[1], model, report, unverified, "")
+        quick = _make(stages, starter[0], None, starter[1], report, unverified, "")
         entries += quick.entries
         final, sources = _with_starter(stages, made, quick)
     remember_recorded(store, final)
     write_bundle(destination, final, sources)
     remember_bundle(store, final)
-    remember_model(store, stages.checkpoint_digest(), model)
+    remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
     built = sum(not hit for _, hit in entries)
     states = [e.state for e in final.executables]
     return CompileResult(
@@ -183,8 +181,8 @@ def lowered(
 
 
 def _make(
-    stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, model: str,
-    report: Reporter, unverified: str | None, because: str,
+    stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions, report: Reporter,
+    unverified: str | None, because: str,
 ) -> _Made:  # fmt: skip
     """Trace, lower, compile and verify for one target. `options` are what it makes of those that were `asked` for, None
     for none, and `because` says why it is this target."""
@@ -194,7 +192,7 @@ def _make(
     entries = _executables(stages, target, made, shapes, options, report)
     files = [stages.store.path(e.outputs["executable"]) for e, _ in entries]
     analysis = target.analyse(stages, made, files, options)
-    manifest, sources = _assemble(stages, target, made, shapes, entries, options, model, analysis, choice)
+    manifest, sources = _assemble(stages, target, made, shapes, entries, options, analysis, choice)
     if unverified is not None:
         verification: dict[str, Any] = {"mode": "none", "why": unverified}
     elif options.verify != "none":
@@ -333,8 +331,7 @@ def _linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:
 
 def _assemble(
     stages: Stages, target: Target, lowered: Lowered, shapes: Sequence[Shape],
-    entries: Sequence[tuple[Entry, bool]], options: CompileOptions, model: str, analysis: Mapping[str, Any],
-    choice: str,
+    entries: Sequence[tuple[Entry, bool]], options: CompileOptions, analysis: Mapping[str, Any], choice: str,
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The manifest without its verification, and the file of each blob it names."""
     store, checkpoint = stages.store, stages.checkpoint
@@ -367,7 +364,7 @@ def _assemble(
         },
         plan=stages.plan.to_dict(), executables=executables, files=files, blobs=blobs,
         toolchain=target.toolchain(), isa=list(target.needed_features(options)),
-        provenance=provenance(stages, target, options, model),
+        provenance=provenance(stages, target, options, checkpoint.asked),
     )  # fmt: skip
     return manifest, sources
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
 from llmc.compiler.architectures.shared.families import size_of
-from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.model_size import weights_in
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.compile import executable_key, require_native
-from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import probes_stage
 from llmc.compiler.stages import StageReport, Stages
 from llmc.errors import CheckpointError, LlmcError
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
+    from llmc.settings import Settings
 
 
 class _NotBuiltError(LlmcError):
@@ -46,21 +47,19 @@ class _LookupStages(Stages):
         return entry
 
 
-def dry_run(model: str, plan: Plan, options: CompileOptions, store: Store) -> dict[str, Any]:
+def dry_run(
+    model: str | Checkpoint, plan: Plan, options: CompileOptions, store: Store, settings: Settings | None = None
+) -> dict[str, Any]:
     """What a compile would do: shapes with whether they are cached, and estimates of time (s) and size (bytes).
 
     Times come from the last builds of the same kind in the store where there are any; builds nothing.
     """
-    checkpoint = open_checkpoint(model)
-    target, options, why = target_for(options, plan, checkpoint)
-    options = target.configure(options)
-    require_native(target, options)
-    target.require_supported(checkpoint.config)
-    target.require_consumed(checkpoint)
-    options.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
-    why_unverified(target, checkpoint, options)
-    found = _estimate(target, Stages(store, checkpoint, plan, _ignore), options)
-    return found | {"choice": f"{found['choice']}; {target.executor}: {why}"} if why else found
+    job = Job.of(model, plan, options, settings)
+    require_native(job.target, job.options)
+    why_unverified(job.target, job.checkpoint, job.options)
+    stages = Stages(store, job.checkpoint, plan, _ignore, job.target.settings)
+    found = _estimate(job.target, stages, job.options)
+    return found | {"choice": f"{found['choice']}; {job.target.executor}: {job.why}"} if job.why else found
 
 
 def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.compile import Reporter, lowered
-from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.stages import Stages
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
 
 PHASES = ("program", "lowered")
 
 
 def emit(
-    model: str, plan: Plan, options: CompileOptions, store: Store, phase: str, report: Reporter
+    model: str | Checkpoint, plan: Plan, options: CompileOptions, store: Store, phase: str, report: Reporter
 ) -> Iterator[tuple[str, str]]:
     """Programs of `phase` with their names: traced, or in the form that the device's compiler takes.
 
@@ -29,15 +29,11 @@ def emit(
     """
     if phase not in PHASES:
         raise InputError(f"--emit {phase!r}: there is {' and '.join(PHASES)}")
-    checkpoint = open_checkpoint(model)
-    target, options, _ = target_for(options, plan, checkpoint)
-    asked, options = options, target.configure(options)
-    target.require_supported(checkpoint.config)
-    target.require_consumed(checkpoint)
-    stages = Stages(store, checkpoint, plan, report)
+    job = Job.of(model, plan, options)
+    stages = Stages(store, job.checkpoint, plan, report, job.target.settings)
     if phase == "program":
-        for program in target.trace(stages, options):
+        for program in job.target.trace(stages, job.options):
             yield program.name, program.text()
         return
-    made, options, _ = lowered(stages, target, asked, options)
-    yield from target.show(made, target.shapes(plan.buckets, options), options)
+    made, options, _ = lowered(stages, job.target, job.asked, job.options)
+    yield from job.target.show(made, job.target.shapes(plan.buckets, options), options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Range
-from llmc.compiler.checkpoint import read_config
+from llmc.compiler.checkpoint import Checkpoint, read_config
 from llmc.compiler.options import CompileOptions
 from llmc.errors import InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
@@ -45,7 +45,7 @@ class PlanArguments:
     settings                 default: the environment
     """
 
-    model: str | None = None
+    model: str | Checkpoint | None = None
     strategy: str | None = None
     max_model_len: int | None = None
     max_prompt_len: int | None = None
@@ -109,8 +109,8 @@ class PlanArguments:
         )
 
 
-def plan_for(model: str | None, **keywords: Any) -> Plan:
-    """The plan for a checkpoint or config.json (`model`), or for `max_model_len` alone; keywords: `PlanArguments`.
+def plan_for(model: str | Checkpoint | None, **keywords: Any) -> Plan:
+    """The plan for a checkpoint (open, or by name), a config.json, or `max_model_len` alone; keywords: `PlanArguments`.
 
     Raises InputError for numbers that cannot be used, a length that the model's positions do not reach, no length at
     all, or a budget that no plan meets; CheckpointError when the model cannot be read.
@@ -128,7 +128,7 @@ def plan_for(model: str | None, **keywords: Any) -> Plan:
     return plan_from(inputs, budget, costs, origins)
 
 
-def frontier_for(model: str | None, **keywords: Any) -> list[FrontierPoint]:
+def frontier_for(model: str | Checkpoint | None, **keywords: Any) -> list[FrontierPoint]:
     """The least waste for each of several numbers of graphs; arguments and errors as `plan_for`, without a budget."""
     arguments = PlanArguments(model, **keywords)
     return frontier_from(arguments.inputs(arguments.limits()[0]))
@@ -158,7 +158,7 @@ def _traffic(traffic: TrafficLike, bench: str | os.PathLike[str] | None) -> Traf
     return Traffic(traffic, bench=None if bench is None else Bench.load(bench))
 
 
-def _model_length(flag: int | None, source: str | None, named: str) -> tuple[int, str]:
+def _model_length(flag: int | None, source: str | Checkpoint | None, named: str) -> tuple[int, str]:
     """max_model_len and its origin, given (as `named`) or from the config, held against what the config allows."""
     if source is None:
         if flag is None:
@@ -168,17 +168,21 @@ def _model_length(flag: int | None, source: str | None, named: str) -> tuple[int
     positions = config.get("max_position_embeddings")
     if type(positions) is not int or positions < 1:
         if flag is None:
-            raise InputError(f"{source}: its config has no max_position_embeddings; give --max-model-len N")
+            raise InputError(f"{_named(source)}: its config has no max_position_embeddings; give --max-model-len N")
         return flag, "flag"
     if flag is None:
         return positions, "model config"
     longest = int(positions * _rope_factor(config))
     if flag > longest:
-        raise InputError(f"{named} {flag} is above the {longest} positions of {source}; lower it")
+        raise InputError(f"{named} {flag} is above the {longest} positions of {_named(source)}; lower it")
     return flag, "flag"
 
 
-def _rope_factor(config: dict[str, object]) -> float:
+def _named(source: str | Checkpoint) -> str:
+    return source if isinstance(source, str) else source.asked
+
+
+def _rope_factor(config: Mapping[str, object]) -> float:
     """How far rotary scaling stretches max_position_embeddings, for the kinds not counted in it already."""
     rope = config.get("rope_parameters")
     if isinstance(rope, dict) and rope.get("rope_type") in ("linear", "dynamic", "yarn"):

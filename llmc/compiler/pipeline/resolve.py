@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
@@ -11,16 +13,39 @@ from llmc.compiler.targets.base import Deployment
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.buckets.plan import Plan
-    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
+    from llmc.settings import Settings
 
 
-def target_for(options: CompileOptions, plan: Plan, checkpoint: Checkpoint) -> tuple[Target, CompileOptions, str]:
-    """`Target.resolve` for a plan and a checkpoint: the target, its options, and why it is that one."""
-    parameters = sum(weights.count for weights in weights_of(checkpoint))
-    deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, parameters)
-    return open_target(options.device).resolve(options, deployment)
+@dataclass(frozen=True)
+class Job:
+    """What is compiled, settled once: the open checkpoint, the target that the device stands for, the options that were
+    `asked` for, the same with the target's defaults (`options`), and why it is that target ("" where it stands for
+    itself)."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    target: Target
+    asked: CompileOptions
+    options: CompileOptions
+    why: str
+
+    @classmethod
+    def of(cls, model: str | Checkpoint, plan: Plan, options: CompileOptions, settings: Settings | None = None) -> Job:
+        """Open the checkpoint, unless it is, and ask the target whether it takes all that.
+
+        Raises CheckpointError, InputError and DeviceError, before anything is made.
+        """
+        checkpoint = open_checkpoint(model)
+        parameters = sum(weights.count for weights in weights_of(checkpoint))
+        deployment = Deployment(plan.limits, plan.provenance.facts, checkpoint.config, parameters)
+        target, asked, why = open_target(options.device, settings).resolve(options, deployment)
+        settled = target.configure(asked)
+        target.require_supported(checkpoint.config)
+        target.require_consumed(checkpoint)
+        settled.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
+        return cls(checkpoint, plan, target, asked, settled, why)
 
 
 def target_of(manifest: Manifest) -> Target:

@@ -17,7 +17,6 @@ from llmc.compiler.verification.parts import choose
 from llmc.compiler.verification.verify import summarise
 from llmc.errors import ArtifactError, CheckpointError
 from llmc.runtime.bundle import Bundle
-from llmc.settings import Settings
 
 
 def verify_again(
@@ -50,7 +49,7 @@ def verify_again(
     target = target_of(manifest)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
     chosen = choose(bundle.plan.buckets, every, target, manifest.executables, stages.parameters)
-    settings = Settings.from_environment()
+    settings = stages.settings
     probes, origin = vouched_probes(stages, target, origins_of(stages, settings), anew=True)
     result = summarise(run_parts(bundle, stages, probes, chosen.parts, progress), limits)
     recorded = verification_origin(bundle.files, store, settings)

@@ -110,7 +110,7 @@ def verify_stage(
     """
     from llmc.compiler.verification.verify import summarise
 
-    settings = Settings.from_environment()
+    settings = stages.settings
     origins = origins_of(stages, settings)
     probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
     limits = target.limits(options)
@@ -161,7 +161,7 @@ def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probe
         **toolchain("numpy"),
         **{f"option.{n}": canonical_json(v).decode() for n, v in manifest.options.items() if n not in _WORDS},
         "isa": " ".join(cpu_features()),
-        **{f"environment.{name}": value for name, value in Settings.from_environment().kernel_limits.items()},
+        **{f"environment.{name}": value for name, value in stages.settings.kernel_limits.items()},
         "code": code_digest(run_parts, executor_module(manifest.executor)),
     }
     if isinstance(part, str):
@@ -198,7 +198,7 @@ def _run(
         return write_bundle(folder / "draft", manifest, sources)
 
     with filled_folder(stages.store, "drafts", write) as draft:
-        return run_parts(Bundle(BundleFiles.open(draft)), stages, probes, parts, progress)
+        return run_parts(Bundle(BundleFiles.open(draft), stages.settings), stages, probes, parts, progress)
 
 
 def run_parts(

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from llmc.compiler.targets.declared import TARGETS, devices
 from llmc.errors import UnknownNameError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.compiler.targets.base import Target
 
 
-def open_target(device: str) -> Target:
-    """The target for `device`, which may say more behind a colon ("tpu:v5e-2x2").
+def open_target(device: str, settings: Settings | None = None) -> Target:
+    """The target for `device`, which may say more behind a colon ("tpu:v5e-2x2"); `settings`: the environment's.
 
     Raises UnknownNameError listing the known ones, and InputError for what a device cannot be told.
     """
@@ -24,4 +25,7 @@ def open_target(device: str) -> Target:
         cls: type[Target] = TARGETS.get(name)
     except UnknownNameError:
         raise UnknownNameError("device", device, devices()) from None
-    return cls.of(detail)
+    settings = settings or Settings.from_environment()
+    target = cls.of(detail, settings)
+    target.settings = settings
+    return target

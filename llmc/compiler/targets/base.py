@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,6 +20,7 @@ from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
 from llmc.compiler.targets.declared import refuse_foreign
 from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
+from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -200,11 +202,16 @@ class Target(ABC):
         return []
 
     @classmethod
-    def of(cls, detail: str) -> Target:
+    def of(cls, detail: str, settings: Settings) -> Target:
         """The target as `--device name:detail` asks for it, "" for the name alone; raises InputError."""
         if detail:
             raise InputError(f"--device {cls.name}:{detail}: device {cls.name} takes nothing behind its name")
         return cls()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Those that it was opened with (`open_target`), or the environment's."""
+        return Settings.from_environment()
 
     def require_supported(self, config: Mapping[str, Any]) -> None:
         """Raise CheckpointError when the model's architecture is not supported, naming those that are."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.runtime.executors.fake.executor import Kind
+    from llmc.settings import Settings
 
 DECAY = -0.9
 """Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
@@ -59,7 +60,7 @@ class FakeTarget(Target):
         self._kind = kind or Kind()
 
     @classmethod
-    def of(cls, detail: str) -> Self:
+    def of(cls, detail: str, settings: Settings) -> Self:
         """The device that takes ragged steps ("ragged"), over a shared pool of tokens ("paged=64"), or neither."""
         from llmc.runtime.executors.fake.executor import Kind
 
@@ -110,7 +111,7 @@ class FakeTarget(Target):
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """The formula's constants, as JSON: a real target traces the transformers model (program/stage.py)."""
-        positions = int(stages.checkpoint.config["max_position_embeddings"])
+        positions = _positions(stages)
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
             return {PROGRAM: workspace.put_bytes(canonical_json({"decay": DECAY, "positions": positions}))}
@@ -126,8 +127,12 @@ class FakeTarget(Target):
         return Lowered(
             files={"weights": file.digest},
             # All that `compile` reads beside the shape and the options: a component that is missing here would let
-            # a changed model find an executable of the old one.
-            components={"weights": file.digest, "placements": placements.digest, **program.components},
+            # a changed model find an executable of the old one. The program is all positions and code.
+            components={
+                "weights": file.digest,
+                "placements": placements.digest,
+                "positions": str(_positions(stages)),
+            },
             inputs={"placements": stages.path(placements), PROGRAM: program.paths[PROGRAM]},
             forms={PROGRAM: program.paths[PROGRAM], "placements": stages.path(placements)},
         )
@@ -159,6 +164,10 @@ class FakeTarget(Target):
         tensors = json.loads(lowered.inputs["placements"].read_bytes())
         program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
         return Executable(canonical_json(program), self.state)
+
+
+def _positions(stages: Stages) -> int:
+    return int(stages.checkpoint.config["max_position_embeddings"])
 
 
 def _require_shape(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:

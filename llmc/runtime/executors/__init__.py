@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from llmc.errors import ArtifactError, DeviceError, UnknownNameError
 from llmc.platforms import not_installed
 from llmc.registry import Registry
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -64,7 +63,7 @@ def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None 
     limits = bundle.plan.limits
     slots = slots or max(limits.max_num_seqs, *(b.batch for b in bundle.plan.decode))
     capacity = max(limits.max_model_len, *(b.context + b.query for b in bundle.plan.buckets))
-    return open_sized(bundle, slots, capacity, threads or Settings.from_environment().threads)
+    return open_sized(bundle, slots, capacity, threads or bundle.settings.threads)
 
 
 def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:

@@ -10,7 +10,6 @@ from llmc.artifacts.log import logger
 from llmc.errors import InputError
 from llmc.runtime import executors
 from llmc.runtime.confined.limits import Limits
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -81,7 +80,7 @@ def open_generator(
     from llmc.runtime.engine.engine import Engine
     from llmc.runtime.engine.generator import Generator
 
-    vocab_size, settings = bundle.size("vocab_size"), Settings.from_environment()
+    vocab_size, settings = bundle.size("vocab_size"), bundle.settings
     limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
     engine = Engine(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,

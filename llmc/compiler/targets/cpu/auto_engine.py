@@ -55,9 +55,9 @@ class Choice:
     why: str
 
 
-def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment) -> Choice:
+def choice_for(wanted: Wanted, options: CompileOptions, deployment: Deployment, settings: Settings) -> Choice:
     """`choose` by what was measured, for this host and the engines that are here."""
-    settings, here = Settings.from_environment(), installed()
+    here = installed()
     case = Case(
         cpu_features(), settings.threads, str(deployment.config.get("model_type")), deployment.parameters,
         versions(here), {engine: configured(engine, options) for engine in here},

@@ -28,7 +28,7 @@ class CpuTarget(OnnxRuntimeTarget):
         from llmc.compiler.targets.cpu.auto_engine import ENGINES, Wanted, choice_for
         from llmc.compiler.targets.declared import refuse_foreign
 
-        engines = {engine: open_target(engine) for engine in ENGINES}
+        engines = {engine: open_target(engine, self.settings) for engine in ENGINES}
         takers = {o.name: (engine, o) for engine, target in engines.items() for o in target.options}
         for name, value in options.own.items():
             if name not in takers and all(name != option.name for option in self.options):
@@ -42,5 +42,5 @@ class CpuTarget(OnnxRuntimeTarget):
             deployment.limits.max_num_seqs, options.quantize, options.dtype, memory, start,
             float(deployment.facts.get("mean_prompt_tokens", 0)), float(deployment.facts.get("mean_new_tokens", 0)),
         )  # fmt: skip
-        choice = choice_for(wanted, plain, deployment)
+        choice = choice_for(wanted, plain, deployment, self.settings)
         return engines[choice.engine], plain, choice.why

@@ -112,7 +112,7 @@ class OpenVinoBase(Target):
         return KV_CACHE_DTYPE.of(options) or options.dtype
 
     @abstractmethod
-    def settings(self, options: CompileOptions) -> dict[str, Any]:
+    def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
         """OpenVINO's settings that executables are compiled and opened with, as the manifest names them."""
 
     def toolchain(self) -> dict[str, str]:
@@ -171,7 +171,7 @@ class OpenVinoBase(Target):
             **models,
             "weights": weights.outputs["weights"].digest,
             "placements": weights.outputs["placements"].digest,
-            "settings": json.dumps(self.settings(options), sort_keys=True),
+            "settings": json.dumps(self.plugin_settings(options), sort_keys=True),
             **toolchain(*self.toolchain()),
             "isa": " ".join(self.isa()),
             "code": code_digest(code),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.executors.openvino.device import MappedWeights
+    from llmc.settings import Settings
 
 _REMAINING = {
     "GPU": "the GPU's host compiles each model when it is first opened, with the plugin and OpenCL driver there",
@@ -48,7 +49,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         self.device = device
 
     @classmethod
-    def of(cls, detail: str) -> Self:
+    def of(cls, detail: str, settings: Settings) -> Self:
         """The device behind the name."""
         return cls(detail.upper() or "CPU")
 
@@ -80,14 +81,14 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         """What turns a portable model into what the device runs."""
         return _REMAINING.get(self.device.split(".", maxsplit=1)[0], "")
 
-    def settings(self, options: CompileOptions) -> dict[str, Any]:
+    def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
         """On the CPU: float32 throughout is exact, other weights take activations in 8 bits."""
         exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"} if options.quantize == "none" else {}
         return {"properties": {"INFERENCE_PRECISION_HINT": "f32", **exact}}
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What the executor opens executables with."""
-        return {**self.settings(options), "openvino_device": self.device}
+        return {**self.plugin_settings(options), "openvino_device": self.device}
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
@@ -137,7 +138,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         return self.lower_stage(stages, program, options, form, self._lower, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:
-        properties = self.settings(options)["properties"]
+        properties = self.plugin_settings(options)["properties"]
 
         def finish(_: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
             from llmc.compiler.targets.openvino.blobs import weightless

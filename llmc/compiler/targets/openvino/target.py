@@ -66,12 +66,12 @@ class OpenVinoTarget(OpenVinoBase):
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     @classmethod
-    def of(cls, detail: str) -> Target:
+    def of(cls, detail: str, settings: Settings) -> Target:
         """CPU, GPU or NPU behind the name; VLLM_OPENVINO_DEVICE, or CPU, for the name alone.
 
         GPU and NPU get models of one shape each (openvino/static_target.py).
         """
-        kind = (detail or Settings.from_environment().openvino_device or "CPU").upper()
+        kind = (detail or settings.openvino_device or "CPU").upper()
         if kind.split(".")[0] not in KINDS:
             raise InputError(f"--device openvino:{detail or kind}: OpenVINO compiles here for {', '.join(KINDS)}")
         if kind != "CPU":
@@ -82,7 +82,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """VLLM_OPENVINO_* count where a flag is not given."""
-        settings = Settings.from_environment()
+        settings = self.settings
         if options.quantize is None and settings.openvino_quantized is not None:
             options = replace(options, quantize="int8" if settings.openvino_quantized else "none")
         options = super().configure(options)
@@ -178,7 +178,7 @@ class OpenVinoTarget(OpenVinoBase):
     def _finish(
         self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
     ) -> Entry:  # fmt: skip
-        settings, heads = self.settings(options), _heads(stages.checkpoint.config)
+        settings, heads = self.plugin_settings(options), _heads(stages.checkpoint.config)
 
         def finish_one(name: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
             from llmc.compiler.targets.openvino.finish import finish
@@ -189,7 +189,7 @@ class OpenVinoTarget(OpenVinoBase):
 
         return self.finish_stage(stages, options, models, lowered, self._finish, finish_one)
 
-    def settings(self, options: CompileOptions) -> dict[str, Any]:
+    def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
         """For the model for every shape "properties"; for those of fixed sizes "fixed_properties", pairs of the most
         decode rows, ascending and None for any number, and theirs.
         """
@@ -212,7 +212,7 @@ class OpenVinoTarget(OpenVinoBase):
             return None
         from llmc.compiler.targets import open_target
 
-        target = open_target(STARTER_DEVICE)
+        target = open_target(STARTER_DEVICE, self.settings)
         quantize = options.quantize if options.quantize in target.quantisations else None
         same = CompileOptions(
             STARTER_DEVICE, quantize, verify=options.verify, jobs=options.jobs, sample_top_k=options.sample_top_k
@@ -221,7 +221,7 @@ class OpenVinoTarget(OpenVinoBase):
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
         """What the executor opens executables with."""
-        found = self.settings(options)
+        found = self.plugin_settings(options)
         if options.specialise:
             asked = SPECIALISE_MEMORY.of(options)
             found[SPECIALISE_MEMORY.name] = DEFAULT_BUDGET if asked is None else asked

@@ -27,7 +27,6 @@ from llmc.compiler.targets.costs import WEIGHTS, Cost, Verifying, traces
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -113,7 +112,7 @@ class XlaTarget(StaticTarget):
     def toolchain(self) -> dict[str, str]:
         """The compiler, and the flags that it reads from the environment."""
         found = {package: version_of(package, "xla") for package in ("jax", "jaxlib")}
-        flags = Settings.from_environment().xla_flags
+        flags = self.settings.xla_flags
         return {**found, **({"XLA_FLAGS": flags} if flags else {})}
 
     def isa(self) -> tuple[str, ...]:
@@ -148,9 +147,7 @@ class XlaTarget(StaticTarget):
         from llmc.compiler.targets.xla.build import Machine
         from llmc.runtime.executors.xla.client import open_client
 
-        return Machine(
-            "cpu", "cpu", tuple(open_client("cpu", TENSOR_PARALLEL.of(options), Settings.from_environment().threads))
-        )
+        return Machine("cpu", "cpu", tuple(open_client("cpu", TENSOR_PARALLEL.of(options), self.settings.threads)))
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Without and with a cache, as the plan needs."""
@@ -204,7 +201,7 @@ class XlaTarget(StaticTarget):
             return {}
         from llmc.compiler.targets.xla.torch_xla import find_python, versions
 
-        return versions(find_python(Settings.from_environment().torch_xla_python))
+        return versions(find_python(self.settings.torch_xla_python))
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
         """Raise CompileError where weights and cache alone do not fit a device; nothing is known of a host's memory."""
@@ -311,9 +308,7 @@ class XlaTarget(StaticTarget):
         if LOWERING.of(options) == "torch-xla":
             from llmc.compiler.targets.xla.torch_xla import find_python, torch_xla_core
 
-            return torch_xla_core(
-                program.read_bytes(), *sizes, find_python(Settings.from_environment().torch_xla_python)
-            )
+            return torch_xla_core(program.read_bytes(), *sizes, find_python(self.settings.torch_xla_python))
         from llmc.compiler.targets.xla.scan_layers import roll
         from llmc.compiler.targets.xla.step import FlatCore
 

@@ -52,7 +52,7 @@ class TpuTarget(XlaTarget):
         self._detail = detail
 
     @classmethod
-    def of(cls, detail: str) -> Self:
+    def of(cls, detail: str, settings: Settings) -> Self:
         """Of a topology such as "v5e-2x2"; it is only needed, and read, where something is compiled."""
         return cls(detail)
 
@@ -103,7 +103,7 @@ class TpuTarget(XlaTarget):
 
     def toolchain(self) -> dict[str, str]:
         """JAX, and the compiler in libtpu with its flags."""
-        arguments = Settings.from_environment().libtpu_arguments
+        arguments = self.settings.libtpu_arguments
         return {
             **super().toolchain(), "libtpu": version_of("libtpu", "tpu"),
             **({"LIBTPU_INIT_ARGS": arguments} if arguments else {}),
@@ -118,7 +118,7 @@ class TpuTarget(XlaTarget):
         from llmc.compiler.targets.xla.build import Machine
         from llmc.runtime.executors.xla.client import open_client
 
-        open_client("cpu", TENSOR_PARALLEL.of(options), Settings.from_environment().threads)
+        open_client("cpu", TENSOR_PARALLEL.of(options), self.settings.threads)
         devices = self.topology.describe()[: TENSOR_PARALLEL.of(options)]
         return Machine("tpu", self.topology.name, tuple(devices))
 

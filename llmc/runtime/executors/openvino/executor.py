@@ -25,7 +25,6 @@ from llmc.runtime.executors.openvino.space import pool_blocks
 from llmc.runtime.executors.openvino.starting import Starter
 from llmc.runtime.executors.openvino.tables import BlockTables
 from llmc.runtime.top_logits import TopLogits, top_of
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -54,7 +53,7 @@ class OpenVinoExecutor(Executor):
         super().__init__(bundle, slots, capacity, threads)
         self._sizes = bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim")
         precision = str(bundle.manifest.options.get("kv_cache_dtype"))
-        space = Settings.from_environment().openvino_kv_space
+        space = bundle.settings.openvino_kv_space
         self._pool = pool_blocks(precision, self._sizes, slots, capacity, space)
         self._filler = self._pool.blocks
         self._cache = BlockCache(precision, *self._sizes, self._pool.blocks + 1)
