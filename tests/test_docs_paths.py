@@ -1,0 +1,29 @@
+"""What documents point at is there: links between files, and the files of code that they name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+HISTORY = {"CHANGELOG.md", "RESULTS.md"}
+"""Told at the time; files may have moved since."""
+
+_LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
+_CODE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|c|h|toml|html))`")
+KNOWN = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if not {".venv", ".git"} & set(path.parts)}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_named_files_are_there(document: Path) -> None:
+    text = document.read_text()
+    links = [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
+    assert not links, f"{document.name} links to what is not there"
+    if document.name not in HISTORY:
+        known = {f"/{path}" for path in KNOWN}
+        named = [name for name in _CODE.findall(text) if name == name.lower()]  # in capitals: a placeholder
+        gone = [name for name in named if not any(path.endswith(f"/{name}") for path in known)]
+        assert not gone, f"{document.name} names files that are not there"
