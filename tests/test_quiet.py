@@ -89,7 +89,7 @@ def test_the_whole_way_from_a_model_to_an_answer_is_quiet(world: Path) -> None:
 def test_the_check_sees_what_it_is_there_for(world: Path) -> None:
     session = """
         import socket, onnxruntime
-        from tests.compiler.kernels.single import run
+        from tests.compiler.targets.onnxruntime.kernels.single import run
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             s.connect(("192.0.2.1", 53))
     """

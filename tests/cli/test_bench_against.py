@@ -11,7 +11,7 @@ from llmc.bench.peers import catalogue, machine
 from llmc.bench.peers.results import Comparison
 from tests.cli.helpers import Llmc
 
-FAKE = str(Path(__file__).parents[1] / "runtime" / "peers" / "fake_engine")
+FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,10 @@ from llmc.buckets.bench_file import Bench
 from llmc.cli import bench_cpu
 from llmc.compiler.targets.cpu.measurements import OWN
 from llmc.testing.toy import write_toy
+from tests.bench.loadtest.scripted import Answer, serving, stream
 from tests.cli.helpers import Llmc, Ran
-from tests.runtime.loadtest.scripted import Answer, serving, stream
 
-FAKE = str(Path(__file__).parents[1] / "runtime" / "peers" / "fake_engine")
+FAKE = str(Path(__file__).parents[1] / "bench" / "peers" / "fake_engine")
 SIGNALS = pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 
 

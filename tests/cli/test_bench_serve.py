@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.bench.loadtest.scripted import Answer, ScriptedServer, error, serving, stream
 from tests.cli.helpers import Llmc
-from tests.runtime.loadtest.scripted import Answer, ScriptedServer, error, serving, stream
 
 SMALL = ("-n", 6, "--output-len", 3, "--warmup", 0)
 

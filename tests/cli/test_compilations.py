@@ -16,7 +16,7 @@ from llmc.runtime.llm import BundleLLM
 from tests.artifacts.helpers import REPO
 from tests.cli.helpers import Llmc
 from tests.manifests import edit_manifest
-from tests.runtime.server.live import Live
+from tests.server.live import Live
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.artifacts.archives.helpers import member
 from tests.artifacts.helpers import child, finish, flip, overwrite
 from tests.cli.helpers import Llmc
 from tests.manifests import edit_manifest
-from tests.runtime.server.live import Live
+from tests.server.live import Live
 
 FLAGS = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-q")
 MODEL = ("--reference", "../toy")

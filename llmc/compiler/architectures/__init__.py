@@ -2,7 +2,7 @@
 
 The file's name is the model type, as config.json has it; it defines FAMILY (shared/base.py has the contract,
 docs/adding-an-architecture.md shows one). A file stands here once its traced program reproduced the reference model's
-greedy tokens in a ragged, padded batch (tests/compiler/test_frontend.py). Anything else is refused by name: some models
+greedy tokens in a ragged, padded batch (tests/compiler/frontend). Anything else is refused by name: some models
 trace without complaint and compute something else.
 
 Nothing here imports a family, so that keys of what only asks for the names do not depend on what families say.

@@ -11,7 +11,7 @@ only newer compilers know whole (the largest k) are written out in plain ones, a
 Security. `jax.export.deserialize` reads a flatbuffer and MLIR bytecode, and runs nothing of either. Trees of arguments
 and results (`in_tree`, `out_tree`) are flatbuffers too: tuples, lists, dicts and leaves; any other node is a name and
 bytes for a function that someone registered with JAX in this process, else an error. Ours are flat tuples, and llmc
-registers none. Neither pickle nor eval is reached: tests/runtime/xla/test_no_pickle.py.
+registers none. Neither pickle nor eval is reached: tests/runtime/executors/xla/test_no_pickle.py.
 """
 
 from __future__ import annotations

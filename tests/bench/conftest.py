@@ -1,0 +1,3 @@
+from tests.toys import toy, toys, trusted
+
+__all__ = ["toy", "toys", "trusted"]

@@ -1,0 +1,194 @@
+"""Graphs that no compile makes, for the kernels to refuse: a program that says what came of each.
+
+    python -m tests.compiler.targets.onnxruntime.kernels.crafted LIBRARY
+
+A line of JSON goes out before a graph runs and one after it, so that a crash names its graph.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.compiler.targets.onnxruntime.kernels.single import run
+
+BIG = 1 << 62
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One node, with `change` in the place of what a compile gives it, and the error that says so.
+
+    A change is of an attribute where it is a number, of an input where it is an array, and None leaves an input out.
+    """
+
+    op: str
+    change: dict[str, Any]
+    error: str
+
+
+def _zeros(*shape: int) -> NDArray[np.float32]:
+    return np.zeros(shape, np.float32)
+
+
+def _cache(*shape: int) -> NDArray[np.float16]:
+    return np.zeros(shape, np.float16)
+
+
+def _rows(*rows: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.array(rows, np.int64).reshape(len(rows), -1)
+
+
+_APART = {"q": _zeros(1, 3, 64), "k": _zeros(1, 3, 32), "v": _zeros(1, 3, 32)}
+_INPUTS: dict[str, dict[str, Any]] = {
+    "Attention": {
+        "q": _zeros(1, 3, 128), "k": None, "v": None, "past_k": _cache(2, 2, 8, 16), "past_v": _cache(2, 2, 8, 16),
+        "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8),
+    },
+    "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None},
+    "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
+    "AddNorm": {"x": _zeros(2, 16), "r": _zeros(2, 16), "w": _zeros(16)},
+}  # fmt: skip
+_MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0}
+_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "Attention": {"heads": 4, "kv_heads": 2, "head_dim": 16, "window": 0, "scale": 0.25},
+    "Linear": {**_MATRIX, "gated": 0},
+    "Embedding": _MATRIX,
+    "AddNorm": {"eps": 1e-5},
+}
+_OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"]}
+
+_HEADS = "heads of this number or size are not supported"
+_ROW = "a row is outside of the tokens, the slots, the cache or the rotary tables"
+_CACHES = "the caches have not the heads of k and v, or differ"
+_TABLES = "rotary tables are wider than a head, or differ"
+_TOKENS = "k and v have not the tokens of q, or not the width of their heads"
+_RANK = "an input is missing, or has another number of dimensions"
+_MISSING = "is marked single but has an empty string in the graph"
+_WHAT = "a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 or 1"
+_BIAS = "a bias has a number for each row, and a gate has none"
+_SHAPES = "inputs of shapes that do not belong together"
+
+GRAPHS = [
+    *(Graph("Attention", {"heads": n}, _HEADS) for n in (0, -4, 3, 1 << 17, BIG)),
+    *(Graph("Attention", {"kv_heads": n}, _HEADS) for n in (0, -1, 8, BIG)),
+    *(Graph("Attention", {"head_dim": n}, _HEADS) for n in (0, -16, 24, 272, BIG)),
+    Graph("Attention", {"heads": 98, "kv_heads": 2}, _HEADS),
+    Graph("Attention", {"window": -1}, _HEADS),
+    Graph("Attention", {"q": _zeros(1, 3, 64)}, "q has not the width of its heads"),
+    Graph("Attention", {"q": _zeros(1, 3, 144)}, "q has not the width of its heads"),
+    Graph("Attention", {"q": np.float32(0)}, _RANK),
+    Graph("Attention", _APART | {"q": _zeros(1, 3, 128)}, "q has not the width of its heads"),
+    Graph("Attention", _APART | {"k": _zeros(1, 3, 16)}, _TOKENS),
+    Graph("Attention", _APART | {"v": _zeros(1, 3, 16)}, _TOKENS),
+    Graph("Attention", _APART | {"k": _zeros(1, 2, 32)}, _TOKENS),
+    Graph("Attention", _APART | {"v": _zeros(1, 1, 32)}, _TOKENS),
+    Graph("Attention", _APART | {"k": _zeros(3, 32)}, _TOKENS),
+    Graph("Attention", _APART | {"k": None}, _TOKENS),
+    Graph("Attention", _APART | {"v": None}, _TOKENS),
+    Graph("Attention", _APART | {"v": _zeros(0, 3, 32)}, _TOKENS),
+    *(Graph("Attention", {name: _cache(2, 2, 8, 32)}, _CACHES) for name in ("past_k", "past_v")),
+    *(Graph("Attention", {name: _cache(2, 1, 8, 16)}, _CACHES) for name in ("past_k", "past_v")),
+    *(Graph("Attention", {name: _cache(1, 2, 8, 16)}, _CACHES) for name in ("past_v",)),
+    Graph("Attention", {"past_v": _cache(2, 2, 4, 16)}, _CACHES),
+    Graph("Attention", {"past_v": _cache(0, 2, 8, 16)}, _CACHES),
+    Graph("Attention", {"past_k": _cache(0, 2, 8, 16), "past_v": _cache(0, 2, 8, 16)}, _ROW),
+    Graph("Attention", {"past_k": _cache(2, 2, 128)}, _RANK),
+    Graph("Attention", {"rows": _rows((0, 0, 0))}, "a row has not four numbers"),
+    Graph("Attention", {"rows": np.zeros(4, np.int64)}, _RANK),
+    *(
+        Graph("Attention", {"rows": _rows(row)}, _ROW)
+        for row in (
+            (2, 0, 0, 1), (-1, 0, 0, 1), (BIG, 0, 0, 1), (0, 8, 0, 1), (0, 2**63 - 1, 0, 1), (0, -1, 0, 1),
+            (0, 0, 3, 1), (0, 0, 2**63 - 1, 1), (0, 0, -1, 1), (0, 0, 0, 4), (0, 0, 0, 2**63 - 1), (0, 0, 0, -1),
+            (0, 6, 0, 3),
+        )
+    ),
+    Graph("Attention", {"rows": _rows((0, 0, 0, 2), (1, 0, 1, 1))}, "a row begins before the one before it ends"),
+    Graph("Attention", {"cos": _zeros(8, 16), "sin": _zeros(8, 16)}, _TABLES),
+    Graph("Attention", {"cos": _zeros(8, 4096), "sin": _zeros(8, 4096)}, _TABLES),
+    Graph("Attention", {"cos": _zeros(64), "sin": _zeros(64)}, _TABLES),
+    Graph("Attention", {"sin": _zeros(8, 4)}, _TABLES),
+    Graph("Attention", {"sin": _zeros(2, 8)}, _TABLES),
+    *(Graph("Attention", {name: None}, _TABLES) for name in ("cos", "sin")),
+    Graph("Attention", {"cos": _zeros(2, 8), "sin": _zeros(2, 8)}, _ROW),
+    Graph("Attention", {"cos": _zeros(0, 8), "sin": _zeros(0, 8)}, _ROW),
+    *(Graph("Attention", {name: None}, _MISSING) for name in ("q", "past_k", "past_v", "rows")),
+    *(Graph("Linear", {name: n}, _WHAT) for name in ("rows", "width") for n in (0, -1, 1 << 29, BIG)),
+    *(Graph("Linear", {"group": n}, _WHAT) for n in (0, -8, 12, 1 << 15, BIG)),
+    *(Graph("Linear", {"bits": n}, _WHAT) for n in (0, 5, 16)),
+    *(Graph("Linear", {"offsets": n}, _WHAT) for n in (2, -1, BIG)),
+    *(Graph("Linear", {"gated": n}, "gated is 0, or 1 for a multiple of 32 rows") for n in (2, -1)),
+    Graph("Linear", {"gated": 1, "rows": 16}, "gated is 0, or 1 for a multiple of 32 rows"),
+    Graph("Linear", {"x": _zeros(2, 32)}, "x has not `width` inputs"),
+    Graph("Linear", {"x": np.float32(0)}, _RANK),
+    Graph("Linear", {"w": np.zeros(64, np.uint8)}, "panels of another matrix"),
+    Graph("Linear", {"w": np.zeros((2, 1088), np.uint8)}, _RANK),
+    Graph("Linear", {"w": np.uint8(0)}, _RANK),
+    Graph("Linear", {"b": _zeros(16)}, _BIAS),
+    Graph("Linear", {"b": _zeros(1, 32)}, _BIAS),
+    Graph("Linear", {"b": _zeros(0)}, _BIAS),
+    Graph("Linear", {"b": np.float32(0)}, _BIAS),
+    Graph("Linear", {"b": _zeros(32), "gated": 1}, _BIAS),
+    *(Graph("Linear", {name: None}, _MISSING) for name in ("x", "w")),
+    Graph("Embedding", {"rows": BIG}, _WHAT),
+    Graph("Embedding", {"w": np.zeros(64, np.uint8)}, "panels of another matrix"),
+    Graph("Embedding", {"w": np.uint8(0)}, _RANK),
+    *(Graph("Embedding", {"ids": np.array([[n]])}, "a token id is not in the vocabulary") for n in (32, -1, BIG)),
+    Graph("Embedding", {"ids": np.zeros((1,) * 6, np.int64)}, "ids are missing, or have too many dimensions"),
+    *(Graph("Embedding", {name: None}, _MISSING) for name in ("ids", "w")),
+    Graph("AddNorm", {"w": _zeros(8)}, _SHAPES),
+    Graph("AddNorm", {"w": _zeros(32)}, _SHAPES),
+    Graph("AddNorm", {"w": np.float32(0)}, _RANK),
+    Graph("AddNorm", {"x": np.float32(0), "r": np.float32(0)}, _RANK),
+    Graph("AddNorm", {"r": _zeros(1, 16)}, _SHAPES),
+    Graph("AddNorm", {"r": _zeros(32)}, _SHAPES),
+    *(Graph("AddNorm", {name: None}, _MISSING) for name in ("x", "r", "w")),
+    # what is empty is no error
+    Graph("Linear", {"x": _zeros(0, 64)}, ""),
+    Graph("Linear", {"x": _zeros(2, 0, 64), "gated": 1}, ""),
+    Graph("Embedding", {"ids": np.zeros((0, 4), np.int64)}, ""),
+    Graph("AddNorm", {"x": _zeros(0, 16), "r": _zeros(0, 16)}, ""),
+    Graph("AddNorm", {"x": _zeros(2, 0), "r": _zeros(2, 0), "w": _zeros(0)}, ""),
+    Graph("Attention", {"q": _zeros(1, 0, 128), "rows": _rows((0, 0, 0, 0))}, ""),
+    Graph("Attention", {"rows": np.zeros((0, 4), np.int64)}, ""),
+    Graph("Attention", {"rows": _rows((1, 8, 3, 0), (0, 0, 3, 0))}, ""),
+    Graph("Attention", {"cos": _zeros(8, 0), "sin": _zeros(8, 0)}, ""),
+    Graph("Attention", {"past_k": _cache(2, 2, 0, 16), "past_v": _cache(2, 2, 0, 16)}, _ROW),
+    *(Graph(op, {}, "") for op in _INPUTS),
+]  # fmt: skip
+
+
+def outcome(library: Path, graph: Graph) -> str:
+    """The error that the graph ends in; "" for none."""
+    inputs = dict(_INPUTS[graph.op])
+    attributes = dict(_ATTRIBUTES[graph.op])
+    for name, value in graph.change.items():
+        if name in inputs:
+            inputs[name] = None if value is None else np.asarray(value)
+        else:
+            attributes[name] = value
+    try:
+        run(library, graph.op, list(inputs.items()), _OUTPUTS[graph.op], **attributes)
+    except Exception as e:  # noqa: BLE001 - whatever it is, the test wants to read it
+        return str(e) or type(e).__name__
+    return ""
+
+
+def outcomes(library: Path) -> Iterator[tuple[int, str | None]]:
+    """Each graph's place, before it runs with None and then with what came of it."""
+    for place, graph in enumerate(GRAPHS):
+        yield place, None
+        yield place, outcome(library, graph)
+
+
+if __name__ == "__main__":
+    for told in outcomes(Path(sys.argv[1])):
+        print(json.dumps(told), flush=True)

@@ -1,0 +1,172 @@
+"""Attention over rows that lie end to end, against the same arithmetic in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from tests.compiler.targets.onnxruntime.kernels.single import Arrays, run
+
+Array = NDArray[np.float32]
+CAPACITY = 1100
+
+
+@dataclass
+class Case:
+    """Heads, and rows of (slot, past, tokens)."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    rows: list[tuple[int, int, int]]
+    slots: int = 4
+    window: int = 0
+    turned: int | None = None
+    """Values of a head that turn; None: all."""
+
+    packed: bool = True
+    spare: int = 0
+    """Tokens of no row, behind the others."""
+
+    def inputs(self, seed: int = 0) -> Arrays:
+        random = np.random.default_rng(seed)
+        tokens = sum(n for _, _, n in self.rows) + self.spare
+        widths = (self.heads, self.kv_heads, self.kv_heads)
+        parts = [random.normal(0, 1, (1, tokens, h * self.dim)).astype(np.float32) for h in widths]
+        cache = (self.slots, self.kv_heads, CAPACITY, self.dim)
+        given: Arrays = {"q": np.concatenate(parts, -1)} if self.packed else dict(zip("qkv", parts, strict=True))
+        given |= {f"past_{n}": random.normal(0, 1, cache).astype(np.float16) for n in "kv"}
+        firsts = np.cumsum([0, *(n for _, _, n in self.rows)])
+        listed = [(slot, past, firsts[i], n) for i, (slot, past, n) in enumerate(self.rows)]
+        given["rows"] = np.array(listed, np.int64).reshape(-1, 4)
+        half = (self.dim if self.turned is None else self.turned) // 2
+        if half:
+            angles = np.arange(CAPACITY)[:, None] * 100.0 ** (-np.arange(half) / half)
+            given |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+        return given
+
+    def run(self, library: Path, given: Arrays) -> Arrays:
+        names = ["q", "k", "v", "past_k", "past_v", "rows", "cos", "sin"]
+        inputs = [(name, given.get(name)) for name in names]
+        return run(
+            library, "Attention", inputs[:6] if "cos" not in given else inputs, ["y", "k2", "v2", "-s"],
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.dim, window=self.window, scale=self.dim**-0.5,
+        )  # fmt: skip
+
+    def wanted(self, given: Arrays) -> Arrays:
+        if self.packed:
+            cuts = [self.heads * self.dim, (self.heads + self.kv_heads) * self.dim]
+            q, k, v = np.split(given["q"][0], cuts, axis=-1)
+        else:
+            q, k, v = (given[name][0] for name in "qkv")
+        q, k, v = (x.reshape(len(x), -1, self.dim).astype(np.float64) for x in (q, k, v))
+        keys, values = given["past_k"].copy(), given["past_v"].copy()
+        y = np.zeros((len(q), self.heads, self.dim))
+        for slot, past, first, count in given["rows"].tolist():
+            at = np.arange(past, past + count)
+            keys[slot, :, at] = self._turn(k[first : first + count], at, given).astype(np.float32)
+            values[slot, :, at] = v[first : first + count]
+            queries = self._turn(q[first : first + count], at, given)
+            for h in range(self.heads):
+                own = slot, h // (self.heads // self.kv_heads)
+                scores = queries[:, h] @ keys[own][: past + count].astype(np.float64).T * self.dim**-0.5
+                distance = at[:, None] - np.arange(past + count)[None]
+                seen = (distance >= 0) & ((distance < self.window) if self.window else True)
+                scores = np.where(seen, scores, -np.inf)
+                shares = np.exp(scores - scores.max(-1, keepdims=True))
+                shares /= shares.sum(-1, keepdims=True)
+                y[first : first + count, h] = shares @ values[own][: past + count].astype(np.float64)
+        return {"y": y.reshape(1, len(q), -1).astype(np.float32), "k2": keys, "v2": values}
+
+    def _turn(self, x: NDArray[np.float64], at: NDArray[np.int64], given: Arrays) -> NDArray[np.float64]:
+        if "cos" not in given:
+            return x
+        cos, sin = (given[name][at][:, None].astype(np.float64) for name in ("cos", "sin"))
+        half = cos.shape[-1]
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
+
+
+CASES = {
+    "one token": Case(9, 3, 64, [(1, 95, 1)]),
+    "the first token": Case(9, 3, 64, [(0, 0, 1)]),
+    "keys shared out": Case(9, 3, 64, [(2, 1000, 1)]),
+    "keys shared out, two rows": Case(4, 1, 64, [(2, 1000, 1), (0, 3, 1)]),
+    "decode, slots in any order": Case(9, 3, 64, [(3, 95, 1), (0, 17, 1), (2, 700, 1), (1, 64, 1)]),
+    "a prompt": Case(9, 3, 64, [(0, 0, 70)]),
+    "a chunk over a past": Case(9, 3, 64, [(0, 130, 33)]),
+    "prompts and decode": Case(6, 2, 64, [(3, 95, 1), (1, 0, 50), (0, 200, 7), (2, 63, 1)]),
+    "drafted tokens": Case(9, 3, 64, [(0, 300, 5), (1, 20, 5)]),
+    "tokens of no row": Case(4, 2, 32, [(0, 10, 3)], spare=4),
+    "no rows": Case(4, 2, 32, [], spare=2),
+    "a window": Case(4, 2, 32, [(0, 300, 1), (1, 90, 40)], window=70),
+    "a window shorter than a block": Case(4, 2, 32, [(0, 0, 60), (1, 400, 1)], window=5),
+    "a window, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], window=900),
+    "no groups": Case(4, 4, 16, [(0, 40, 9)]),
+    "large groups": Case(40, 1, 32, [(0, 40, 3), (1, 2, 1)]),
+    "wide heads": Case(4, 2, 256, [(0, 70, 11), (1, 2, 1)]),
+    "128 wide": Case(4, 1, 128, [(0, 70, 11), (1, 99, 1)]),
+    "80 wide": Case(4, 2, 80, [(0, 70, 11), (1, 99, 1)]),
+    "heads that turn in part": Case(4, 2, 64, [(0, 70, 11)], turned=32),
+    "heads that do not turn": Case(4, 2, 64, [(0, 70, 11)], turned=0),
+    "keys and values apart": Case(4, 2, 64, [(0, 70, 11), (1, 5, 1)], packed=False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_attention(library: Path, case: Case) -> None:
+    given = case.inputs()
+    made, wanted = case.run(library, given), case.wanted(given)
+    assert np.abs(made["y"] - wanted["y"]).max() < 2e-3  # a key that float16 rounds the other way
+    assert np.mean(np.abs(made["y"] - wanted["y"])) < 2e-5
+    for cache in ("k2", "v2"):
+        apart = np.abs(made[cache].astype(np.float32) - wanted[cache].astype(np.float32))
+        assert apart.max() < 3e-3
+        assert np.mean(apart > 0) < 1e-3
+
+
+@pytest.mark.parametrize("window", [0, 70, 600])
+def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, window: int) -> None:
+    together = Case(9, 3, 64, [(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], window=window)
+    given = together.inputs()
+    wanted = together.run(library, given)
+    for slot, past, first, count in given["rows"].tolist():
+        caches = {name: given[name].copy() for name in ("past_k", "past_v")}
+        for i in range(count):
+            one = given | caches | {"q": given["q"][:, first + i : first + i + 1]}
+            one["rows"] = np.array([[slot, past + i, 0, 1]], np.int64)
+            made = together.run(library, one)
+            assert (made["y"][0, 0] == wanted["y"][0, first + i]).all(), (slot, past + i)
+            caches = {"past_k": made["k2"], "past_v": made["v2"]}
+
+
+def test_what_is_behind_a_row_in_its_slot_does_not_matter(library: Path) -> None:
+    case = Case(9, 3, 64, [(0, 100, 1), (1, 40, 30)])
+    given = case.inputs()
+    clean = case.run(library, given)["y"]
+    for slot, past, _, count in given["rows"].tolist():
+        for cache in ("past_k", "past_v"):
+            given[cache][slot, :, past + count :] = np.nan
+            given[cache][2:] = np.nan
+    assert (case.run(library, given)["y"] == clean).all()
+
+
+@pytest.mark.parametrize(
+    "row", [(4, 0, 0, 1), (-1, 0, 0, 1), (0, -1, 0, 1), (0, CAPACITY, 0, 1), (0, 0, 1, 1), (0, 0, 0, 2)], ids=str
+)
+def test_a_row_that_cannot_be_is_refused(library: Path, row: tuple[int, int, int, int]) -> None:
+    case = Case(4, 2, 32, [(0, 0, 1)])
+    given = case.inputs() | {"rows": np.array([row], np.int64)}
+    with pytest.raises(InvalidArgument, match="a row is outside of the tokens, the slots, the cache or the rotary"):
+        case.run(library, given)
+
+
+def test_heads_of_another_size_are_refused(library: Path) -> None:
+    case = Case(4, 2, 24, [(0, 0, 1)])
+    with pytest.raises(Exception, match="heads of this number or size are not supported"):
+        case.run(library, case.inputs())

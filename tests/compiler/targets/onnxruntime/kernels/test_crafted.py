@@ -1,0 +1,30 @@
+"""Graphs that no compile makes end in errors: nothing is read or written where it should not be, nothing is fatal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compiler.targets.onnxruntime.kernels.crafted import GRAPHS
+
+
+@pytest.fixture(scope="module")
+def told(library: Path) -> dict[int, str | None]:
+    """What came of each graph, in a process of their own; None for one that ended it."""
+    command = [sys.executable, "-m", "tests.compiler.targets.onnxruntime.kernels.crafted", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout, done.stderr
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+@pytest.mark.parametrize("place", range(len(GRAPHS)), ids=lambda n: f"{GRAPHS[n].op} {n} {' '.join(GRAPHS[n].change)}")
+def test_a_crafted_graph_is_an_error(told: dict[int, str | None], place: int) -> None:
+    graph = GRAPHS[place]
+    assert place in told, f"graph {max(told)} ended the process: {GRAPHS[max(told)]}"
+    found = told[place]
+    assert found is not None, "it ended the process"
+    assert graph.error in found if graph.error else not found, found

@@ -1,0 +1,163 @@
+"""Products with matrices in panels, and look-ups in them, against the same arithmetic in numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+from llmc.compiler.targets.onnxruntime.kernels.panels import LANES, Panels, panel_bytes, to_float16
+from tests.compiler.targets.onnxruntime.kernels.single import quantised, run
+
+Array = NDArray[np.float32]
+SIZES = [(64, 64, 16), (96, 576, 32), (100, 96, 32), (32, 1536, 64), (40, 128, 64), (17, 72, 8), (48, 40, 32)]
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 22, 37)
+
+
+def matrix(rows: int, width: int, group: int, bits: int, offsets: bool, seed: int = 0) -> tuple[Panels, Array]:
+    """Panels of random codes, and the weights that they stand for."""
+    random = np.random.default_rng(seed)
+    blocks = -(-width // group)
+    codes = random.integers(0, 1 << bits, (rows, blocks, group)).astype(np.uint8)
+    codes.reshape(rows, -1)[:, width:] = 0
+    scales = to_float16(random.uniform(0.001, 0.1, (rows, blocks)).astype(np.float32))
+    zero = 1 << (bits - 1)
+    starts = random.normal(0, 1, (rows, blocks)).astype(np.float16).astype(np.float32)
+    held = Panels(["w"], bits, codes, scales, starts + zero * scales if offsets else np.zeros_like(scales))
+    weights = codes * scales[..., None] + (starts if offsets else -zero * scales)[..., None]
+    return held, weights.reshape(rows, -1)[:, :width].astype(np.float32)
+
+
+def attributes(rows: int, width: int, group: int, bits: int, offsets: bool) -> dict[str, int]:
+    return {"rows": rows, "width": width, "group": group, "bits": bits, "offsets": int(offsets)}
+
+
+def close(made: NDArray[Any], wanted: Array) -> bool:
+    """A code that numpy rounds the other way is half a step of one activation."""
+    return bool(np.abs(made - wanted).max() < 4e-3 * np.abs(wanted).max()) and bool(
+        np.mean(np.abs(made - wanted)) < 1e-5 * np.abs(wanted).max()
+    )
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("offsets", [False, True], ids=["symmetric", "offsets"])
+def test_products_of_every_number_of_rows(library: Path, size: tuple[int, int, int], bits: int, offsets: bool) -> None:
+    rows, width, group = size
+    held, weights = matrix(rows, width, group, bits, offsets)
+    panels = held["panels+offsets" if offsets else "panels"]
+    assert len(panels) == panel_bytes(rows, width, group, bits, offsets)
+    random = np.random.default_rng(1)
+    bias = random.normal(0, 1, rows).astype(np.float32)
+    for count in ROWS:
+        x = random.normal(0, 1, (count, width)).astype(np.float32)
+        for b in (None, bias):
+            made = run(library, "Linear", [("x", x), ("w", panels), ("b", b)], ["y", "-s"],
+                       **attributes(rows, width, group, bits, offsets), gated=0)["y"]  # fmt: skip
+            assert close(made, quantised(x, group) @ weights.T + (0 if b is None else b)), (count, b is None)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("half", [16, 48, 80])
+def test_a_gate_lets_through_what_it_should(library: Path, bits: int, half: int) -> None:
+    held, weights = matrix(2 * half, 64, 32, bits, offsets=True)
+    random = np.random.default_rng(1)
+    for count in ROWS:
+        x = random.normal(0, 1, (count, 64)).astype(np.float32)
+        made = run(library, "Linear", [("x", x), ("w", held["gated+offsets"])], ["y", "-s"],
+                   **attributes(2 * half, 64, 32, bits, True), gated=1)["y"]  # fmt: skip
+        product = (quantised(x, 32) @ weights.T).astype(np.float64)
+        gate, other = product[:, :half], product[:, half:]
+        wanted = gate / (1 + np.exp(-np.clip(gate, -700, 700))) * other
+        assert close(made, wanted.astype(np.float32)), count
+
+
+def test_many_rows_are_the_same_as_a_few(library: Path) -> None:
+    held, _ = matrix(160, 576, 32, 8, offsets=False)
+    x = np.random.default_rng(1).normal(0, 1, (1500, 576)).astype(np.float32)
+    attrs = attributes(160, 576, 32, 8, False)
+    whole = run(library, "Linear", [("x", x), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
+    for first in (0, 700, 1495):
+        part = x[first : first + 5]
+        made = run(library, "Linear", [("x", part), ("w", held["panels"])], ["y", "-s"], **attrs, gated=0)["y"]
+        assert (made == whole[first : first + 5]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_stays_none_and_in_its_row(library: Path, value: float) -> None:
+    held, _ = matrix(32, 64, 32, 8, offsets=True)
+    x = np.ones((6, 64), np.float32)
+    x[2, 40] = value
+    made = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
+               **attributes(32, 64, 32, 8, True), gated=0)["y"]  # fmt: skip
+    assert np.isnan(made[2]).all()
+    assert np.isfinite(np.delete(made, 2, axis=0)).all()
+
+
+def test_a_row_of_nothing_and_a_row_of_large_numbers(library: Path) -> None:
+    held, weights = matrix(32, 64, 32, 8, offsets=True)
+    x = np.zeros((3, 64), np.float32)
+    x[1], x[2] = 1e30, 1e-38
+    made = run(library, "Linear", [("x", x), ("w", held["panels+offsets"])], ["y", "-s"],
+               **attributes(32, 64, 32, 8, True), gated=0)["y"]  # fmt: skip
+    assert not made[0].any() and not made[2].any()
+    assert np.allclose(made[1], (np.full(64, 1e30) @ weights.T).astype(np.float32), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("offsets", [False, True], ids=["symmetric", "offsets"])
+def test_rows_of_a_matrix(library: Path, size: tuple[int, int, int], bits: int, offsets: bool) -> None:
+    held, weights = matrix(*size, bits, offsets)
+    ids = np.random.default_rng(1).integers(0, size[0], (3, 7))
+    panels = held["panels+offsets" if offsets else "panels"]
+    made = run(library, "Embedding", [("ids", ids), ("w", panels)], ["y"], **attributes(*size, bits, offsets))["y"]
+    assert made.shape == (3, 7, size[1])
+    assert np.abs(made - weights[ids]).max() < 1e-5
+
+
+@pytest.mark.parametrize("bad", [-1, 32])
+def test_a_token_that_is_not_in_the_vocabulary_is_refused(library: Path, bad: int) -> None:
+    held, _ = matrix(32, 64, 32, 8, offsets=False)
+    ids = np.array([[0, bad]], np.int64)
+    with pytest.raises(InvalidArgument, match="a token id is not in the vocabulary"):
+        run(library, "Embedding", [("ids", ids), ("w", held["panels"])], ["y"], **attributes(32, 64, 32, 8, False))
+
+
+def test_panels_of_another_matrix_are_refused(library: Path) -> None:
+    held, _ = matrix(32, 64, 32, 8, offsets=False)
+    x = np.ones((1, 64), np.float32)
+    with pytest.raises(InvalidArgument, match="panels of another matrix"):
+        run(library, "Linear", [("x", x), ("w", held["panels"][:-LANES])], ["y", "-s"],
+            **attributes(32, 64, 32, 8, False), gated=0)  # fmt: skip
+    with pytest.raises(InvalidArgument, match="x has not `width` inputs"):
+        run(library, "Linear", [("x", x[:, :32]), ("w", held["panels"])], ["y", "-s"],
+            **attributes(32, 64, 32, 8, False), gated=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [{"bits": 5}, {"group": 12}, {"rows": 0}])
+def test_a_matrix_that_cannot_be_is_refused_when_the_graph_is_opened(library: Path, wrong: dict[str, int]) -> None:
+    held, _ = matrix(32, 64, 32, 8, offsets=False)
+    attrs = attributes(32, 64, 32, 8, False) | wrong
+    with pytest.raises(
+        Exception, match="a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and"
+    ):
+        run(library, "Linear", [("x", np.ones((1, 64), np.float32)), ("w", held["panels"])], ["y", "-s"], **attrs,
+            gated=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [16, 64, 576, 100])
+def test_sums_and_norms(library: Path, width: int) -> None:
+    random = np.random.default_rng(0)
+    for rows in (1, 3, 300):
+        x, residual = random.normal(0, 2, (2, rows, width)).astype(np.float32)
+        weight = random.normal(1, 0.1, width).astype(np.float32)
+        made = run(library, "AddNorm", [("x", x), ("r", residual), ("w", weight)], ["y", "s"], eps=1e-5)
+        total = x + residual
+        wanted = total / np.sqrt((total.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * weight
+        assert (made["s"] == total).all()
+        assert np.abs(made["y"] - wanted).max() < 1e-5

@@ -1,0 +1,83 @@
+"""Static OpenVINO models of the tiny cases, with weights, as functions that tests/compiler/frontend replays."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import torch
+
+from llmc.compiler.program.fuse import fuse
+from llmc.compiler.program.import_fx import import_program
+from llmc.compiler.program.ir import Graph
+from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
+from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.static import static_model
+from llmc.compiler.weights.recipes import write_weights
+from llmc.runtime.executors.openvino.device import open_core
+from tests.compiler import tiny
+from tests.compiler.frontend.test_frontend import Run, Tensors, fused
+
+Sizes = tuple[int, int, int]
+Format = Callable[[Constants], WeightFormat]
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": 1}
+POSITIONS = 128
+
+
+class Parameters:
+    """A tiny model's parameters as a checkpoint stores them."""
+
+    def __init__(self, case: str) -> None:
+        self._tensors = dict(tiny.model(case).named_parameters())
+
+    def tensor_names(self) -> list[str]:
+        return list(self._tensors)
+
+    def tensor(self, name: str) -> np.ndarray:
+        found: np.ndarray = self._tensors[name].numpy()
+        return found
+
+    def quantised_blocks(self, name: str) -> None:
+        return None
+
+
+@cache
+def graph(case: str) -> Graph:
+    return fuse(import_program(fused(case), POSITIONS))
+
+
+def from_graph(case: str, weights: WeightFormat, sizes: Sizes) -> ov.Model:
+    return static_model(graph(case), weights, *sizes)
+
+
+def with_weights(case: str, sizes: Sizes, folder: Path, weights: Format = WeightFormat) -> ov.Model:
+    """A model that was written as XML over a weights file, and read back."""
+    constants = Constants()
+    xml = to_xml(from_graph(case, weights(constants), sizes), folder)
+    out = io.BytesIO()
+    placements = write_weights(constants.recipes, Parameters(case), constants.tables, out)
+    return read(place(xml, placements), out.getvalue())
+
+
+def read(xml: str, weights: bytes) -> ov.Model:
+    return open_core().read_model(xml.encode(), ov.Tensor(np.frombuffer(weights, np.uint8).copy()))
+
+
+def run_of(case: str, folder: Path) -> Run:
+    """Models in float32, one for each size that is asked for."""
+    compiled: dict[Sizes, ov.CompiledModel] = {}
+
+    def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
+        sizes = (*token_ids.shape, kept[0].shape[2] if kept else 0)
+        if sizes not in compiled:
+            compiled[sizes] = open_core().compile_model(with_weights(case, sizes, folder), "CPU", EXACT)
+        step = {"token_ids": token_ids, "past_lengths": past, "new_lengths": new}
+        given = {name: t.numpy().astype(np.int32) for name, t in step.items()}
+        given |= {f"past_{'kv'[i % 2]}{i // 2}": np.ascontiguousarray(t.numpy()) for i, t in enumerate(kept)}
+        return [torch.from_numpy(np.array(value)) for value in compiled[sizes](given).values()]
+
+    return run

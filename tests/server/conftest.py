@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmc.runtime.bundle import Bundle
+from tests.server.live import toy_bundle
+from tests.server.stub_engine import Api
+from tests.toy import Toy
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """4 sequences of 32 tokens; a byte is a token."""
+    made = Toy.make(tmp_path_factory.mktemp("api"))
+    made.compile()
+    return Bundle.open(made.bundle)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What tests over a real server serve; see `toy_bundle`."""
+    return toy_bundle(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def api(toy: Bundle) -> Api:
+    """The application over an engine that answers "Hello"."""
+    return Api(toy)
+
+
+@pytest.fixture
+def make_api(toy: Bundle) -> Callable[..., Api]:
+    return lambda **options: Api(toy, **options)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(cache))
+    return cache

@@ -1,0 +1,95 @@
+"""`llmc serve` as a process of its own, watched by its JSON lines."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.artifacts.helpers import REPO
+from tests.server.live import PATIENCE_S, completion
+
+RUN = "import sys\nfrom llmc.cli.main import main\nsys.exit(main())"
+HANGS_UP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
+"""What runs the tests may have been told by nohup to ignore SIGHUP, and its children with it."""
+
+
+class Process:
+    """Runs `llmc serve … --json`; `before` is Python that runs first, to make something go wrong."""
+
+    def __init__(self, cache: Path, *arguments: object, before: str = "") -> None:
+        code = f"{HANGS_UP}\n{textwrap.dedent(before)}\n{RUN}"
+        command = [sys.executable, "-c", code, "serve", *map(str, arguments), "--json"]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLMC_", "VLLM_"))}
+        self.child = subprocess.Popen(
+            command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**clean, "LLMC_CACHE_DIR": str(cache)},
+        )  # fmt: skip
+        self._lines: queue.Queue[Any] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self.port = 0
+
+    def _read(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self._lines.put(json.loads(line))
+        self._lines.put(None)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.child.kill()
+        self.child.wait(PATIENCE_S)
+        self._reader.join()
+        assert self.child.stdout is not None and self.child.stderr is not None
+        self.child.stdout.close()
+        self.child.stderr.close()
+
+    def wait(self, event: str) -> dict[str, Any]:
+        """The next event, which has to be this one."""
+        found = self._lines.get(timeout=PATIENCE_S)
+        if found is None:
+            assert self.child.stderr is not None
+            raise AssertionError(f"ended without {event!r}: {self.child.stderr.read()}")
+        assert found["event"] == event, found
+        if event == "listening" and not found["url"].startswith("unix:"):
+            self.port = int(found["url"].rpartition(":")[2])
+        return dict(found)
+
+    def ready(self) -> Process:
+        """Wait until it serves."""
+        self.wait("listening")
+        self.wait("ready")
+        return self
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+            with connection.getresponse() as response:
+                return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def complete(self, **body: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/v1/completions", completion(**body))
+
+    def signal(self, signum: int = signal.SIGTERM) -> None:
+        self.child.send_signal(signum)
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and standard error, once it has ended."""
+        code = self.child.wait(PATIENCE_S)
+        assert self.child.stderr is not None
+        return code, self.child.stderr.read()

@@ -1,0 +1,221 @@
+"""Connections that send slowly, or too much, are not kept; those that wait for an answer are."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from llmc.server.connections import PIPELINED, BoundedProtocol
+from tests.server.live import Gate, Live, completion, until
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture
+def live(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
+    """Heads within 0.3 s, bodies within 0.6 s."""
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(BoundedProtocol, "head_s", 0.3)
+    monkeypatch.setattr(BoundedProtocol, "body_s", 0.6)
+    with Live(bundle) as running:
+        yield running.ready()
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    said = b""
+    while part := connection.recv(1 << 16):
+        said += part
+    return said
+
+
+def one(connection: socket.socket) -> bytes:
+    """One answer, a JSON object."""
+    said = b""
+    while not said.endswith(b"}"):
+        said += connection.recv(1 << 16)
+    return said
+
+
+def answered(connection: socket.socket) -> tuple[int, dict[str, object]]:
+    head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def test_a_connection_that_asks_nothing_is_closed_without_a_word(live: Live) -> None:
+    began = time.monotonic()
+    with live.connect() as connection:
+        assert rest(connection) == b""
+    assert 0.2 < time.monotonic() - began < 2
+
+
+def test_a_head_that_trickles_in_is_a_timeout_however_steady_it_is(live: Live) -> None:
+    with live.connect() as connection:
+        connection.settimeout(0.05)
+        said, sent = b"", 0
+        connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
+        while not said:
+            assert (sent := sent + 1) < 100
+            try:
+                connection.sendall(b"y")
+                said = connection.recv(1 << 16)
+            except TimeoutError:
+                continue
+    assert said.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+def test_a_body_that_does_not_come_is_a_timeout(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(HEAD + b"content-length: 100\r\n\r\n{")
+        status, error = answered(connection)
+    assert status == 408
+    assert error["message"] == "the request's body did not arrive within 0.6 seconds"
+    assert error["type"] == "invalid_request_error"
+
+
+def test_a_chunked_body_that_does_not_end_is_a_timeout(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n")
+        assert answered(connection)[0] == 408
+
+
+def test_a_head_may_not_grow_for_ever(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nx: " + b"y" * (BoundedProtocol.head_bytes + 1))
+        status, error = answered(connection)
+    assert status == 431
+    assert "larger than 65536 bytes" in str(error["message"])
+
+
+@pytest.mark.parametrize("head", [b"x: " + b"y" * 70_000, b"x: y\r\n" * 14_000, b"x: y"], ids=["long", "many", "url"])
+def test_a_head_that_comes_whole_is_no_larger_for_it(live: Live, head: bytes) -> None:
+    """All in one piece, so that it was complete before its size was seen."""
+    path = b"/health" + (b"?" + b"z" * 70_000 if head == b"x: y" else b"")
+    with live.connect() as connection:
+        connection.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n\r\n")
+        status, error = answered(connection)
+    assert status == 431
+    assert "larger than 65536 bytes" in str(error["message"])
+
+
+def test_so_many_requests_wait_on_a_connection_and_it_ends_with_the_last(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 500)
+        said = rest(connection)
+    answers = said.split(b"HTTP/1.1 ")[1:]
+    assert len(answers) == 1 + PIPELINED
+    assert all(answer.startswith(b"200 OK") for answer in answers)
+    assert [b"connection: close" in answer for answer in answers] == [False] * PIPELINED + [True]
+
+
+def test_an_oversized_head_behind_others_ends_the_connection_after_them(live: Live) -> None:
+    with live.connect() as connection:
+        one = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+        connection.sendall((one + b"\r\n") * 3 + one + b"x: " + b"y" * 70_000 + b"\r\n\r\n")
+        said = rest(connection)
+    assert said.count(b"HTTP/1.1 200") == 3 == said.count(b"HTTP/1.1")
+
+
+def test_who_leaves_ends_all_that_it_pipelined(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that runs is not the last that came."""
+    gate = Gate(monkeypatch)
+    gate.hold()
+    before = len(gate.steps)
+    data = json.dumps(completion(max_tokens=20)).encode()
+    connection = live.connect()
+    connection.sendall((HEAD + b"content-length: %d\r\n\r\n" % len(data) + data) * 5)
+    gate.wait(before + 1)
+    connection.close()
+    until(lambda: live.server.state.clients.open == 0)
+    engine = live.server.state.served.engine
+
+    def over_a_step_later() -> bool:  # the engine hears of it between two steps
+        gate.let(1)
+        return engine.in_flight == 0
+
+    until(over_a_step_later)
+    gate.let()
+    until(lambda: live.stats.running == 0)
+    assert len(gate.steps) < before + 20
+
+
+def test_who_does_not_read_is_cut_off(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedProtocol, "send_s", 0.3)
+    live.server.listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # as its connections then have
+    with live.connect() as connection:
+        data = json.dumps({"prompt": "", "tokens": [65] * 200_000}).encode()
+        head = HEAD.replace(b"/v1/completions", b"/detokenize")
+        for _ in range(4):
+            connection.sendall(head + b"content-length: %d\r\n\r\n" % len(data) + data)
+        until(lambda: live.server.state.clients.open == 0)
+
+
+def test_an_answer_may_take_longer_than_any_of_it(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    gate.hold()
+    with live.begin() as connection:
+        connection.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        gate.let()
+        connection.settimeout(5.0)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_a_connection_is_kept_between_requests_and_each_gets_the_whole_time(live: Live) -> None:
+    data = json.dumps(completion()).encode()
+    with live.connect() as connection:
+        for _ in range(3):
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(data))
+            connection.settimeout(0.25)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(5.0)
+            connection.sendall(data)
+            assert one(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_the_next_head_on_a_kept_connection_is_bounded_too(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert one(connection).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET /hea")
+        assert answered(connection)[0] == 408
+
+
+def test_a_request_behind_one_that_runs_may_take_its_time(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelined: the second is not read before the first is answered, and no clock runs for it."""
+    gate = Gate(monkeypatch)
+    gate.hold()
+    data = json.dumps(completion()).encode()
+    whole = HEAD + b"content-length: %d\r\n\r\n" % len(data) + data
+    with live.connect() as connection:
+        connection.sendall(whole + whole[:-5])
+        connection.settimeout(1.0)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        gate.let()
+        connection.settimeout(5.0)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_sent_behind_an_answer_gets_no_second_one(live: Live) -> None:
+    """The key is refused before the body came; the rest of it is not a request."""
+    with live.connect() as connection:
+        connection.sendall(b"PUT /health HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+        said = connection.recv(1 << 16)
+        assert said.startswith(b"HTTP/1.1 405")
+        connection.sendall(b"x" * 100_000)
+        assert b"HTTP/1.1" not in rest(connection)
+
+
+def test_nonsense_is_a_bad_request(live: Live) -> None:
+    with live.connect() as connection:
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+        assert rest(connection).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert live.get("/health").status == 200

@@ -1,0 +1,103 @@
+"""GET /metrics, as Prometheus asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from llmc.server.state import Progress
+from tests.server.pages import MadeUp
+
+
+def ask(made: MadeUp, path: str, **headers: str) -> httpx.Response:
+    async def asked() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app()), base_url="http://llmc") as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(asked())
+
+
+def value(answer: httpx.Response, name: str, **labels: str) -> float:
+    (found,) = [
+        sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return found
+
+
+def test_metrics_are_there_while_loading() -> None:
+    made = MadeUp()
+    made.loading(Progress("warm", 1, 2, 3.0))
+    answer = ask(made, "/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert value(answer, "llmc:ready") == 0
+    assert value(answer, "llmc:generation_tokens_total") == 0
+
+
+def test_metrics_of_a_server_that_serves() -> None:
+    made = MadeUp()
+    made.serve("toy")
+    made.load(3)
+    answer = ask(made, "/metrics")
+    assert value(answer, "llmc:ready", model_name="toy") == 1
+    assert value(answer, "llmc:num_requests_running") == 2
+    assert value(answer, "llmc:generation_tokens_total") == 21
+    assert value(answer, "llmc:bucket_requests_total", phase="decode", bucket="4x1+16") == 18
+    assert value(answer, "llmc:padding_tokens_total", phase="prompt") == 21
+    made.state.draining = True
+    assert value(ask(made, "/metrics"), "llmc:ready") == 0
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"])
+def test_openmetrics_where_it_is_asked_for(accept: str) -> None:
+    answer = ask(MadeUp(), "/metrics", accept=accept)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_data_of_the_dashboard() -> None:
+    made = MadeUp()
+    made.loading(Progress("warm", 3, 8, 12.5))
+    loading = ask(made, "/dashboard/data").json()
+    assert (loading["phase"], loading["model"], loading["plan"], loading["stats"]) == ("loading", None, None, None)
+    assert loading["progress"] == {"stage": "warm", "done": 3, "total": 8, "eta_s": 12.5}
+    made.serve("toy")
+    made.load(2)
+    answer = ask(made, "/dashboard/data")
+    assert answer.headers["cache-control"] == "no-store"
+    found = answer.json()
+    assert (found["phase"], found["model"], found["device"]) == ("ready", "toy", "fake")
+    assert found["plan"]["decode"] == [[1, 1, 8], [1, 1, 32], [2, 1, 16], [4, 1, 16], [4, 1, 32]]
+    assert found["limits"]["max_num_seqs"] == 4
+    assert found["stats"]["kv_cache_usage"] == 0.375
+    assert found["series"]["generated_tokens"] == [7, 7]
+    assert found["uptime_s"] >= 0
+
+
+def test_an_engine_that_died_is_not_hidden_and_not_explained() -> None:
+    made = MadeUp()
+    made.serve("toy")
+    made.engine.error = RuntimeError("/secret/path")
+    answer = ask(made, "/dashboard/data")
+    assert answer.json()["phase"] == "dead"
+    assert "secret" not in answer.text
+
+
+def test_the_page_may_only_run_its_own_script() -> None:
+    made = MadeUp()
+    first, second = ask(made, "/dashboard"), ask(made, "/dashboard")
+    policy = first.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'nonce-")
+    assert "unsafe" not in policy and "http" not in policy
+    nonce = policy.partition("'nonce-")[2].partition("'")[0]
+    assert first.text.count(f'nonce="{nonce}"') == 2
+    assert nonce not in second.text
+    assert "{{" not in first.text
+    assert first.headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in policy
