@@ -36,7 +36,7 @@ EXTRAS: Mapping[str, str] = {
     "matplotlib": "plot",
     "cryptography": "sign",
     "backports": "archive",
-    **dict.fromkeys(("fsspec", "s3fs", "oras", "tenacity"), "remote"),
+    **dict.fromkeys(("fsspec", "s3fs", "oras", "requests", "tenacity"), "remote"),
     **dict.fromkeys(("fastapi", "uvicorn", "httptools", "pydantic", "prometheus_client", "llguidance"), "serve"),
 }
 """Modules that only an extra of llmc brings, and the name of the extra."""
@@ -45,8 +45,11 @@ EXTRAS: Mapping[str, str] = {
 def not_installed(error: ModuleNotFoundError) -> DeviceError | None:
     """What to tell about an import that failed: the extra to install, or None for a module that none brings."""
     module = (error.name or "").partition(".")[0]
-    if module not in EXTRAS:
-        return None
+    return missing(module) if module in EXTRAS else None
+
+
+def missing(module: str) -> DeviceError:
+    """What to tell about a module of `EXTRAS` that is not installed."""
     return DeviceError(f"{module} is not installed; " + how_to_install(module, f"pip install 'llmc[{EXTRAS[module]}]'"))
 
 

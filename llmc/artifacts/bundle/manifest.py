@@ -36,6 +36,7 @@ from llmc.artifacts.bundle.manifest_schema import (
 from llmc.artifacts.digest import digest_bytes, open_regular
 from llmc.errors import ArtifactError
 from llmc.paths import is_dir
+from llmc.strict_json import AmbiguousError, loads
 
 MAX_CHECKSUM_BYTES = 256
 ATTEMPTS = 5
@@ -75,11 +76,9 @@ class Manifest:
         if len(data) > MAX_BYTES:
             check.fail(f"larger than {MAX_BYTES} bytes")
         try:
-            document = json.loads(
-                data, object_pairs_hook=check.members, parse_constant=check.constant, parse_float=check.number
-            )
-        except RecursionError:
-            check.fail("nested too deeply")
+            document = loads(data)
+        except AmbiguousError as error:
+            check.fail(str(error))
         except ValueError as error:
             check.fail(f"not valid JSON ({error})")
         if not isinstance(document, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -59,24 +58,6 @@ class Check:
     def fail(self, problem: str) -> NoReturn:
         """Raise ArtifactError about this file."""
         raise ArtifactError(f"{self.source}: {problem}; compile the bundle again with `llmc compile`")
-
-    def members(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """A JSON object, which has each member once."""
-        members = dict(pairs)
-        if len(members) != len(pairs):
-            self.fail("a member occurs twice in one object")
-        return members
-
-    def constant(self, text: str) -> NoReturn:
-        """NaN and infinities, which Python would take."""
-        self.fail(f"{text} is not a JSON number")
-
-    def number(self, text: str) -> float:
-        """A number that is not too large for a float."""
-        value = float(text)
-        if not math.isfinite(value):
-            self.fail(f"{text:.40} is out of range")
-        return value
 
     def document(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The members that are neither blobs, files nor executables."""

@@ -12,7 +12,8 @@ import threading
 from typing import Any
 
 from llmc.artifacts.oci.reference import is_loopback
-from llmc.artifacts.remotes.base import RemoteError, not_installed
+from llmc.artifacts.remotes.base import RemoteError
+from llmc.platforms import missing
 
 _REALM = re.compile(r'\brealm="(https?)://([^/"?#]+)[^"]*"', re.IGNORECASE)
 
@@ -25,7 +26,7 @@ class Login:
             from oras.auth import get_auth_backend
             from oras.container import Container
         except ImportError:
-            raise not_installed("oras") from None
+            raise missing("oras") from None
         self._host = host
         self._plain_http = plain_http
         self._lock = threading.Lock()

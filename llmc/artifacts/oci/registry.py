@@ -20,9 +20,10 @@ from llmc.artifacts.oci.image import MANIFEST_TYPE, MAX_MANIFEST_BYTES, Descript
 from llmc.artifacts.oci.login import Login
 from llmc.artifacts.oci.reference import LATEST, REGISTRY, Reference
 from llmc.artifacts.oci.tar import PIECE
-from llmc.artifacts.remotes.base import RemoteError, not_installed
+from llmc.artifacts.remotes.base import RemoteError
 from llmc.artifacts.remotes.retry import PATIENT, Patience, again, http_status
 from llmc.errors import ArtifactError
+from llmc.platforms import missing
 
 TIMEOUT = (10.0, 60.0)
 """Seconds for connecting, and for silence."""
@@ -251,7 +252,7 @@ def _session(*, proxies: bool) -> Any:
         import requests
         from requests.adapters import HTTPAdapter
     except ImportError:
-        raise not_installed("requests") from None
+        raise missing("requests") from None
 
     session = requests.Session()
     session.request = partial(session.request, timeout=TIMEOUT)

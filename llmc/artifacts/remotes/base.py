@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.layout import Layout
-from llmc.errors import ArtifactError, DeviceError
+from llmc.errors import ArtifactError
 
 Progress = Callable[[int], None]
 """Told of every further `n` bytes that were moved; negative when bytes have to be moved again."""
@@ -113,11 +113,6 @@ def entries_prefix(kind: str | None = None) -> str:
 def temporaries_prefix() -> str:
     """The folder in a remote for what is being written."""
     return _name(_LAYOUT.temporaries)
-
-
-def not_installed(package: str, extra: str = "remote") -> DeviceError:
-    """The error for a package that an extra of llmc brings, and that is not there."""
-    return DeviceError(f"{package} is not installed; install it with: pip install 'llmc[{extra}]'")
 
 
 def _name(path: Path) -> str:

@@ -20,12 +20,12 @@ from llmc.artifacts.remotes.base import (
     Progress,
     RemoteError,
     StoppedError,
-    not_installed,
     temporaries_prefix,
 )  # fmt: skip
 from llmc.artifacts.remotes.retry import Patience, again, http_status
 from llmc.artifacts.remotes.urls import Address
 from llmc.errors import DeviceError, InputError, LlmcError
+from llmc.platforms import missing
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class FsspecRemote:
             import fsspec
             from fsspec.config import conf
         except ImportError:
-            raise not_installed("fsspec") from None
+            raise missing("fsspec") from None
         options: dict[str, Any] = {"use_listings_cache": False}
         url, scheme = self._place.full, self._place.scheme
         if self._protocol == "s3":
@@ -133,7 +133,7 @@ class FsspecRemote:
             fs, base = fsspec.url_to_fs(url, **options)
         except ImportError as error:
             if self._protocol == "s3":
-                raise not_installed("s3fs") from None
+                raise missing("s3fs") from None
             raise DeviceError(f"{scheme}: what fsspec needs for it is not installed: {error}") from None
         except ValueError as error:
             raise InputError(f"{self.url}: not a URL of a remote ({self._place.clean(str(error))})") from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 from llmc.artifacts.log import logger
-from llmc.artifacts.remotes.base import not_installed
+from llmc.platforms import missing
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def again(call: Callable[[], T], patience: Patience = PATIENT, what: str = "") -
         from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay
         from tenacity.wait import wait_exponential, wait_random
     except ImportError:
-        raise not_installed("tenacity") from None
+        raise missing("tenacity") from None
 
     def note(state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

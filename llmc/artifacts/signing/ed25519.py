@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from llmc.errors import DeviceError
+from llmc.platforms import missing
 
 Sign = Callable[[bytes], bytes]
 
@@ -73,4 +74,4 @@ def load(pem: bytes, passphrase: str | None) -> tuple[Sign, bytes]:
 
 
 def _missing(what: str, error: ImportError) -> NoReturn:
-    raise DeviceError(f"{what}: cryptography is not installed; install it with: pip install 'llmc[sign]'") from error
+    raise DeviceError(f"{what}: {missing('cryptography')}") from error

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.signing.strict import strict_json
+from llmc.strict_json import loads_object
 
 VERSION = "DSSEv1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -64,7 +64,7 @@ def decode(data: bytes) -> Envelope:
     """The envelope in a signature file's content. Raises ValueError, and nothing else, for anything but one."""
     if len(data) > MAX_SIGNATURE_BYTES:
         raise ValueError(f"larger than {MAX_SIGNATURE_BYTES} bytes")
-    document = strict_json(data)
+    document = loads_object(data)
     if document.get("payloadType") != PAYLOAD_TYPE:
         raise ValueError(f"its payload is not of type {PAYLOAD_TYPE}")
     signatures = document.get("signatures")

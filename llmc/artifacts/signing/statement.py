@@ -19,7 +19,7 @@ from llmc.artifacts.bundle.manifest_schema import KIND as MANIFEST
 from llmc.artifacts.bundle.stored import KIND as BUNDLE
 from llmc.artifacts.digest import digest_bytes, parse
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.signing.strict import strict_json
+from llmc.strict_json import loads_object
 
 TYPE = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
@@ -32,7 +32,7 @@ def make_statement(content: bytes) -> bytes:
 
     Raises ValueError for content that is neither.
     """
-    document = strict_json(content)
+    document = loads_object(content)
     if document.get("kind") == MANIFEST:
         name, kind, predicate = FILE_NAME, BUNDLE, _provenance(document)
     elif isinstance(document.get("components"), dict) and isinstance(document.get("kind"), str):
@@ -50,7 +50,7 @@ def make_statement(content: bytes) -> bytes:
 
 def require_about(payload: bytes, content: bytes) -> None:
     """Raise ValueError, and nothing else, unless `payload` is a statement that vouches for `content`."""
-    statement = strict_json(payload)
+    statement = loads_object(payload)
     if statement.get("_type") != TYPE:
         raise ValueError(f"what it signs is not a statement of type {TYPE}")
     if statement.get("predicateType") not in (PROVENANCE, CONTENT):

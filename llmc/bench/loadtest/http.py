@@ -15,12 +15,13 @@ from time import perf_counter
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
-from llmc.errors import DeviceError, InputError
+from llmc.errors import InputError
+from llmc.platforms import missing
 
 try:
     import httptools
 except ImportError:
-    raise DeviceError("httptools is not installed; install it with: pip install 'llmc[serve]'") from None
+    raise missing("httptools") from None
 
 ENDPOINT_PATHS = ("/chat/completions", "/completions", "/models")
 

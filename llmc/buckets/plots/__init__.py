@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.buckets.files import write_bytes
-from llmc.errors import DeviceError, InputError
+from llmc.errors import InputError
+from llmc.platforms import missing
 
 if TYPE_CHECKING:
     from llmc.buckets.frontier import FrontierPoint
@@ -24,7 +25,7 @@ def check(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401 - only whether it is there; what draws imports what it needs
     except ImportError:
-        raise DeviceError("matplotlib is not installed; install it with: pip install 'llmc[plot]'") from None
+        raise missing("matplotlib") from None
 
 
 def draw(

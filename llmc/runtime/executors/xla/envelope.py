@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
-from llmc.artifacts.signing.strict import strict_json
 from llmc.errors import ArtifactError
+from llmc.strict_json import loads_object
 
 MAGIC = b"LLMCXLA1"
 VERSION = 1
@@ -237,7 +237,7 @@ def _encode(header: Mapping[str, Any], layout: Mapping[str, tuple[int, int]]) ->
 
 def _decode(data: bytes, source: str) -> dict[str, Any]:
     try:
-        members = strict_json(data)
+        members = loads_object(data)
         if type(version := members.get("version")) is int and version > VERSION:
             _newer(source, f"version {version}")
         body = {name: value for name, value in members.items() if name != "digest"}

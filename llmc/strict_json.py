@@ -1,0 +1,51 @@
+"""JSON that can be read in one way only: whatever two readers could take differently is refused.
+
+The bodies of requests have a reader with limits and words of their own, see server/protocol/strict_json.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+
+class AmbiguousError(ValueError):
+    """JSON as Python would read it, and another reader otherwise or not at all."""
+
+
+def loads(data: bytes | str) -> Any:
+    """The value in `data`. Raises ValueError, and nothing else: AmbiguousError for what Python alone would take.
+
+    That is a member that occurs twice, NaN, an infinity, a number too large for a float, nesting beyond Python's limit.
+    """
+    try:
+        return json.loads(data, object_pairs_hook=_members, parse_constant=_constant, parse_float=_number)
+    except RecursionError as error:
+        raise AmbiguousError("nested too deeply") from error
+
+
+def loads_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in UTF-8 `data`; errors as `loads`."""
+    found = loads(data.decode())
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise AmbiguousError("a member occurs twice in one object")
+    return members
+
+
+def _constant(text: str) -> NoReturn:
+    raise AmbiguousError(f"{text} is not a JSON number")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise AmbiguousError(f"{text:.40} is out of range")
+    return value
