@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.export.gguf import write_gguf
-from llmc.compiler.frontend.consumed import tensor_names
+from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
@@ -103,3 +104,21 @@ def test_a_gguf_file_of_it_is_read_as_it_was_written(name: str, tmp_path: Path) 
     assert found.tensor_names() == source.tensor_names()
     for tensor in source.tensor_names():
         np.testing.assert_allclose(found.tensor(tensor), source.tensor(tensor), atol=1e-3)
+
+
+def test_a_llamas_biases_are_seen_in_its_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiny.VARIANTS, "llama-biases", {"attention_bias": True, "mlp_bias": True})
+    for name, biased in (("llama-biases", True), ("llama", False)):
+        write_gguf(open_checkpoint(tiny.write_model(tmp_path / name, name)), tmp_path / f"{name}.gguf")
+        found = open_checkpoint(tmp_path / f"{name}.gguf")
+        assert (found.config["attention_bias"], found.config["mlp_bias"]) == (biased, biased)
+        require_consumed(found)
+
+
+@pytest.mark.parametrize(("name", "refused"), [("qwen2", False), ("mistral", True)])
+def test_a_key_that_nothing_reads_may_say_what_the_family_does_anyway(name: str, refused: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.config(name), "attention_bias": refused}))
+    with pytest.raises(CheckpointError, match=f"attention_bias: {refused}, which nothing reads"):
+        require_consumed(open_checkpoint(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.config(name), "attention_bias": not refused}))
+    require_consumed(open_checkpoint(tmp_path / "config.json"))

@@ -9,12 +9,13 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import require_supported, supported
-from llmc.compiler.architectures.shared.families import family, size_of
+from llmc.compiler.architectures.shared.families import by_gguf_architecture, family, size_of
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.errors import CheckpointError
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
@@ -75,3 +76,30 @@ def test_it_is_listed_and_sized_with_the_others() -> None:
 def test_it_is_gone_after_a_test() -> None:
     assert NAME not in supported()
     assert NAME not in tiny.ARCHITECTURES
+
+
+OWN = """
+from llmc.compiler.architectures.shared.base import Family, Gguf
+from llmc.compiler.architectures.shared.sharding import Rule
+from llmc.compiler.architectures.shared.size import ModelSize
+from llmc.compiler.architectures.shared.tiny import TINY
+
+FAMILY = Family(
+    model_class="OddForCausalLM",
+    gguf=Gguf("odd-in-gguf"),
+    sharding=(Rule("all", r".*", 0, "vocab_size", "words", "all"),),
+    size=lambda config, source: ModelSize(1, 2, 3, 4, 5, 6, 7, tied=True),
+    tiny=TINY,
+)
+"""
+
+
+def test_a_familys_own_sizes_rules_and_name_in_gguf_files_are_the_ones_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop_in("odd", OWN, tmp_path, monkeypatch)
+    assert size_of({"model_type": "odd"}, "config.json").vocabulary == 7
+    assert by_gguf_architecture()["odd-in-gguf"] == "odd"
+    found = weight_shardings({"anything": (8, 3)}, {"model_type": "odd", "vocab_size": 4}, 2)
+    assert found["anything"].dims == (AXIS, None)
+    assert describe(found, {"model_type": "odd", "num_key_value_heads": 2}, 2)["rules"].keys() == {"all"}
