@@ -1,8 +1,19 @@
-"""One number of a footprint, and how it is shown."""
+"""One number of a footprint, how it is shown, and what goes beyond what there is: an hour, memory, or the disk."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.store import Store
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -16,7 +27,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, object]:
         """The estimate as JSON holds it."""
-        return {"name": self.name, "value": self.value, "unit": self.unit, "source": self.source}
+        return asdict(self)
 
     @property
     def shown(self) -> str:
@@ -31,3 +42,61 @@ class Estimate:
 def duration(seconds: float) -> str:
     """Seconds for people."""
     return f"{seconds / 60:,.1f} min" if seconds >= 120 else f"{seconds:.1f} s"
+
+
+HOUR = 3600.0
+FEWER = "fewer buckets (--max-graphs, or wider steps of --prompt-seq and --decode-seq)"
+
+
+def beyond(
+    estimated: Sequence[Estimate], many: bool, size: int, target: Target, options: CompileOptions, store: Store | None,
+    free: int | None = None,
+) -> list[str]:  # fmt: skip
+    """A sentence for each estimate above an hour, the memory it has to fit into, or the disk, with what shrinks it.
+
+    `many`: there is more than one executable; `size` bytes of a bundle; `free` bytes of the disk, None: of the store's.
+    """
+    found = []
+    estimates = {estimate.name: estimate for estimate in estimated}
+    fewer, smaller = ([FEWER] if many else []), _smaller(target, options)
+    if (seconds := estimates["compile time"].value) > HOUR:
+        flags = [*fewer, *(["--max-compile-time"] if many else []), "--jobs"]
+        found.append(_sentence(f"compiling takes about {seconds / 60:,.0f} minutes, above an hour", flags))
+    shrinks = {
+        "weights": smaller, "KV cache": ["--max-num-seqs", "--max-model-len"],
+        "graph memory": [*fewer, *(["--max-graph-memory"] if many else []), "--max-num-batched-tokens"],
+    }  # fmt: skip
+    parts = sorted((estimates[name] for name in shrinks if name in estimates), key=lambda part: -part.value)
+    total, there = sum(part.value for part in parts), target.memory(options)
+    if there is not None and total > there[0]:
+        split = ", ".join(f"{part.name} {part.shown}" for part in parts)
+        what = f"{total / 1e9:,.1f} GB of memory ({split}) are above the {there[0] / 1e9:,.1f} GB {there[1]}"
+        found.append(_sentence(what, [flag for part in parts for flag in shrinks[part.name]]))
+    room = _free(store, target.settings) if free is None else free
+    if size > room:
+        what = f"a bundle of {size / 1e9:,.1f} GB is above the {room / 1e9:,.1f} GB that the store's disk has free"
+        found.append(_sentence(what, [*smaller, *fewer, "LLMC_CACHE_DIR on another disk"]))
+    return found
+
+
+def _smaller(target: Target, options: CompileOptions) -> list[str]:
+    """Flags that make weights smaller on a device."""
+    found = []
+    if options.quantize == "none" and len(target.quantisations) > 1:
+        found.append(f"--quantize {' or '.join(q for q in target.quantisations if q != 'none')}")
+    if options.quantize == "none" and options.dtype == "f32" and "bf16" in target.dtypes:
+        found.append("--dtype bf16")
+    return [*found, *target.splits_weights]
+
+
+def _sentence(what: str, flags: Sequence[str]) -> str:
+    several = list(dict.fromkeys(flags))
+    return f"{what}; what shrinks it: {', '.join(several)}" if several else what
+
+
+def _free(store: Store | None, settings: Settings) -> int:
+    """Bytes that the disk of the store, or of where one would be, has free."""
+    folder = Path(store.root if store is not None else settings.cache_dir).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

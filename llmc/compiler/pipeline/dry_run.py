@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.key import Key
@@ -91,16 +92,7 @@ def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[s
         "device": options.device,
         "choice": target.choice(options),
         "executables": [
-            {
-                "phase": s.phase,
-                "batch": s.batch,
-                "query": s.query,
-                "context": s.context,
-                "buckets": s.buckets,
-                "cached": c,
-                "why": reason,
-            }
-            for s, c, reason in zip(shapes, cached, why, strict=True)
+            asdict(s) | {"cached": c, "why": reason} for s, c, reason in zip(shapes, cached, why, strict=True)
         ],
         "to_build": to_build,
         "cached": sum(bool(c) for c in cached),

@@ -18,10 +18,10 @@ from llmc.errors import CompileError
 from llmc.runtime.portable_program import FIXED_INPUTS, Fields, output_names, weight_names
 
 ATEN = "torch.ops.aten."
-_SIZE = ATEN + "sym_size.int"
-_ASSERTION = ATEN + "_assert_scalar.default"
-_CHECKED_ELSEWHERE = ATEN + "_assert_tensor_metadata.default"
-_ARITHMETIC: dict[str, Callable[..., Any]] = {
+SIZE = ATEN + "sym_size.int"
+ASSERTION = ATEN + "_assert_scalar.default"
+CHECKED_ELSEWHERE = ATEN + "_assert_tensor_metadata.default"
+SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{f"_operator.{name}": getattr(builtin, name) for name in (
         "add", "sub", "mul", "floordiv", "mod", "pow", "neg", "eq", "ne", "le", "ge", "lt", "gt", "and_", "or_")},
     "torch.sym_min": min, "torch.sym_max": max, "torch.sym_not": builtin.not_, "torch.sym_int": int,
@@ -176,14 +176,14 @@ class _Binding:
     def operation(self, node: Fields) -> Operation | None:
         """The node with numbers for symbols; None for one that is size arithmetic, or a guard that holds."""
         target = node["target"]
-        if target == _CHECKED_ELSEWHERE:
+        if target == CHECKED_ELSEWHERE:
             return None
         given = {i["name"]: v for i in node["inputs"] if (v := self._value(i["arg"])) is not None}
-        if target == _SIZE:
+        if target == SIZE:
             self._numbers[_number_name(node)] = self._size(given["self"].name, given["dim"])
-        elif target in _ARITHMETIC:
-            self._numbers[_number_name(node)] = _ARITHMETIC[target](*given.values())
-        elif target == _ASSERTION:
+        elif target in SIZE_ARITHMETIC:
+            self._numbers[_number_name(node)] = SIZE_ARITHMETIC[target](*given.values())
+        elif target == ASSERTION:
             if not given["self"]:
                 at = ", ".join(f"{k}={v}" for k, v in self._sizes.items())
                 raise CompileError(f"a guard of the traced program does not hold at {at}: {given.get('assert_msg')}")

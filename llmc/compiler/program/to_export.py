@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import io
 import json
-import math
-import operator as builtin
 import threading
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,23 +24,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
+from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, MODEL, ROOT, Fields, arguments, operator, output_names
 
 _TORCH_DTYPES = {code: getattr(torch, name) for code, name in DTYPES.items()}
-_CHECKED_ELSEWHERE = frozenset({"torch.ops.aten._assert_tensor_metadata.default"})
-_ASSERTION = "torch.ops.aten._assert_scalar.default"
-_SIZE = "torch.ops.aten.sym_size.int"
 _SAME_SHAPE_IS_SAME = frozenset(
     f"torch.ops.aten.{name}"
     for name in ("slice.Tensor", "view.default", "reshape.default", "expand.default", "alias.default", "detach.default")
 )
-_SIZE_ARITHMETIC: dict[str, Callable[..., Any]] = {
-    **{f"_operator.{name}": getattr(builtin, name) for name in (
-        "add", "sub", "mul", "floordiv", "mod", "pow", "neg", "eq", "ne", "le", "ge", "lt", "gt", "and_", "or_")},
-    "torch.sym_min": min, "torch.sym_max": max, "torch.sym_not": builtin.not_, "torch.sym_int": int,
-    "math.trunc": math.trunc,
-}  # fmt: skip
 _WALKING = threading.Lock()
 """Fake tensors keep caches per process; the interpreter lock leaves nothing to gain from two walks at once."""
 
@@ -123,11 +113,11 @@ class _Walk:
 
     def _node(self, node: Fields) -> None:
         target = node["target"]
-        if target in _CHECKED_ELSEWHERE:
+        if target == CHECKED_ELSEWHERE:
             return
-        if target in _SIZE_ARITHMETIC or target == _SIZE:
+        if target in SIZE_ARITHMETIC or target == SIZE:
             self._size(node)
-        elif target == _ASSERTION:
+        elif target == ASSERTION:
             if not self._number(node["inputs"][0]["arg"]):
                 batch, query, context = self.sizes
                 reason = node["inputs"][1]["arg"].get("as_string", "a guard")
@@ -137,7 +127,7 @@ class _Walk:
 
     def _size(self, node: Fields) -> None:
         given = [self._number(i["arg"]) for i in node["inputs"]]
-        compute = _size_of if node["target"] == _SIZE else _SIZE_ARITHMETIC[node["target"]]
+        compute = _size_of if node["target"] == SIZE else SIZE_ARITHMETIC[node["target"]]
         (output,) = node["outputs"]
         ((_, named),) = output.items()
         self.values[named["as_name"]] = compute(*given)

@@ -154,17 +154,13 @@ def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def write_weights(
-    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Placement]:  # fmt: skip
-    """Make every tensor and write the weights file; returns where each lies. Raises CheckpointError.
-
-    `progress(done, total)` counts recipes.
-    """
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink
+) -> dict[str, Placement]:
+    """Make every tensor and write the weights file; returns where each lies. Raises CheckpointError."""
     placed: dict[str, Placement] = {}
     by_content: dict[bytes, Placement] = {}
     end = 0
-    for done, (recipe, parts) in enumerate(_tensors(recipes, source, tables), 1):
+    for recipe, parts in _tensors(recipes, source, tables):
         first = next(parts)
         content = recipe.name.encode() if _is_concatenated(recipe) else hashlib.sha256(first).digest()
         if content not in by_content:
@@ -176,8 +172,6 @@ def write_weights(
                 end += part.nbytes
             by_content[content] = Placement(start, end - start)
         placed[recipe.name] = by_content[content]
-        if progress:
-            progress(done, len(recipes))
     return placed
 
 

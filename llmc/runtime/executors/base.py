@@ -219,6 +219,25 @@ class Executor(ABC):
             )
 
 
+class RaggedExecutor(Executor):
+    """An executor that lays the rows of a step end to end, whatever their lengths."""
+
+    @property
+    def exact(self) -> bool:
+        """Any shape runs as it is."""
+        return True
+
+    @property
+    def ragged(self) -> bool:
+        """Rows are laid end to end."""
+        return True
+
+    @property
+    def scores_each(self) -> bool:
+        """Logits of any token can be asked for."""
+        return True
+
+
 def require_held(used: Sequence[int], slot: int, length: int) -> None:
     """Raise InputError when slot `slot`, of slots that hold `used` tokens, has fewer than `length`."""
     if length > used[slot]:

@@ -4,13 +4,12 @@
 
 Weights, cache and code stay on the device while a server runs; of the steps one runs at a time, and needs its temporary
 memory and those of its outputs that do not lie where an input lay. What a program may take is a property of the chip
-(chips.py); XLA refuses one executable that needs more, by a message that `out_of_memory` reads, but not a set of them.
+(chips.py); XLA refuses one executable that needs more, but not a set of them.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
 
 _LANES, _ROWS = 128, 8
 _LINE = 1024
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_AMOUNT = r"([\d.]+)([BKMGT]?)"
-_TOO_LARGE = re.compile(rf"total memory required for HLO temporaries \({_AMOUNT}\) exceeds available HBM \({_AMOUNT}\)")
-_EXCEEDED = re.compile(rf"Used {_AMOUNT} of {_AMOUNT} hbm\. Exceeded hbm capacity by {_AMOUNT}\.")
 
 
 @dataclass(frozen=True)
@@ -159,20 +154,6 @@ def require_fits(
     )
 
 
-def out_of_memory(text: str) -> tuple[int, int] | None:
-    """(used, available) bytes of XLA's message that a program exceeds a TPU's memory; None for any other text.
-
-    XLA rounds what it prints, to two decimals; `used` is above `available` all the same.
-    """
-    if match := _EXCEEDED.search(text):
-        available = _bytes(match[3], match[4])
-        return available + max(1, _bytes(match[5], match[6])), available
-    if match := _TOO_LARGE.search(text):
-        available = _bytes(match[3], match[4])
-        return max(_bytes(match[1], match[2]), available + 1), available
-    return None
-
-
 def gib(amount: int) -> str:
     """Bytes for people: GiB, or MiB or bytes where that says more."""
     if amount < 1 << 20:
@@ -204,7 +185,3 @@ def _tiled(shape: Sequence[int], row: int, column: int, item_bytes: int) -> int:
 
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
-
-
-def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit])

@@ -60,6 +60,17 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
+def instance_of(kind: type) -> Check:
+    """An object of that class."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise InputError(f"{name} must be a {kind.__name__}, not {value!r:.80}")
+        return value
+
+    return check
+
+
 def optional(check: Check) -> Check:
     """None, or what `check` takes."""
     return lambda name, value: None if value is None else check(name, value)

@@ -179,16 +179,7 @@ class SamplingParams:
         return self.penalises or bool(self.logit_bias)
 
 
-def _structured(name: str, value: Any) -> StructuredOutputsParams:
-    if not isinstance(value, StructuredOutputsParams):
-        raise InputError(f"{name} must be a StructuredOutputsParams, not {value!r:.80}")
-    return value
-
-
-def _kind(name: str, value: Any) -> RequestOutputKind:
-    if not isinstance(value, RequestOutputKind):
-        raise InputError(f"{name} must be a RequestOutputKind, not {value!r:.80}")
-    return value
+_structured = checks.instance_of(StructuredOutputsParams)
 
 
 def _allowed(name: str, value: Any) -> tuple[int, ...]:
@@ -230,7 +221,7 @@ _CHECKED: dict[str, checks.Check] = {
     "bad_words": checks.texts,
     "truncate_prompt_tokens": checks.integer(1),
     "detokenize": checks.boolean,
-    "output_kind": _kind,
+    "output_kind": checks.instance_of(RequestOutputKind),
     "structured_outputs": _structured,
 }
 _CHECKS = tuple((f.name, f.default, _CHECKED[f.name]) for f in fields(SamplingParams))

@@ -1,21 +1,25 @@
-"""A bundle's ONNX executables as sessions, opened when first needed or in the background."""
+"""A bundle's ONNX executables as sessions, opened when first needed or in the background, and executors over them."""
 
 from __future__ import annotations
 
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.native import KERNELS
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.onnxruntime.session import open_session
+from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
+from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -26,9 +30,7 @@ if TYPE_CHECKING:
 LOGIT_ROWS = "logit_rows"
 """The graphs' input that says which tokens' logits are wanted (llmc/compiler/targets/onnxruntime/to_onnx.py)."""
 
-OPENS: Mapping[str, Content] = {"weights": "data", EXECUTABLES: "data", KERNELS: "code"}
-"""What is opened of a bundle (see base.py)."""
-
+Results = dict[str, NDArray[Any]]
 _BACKGROUND_NICENESS = 10
 
 
@@ -152,6 +154,53 @@ class Executables:
         if self._background is not None:
             self._background.shutdown(wait=True, cancel_futures=True)
         self._sessions.clear()
+
+
+class OnnxExecutor(SlotCacheExecutor):
+    """What executors of ONNX graphs do alike; `_run` takes a step, and leaves what graphs return in `_results`."""
+
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data", KERNELS: "code"}
+    opens_in_thread: ClassVar[bool] = True
+    _results: Results
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        super().__init__(bundle, slots, capacity, threads)
+        self._executables = Executables(bundle, threads, self.compilations)
+
+    def executable_of(self, step: Step) -> str:
+        """Name of the executable in the manifest."""
+        return str(self._executables.executable(step))
+
+    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
+        """Open the first named executable now, the other named ones beside it, and the rest after the first step."""
+        self._executables.open_first(steps)
+
+    def open_all(self) -> None:
+        """Open every executable before returning."""
+        self._executables.open_all()
+
+    def run(self, step: Step) -> NDArray[np.float32]:
+        """One step, with all logits."""
+        self._run(step)
+        return self.logits()
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`; the graph's TopK puts the lower id first where values are equal."""
+        self._require_top()
+        self._run(step)
+        return TopLogits(self._results["top_values"], self._results["top_ids"])
+
+    @abstractmethod
+    def _run(self, step: Step) -> None:
+        """One step."""
+
+    def _buffers(self, rows: int) -> Results:
+        """What graphs return, for so many rows of logits."""
+        made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
+        if self.top_k:
+            made["top_values"] = np.zeros((rows, self.top_k), np.float32)
+            made["top_ids"] = np.zeros((rows, self.top_k), np.int64)
+        return made
 
 
 def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:

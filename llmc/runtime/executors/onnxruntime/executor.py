@@ -19,28 +19,23 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
-from llmc.runtime.executors.base import Content
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OPENS, Executables, bind_array
-from llmc.runtime.executors.slot_cache import SlotCache, SlotCacheExecutor, Tensors
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, Results, bind_array
+from llmc.runtime.executors.slot_cache import SlotCache, Tensors
 from llmc.runtime.host import PROMPT_CHUNK
-from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
-Results = dict[str, NDArray[Any]]
 _MAX_BINDINGS = 64
 
 
-class OnnxRuntimeExecutor(SlotCacheExecutor):
+class OnnxRuntimeExecutor(OnnxExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime"
-    opens: ClassVar[Mapping[str, Content]] = OPENS
-    opens_in_thread: ClassVar[bool] = True
     prompt_chunk: ClassVar[int | None] = PROMPT_CHUNK
 
     @classmethod
@@ -56,7 +51,6 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         static = () if self.exact else buckets
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
-        self._executables = Executables(bundle, threads, self.compilations)
         self._cache = SlotCache(sizes, slots, capacity, max(n for n, _ in decode), max(length for _, length in decode))
         self._staging = Tensors(*sizes, max(prompt, default=0))
         self._results = self._buffers(max(slots, *(b.batch for b in buckets)))
@@ -73,25 +67,6 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         """True when one executable covers every shape: one of fixed shape returns as many logits as it has rows."""
         return self.exact
 
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self._executables.executable(step))
-
-    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the first named executable now, the other named ones beside it, and the rest after the first step."""
-        self._executables.open_first(steps)
-
-    def run(self, step: Step) -> Array:
-        """One step; a prompt step of several rows over a past runs row by row, which the kernel asks for."""
-        self._run(step)
-        return self.logits()
-
-    def run_top(self, step: Step) -> TopLogits:
-        """As `run`; the graph's TopK puts the lower id first where values are equal."""
-        self._require_top()
-        self._run(step)
-        return TopLogits(self._results["top_values"], self._results["top_ids"])
-
     def run_each(self, step: Step) -> Array:
         """As `run`, with more rows of logits; several rows of several tokens over a past run row by row."""
         if not self.scores_each:
@@ -104,16 +79,11 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         self._keep(logits, each_of=step)
         return logits
 
-    def _buffers(self, rows: int) -> Results:
-        """What graphs return, for so many rows of logits."""
-        made: Results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
-        if self.top_k:
-            made["top_values"] = np.zeros((rows, self.top_k), np.float32)
-            made["top_ids"] = np.zeros((rows, self.top_k), np.int64)
-        return made
-
     def _run(self, step: Step, each: Results | None = None) -> None:
-        """One step; `each`, where given, takes what graphs return for every live token, row by row."""
+        """One step; a prompt step of several rows over a past runs row by row, which the kernel asks for.
+
+        `each`, where given, takes what graphs return for every live token, row by row.
+        """
         self._check_step(step, self._cache.used, first_slots=not self.exact)
         past = step.past_lengths.any() if self.exact else step.context
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
@@ -175,10 +145,6 @@ class OnnxRuntimeExecutor(SlotCacheExecutor):
         live = len(step.slots)
         rows = np.concatenate([np.arange(n) + start for start, n in zip(starts[:live], step.new_lengths, strict=False)])
         bound.run(rows, each)
-
-    def open_all(self) -> None:
-        """Open every executable before returning."""
-        self._executables.open_all()
 
     def memory(self) -> dict[str, int]:
         """Bytes of the caches and results, and executables open.

@@ -14,12 +14,11 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.base import Content
+from llmc.runtime.executors.base import RaggedExecutor
 from llmc.runtime.executors.compatibility import require_kernel_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OPENS, Executables, bind_array
-from llmc.runtime.executors.slot_cache import SlotCache, SlotCacheExecutor
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array
+from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
-from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -30,12 +29,10 @@ ROWS = "rows"
 """The graph's input [N, 4] int64: each row's slot, cached tokens, first token in the step, and tokens."""
 
 
-class KernelExecutor(SlotCacheExecutor):
+class KernelExecutor(RaggedExecutor, OnnxExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "onnxruntime-llmc"
-    opens: ClassVar[Mapping[str, Content]] = OPENS
-    opens_in_thread: ClassVar[bool] = True
     prompt_chunk: ClassVar[int | None] = KERNELS_PROMPT_CHUNK
 
     @classmethod
@@ -47,55 +44,16 @@ class KernelExecutor(SlotCacheExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
-        self._executables = Executables(bundle, threads, self.compilations)
         self._cache = SlotCache(sizes, slots, capacity, dtype=np.float16)
-        self._results: dict[str, NDArray[Any]] = {}
+        self._results = {}
         self._request: _Request | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Any shape runs as it is."""
-        return True
-
-    @property
-    def ragged(self) -> bool:
-        """Rows are laid end to end."""
-        return True
-
-    @property
-    def scores_each(self) -> bool:
-        """Logits of any token can be asked for."""
-        return True
-
-    def executable_of(self, step: Step) -> str:
-        """Name of the executable in the manifest."""
-        return str(self._executables.executable(step))
-
-    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
-        """Open the executable."""
-        self._executables.open_first(steps)
-
-    def open_all(self) -> None:
-        """Open the executable."""
-        self._executables.open_all()
-
-    def run(self, step: Step) -> Array:
-        """One step over the live tokens of the live rows."""
-        self._run(step, each=False)
-        return self.logits()
-
-    def run_top(self, step: Step) -> TopLogits:
-        """As `run`; the graph's TopK puts the lower id first where values are equal."""
-        self._require_top()
-        self._run(step, each=False)
-        return TopLogits(self._results["top_values"], self._results["top_ids"])
 
     def run_each(self, step: Step) -> Array:
         """The same graph, asked for the logits of every token."""
         self._run(step, each=True)
         return self._results["logits"][: step.live_tokens]
 
-    def _run(self, step: Step, each: bool) -> None:
+    def _run(self, step: Step, each: bool = False) -> None:
         self._check_step(step, self._cache.used)
         live = len(step.slots)
         new, ids = step.new_lengths[:live], step.token_ids[:live]
@@ -104,23 +62,14 @@ class KernelExecutor(SlotCacheExecutor):
         ends = np.cumsum(new)
         rows = np.stack([np.array(step.slots, np.int64), step.past_lengths[:live], ends - new, new], axis=1)
         wanted = np.arange(ends[-1]) if each else ends - 1
-        self._make_room(len(wanted))
+        if len(self._results.get("logits", ())) < len(wanted):
+            self._results = self._buffers(max(len(wanted), self.slots))
         if self._request is None:
             session = self._executables.session(self._executables.executable(step))
             self._request = _Request(session, list(self._cache.home.array))
         self._request.run({"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}, self._results)
         self._cache.end_at_home(step)
         self._keep(self._results["logits"], each_of=step if each else None)
-
-    def _make_room(self, rows: int) -> None:
-        """Let results have room for so many rows of logits."""
-        if self._results and len(self._results["logits"]) >= rows:
-            return
-        rows = max(rows, self.slots)
-        self._results = {"logits": np.zeros((rows, self.bundle.size("vocab_size")), np.float32)}
-        if self.top_k:
-            self._results["top_values"] = np.zeros((rows, self.top_k), np.float32)
-            self._results["top_ids"] = np.zeros((rows, self.top_k), np.int64)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token of the slot owns."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
-from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor, require_held
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
 from llmc.runtime.executors.openvino.device import require_device, version
@@ -35,7 +35,7 @@ MOST_FILLED = 0.25
 """The largest part of a fixed step that may be rows of no slot."""
 
 
-class OpenVinoExecutor(Executor):
+class OpenVinoExecutor(RaggedExecutor):
     """See the module's docstring."""
 
     name: ClassVar[str] = "openvino"
@@ -67,21 +67,6 @@ class OpenVinoExecutor(Executor):
         else:
             self._models.open_any()
         self._top: TopLogits | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Any shape runs as it is."""
-        return True
-
-    @property
-    def ragged(self) -> bool:
-        """Rows are laid end to end."""
-        return True
-
-    @property
-    def scores_each(self) -> bool:
-        """Logits of any token can be asked for."""
-        return True
 
     @property
     def cache_tokens(self) -> int | None:

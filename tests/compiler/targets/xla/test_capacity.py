@@ -16,11 +16,11 @@ from llmc.compiler.targets.xla.capacity import (
     Need,
     device_bytes,
     largest_that_fits,
-    out_of_memory,
     require_fits,
 )  # fmt: skip
 from llmc.compiler.targets.xla.topology import parse_topology
 from llmc.errors import CompileError
+from tests.compiler.targets.xla.refusals import out_of_memory
 
 GIB = 1 << 30
 V5E = parse_topology("v5e-2x2")

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from llmc.compiler.targets.xla import topology
-from llmc.compiler.targets.xla.capacity import device_bytes, out_of_memory
+from llmc.compiler.targets.xla.capacity import device_bytes
 from llmc.compiler.targets.xla.chips import CHIPS
 from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
+from tests.compiler.targets.xla.refusals import out_of_memory
 
 needs_libtpu = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
 ROOT = Path(__file__).parents[4]
