@@ -237,3 +237,10 @@ def test_the_xla_cache_is_the_store_of_a_tpu_with_a_topology_too():
     found = read(VLLM_XLA_CACHE_PATH="/xla")
     assert found.cache_dir_for("tpu:v5e-2x2") == found.cache_dir_for("xla") == Path("/xla")
     assert found.cache_dir_for("cpu") != Path("/xla")
+
+
+def test_artifacts_are_handed_the_settings() -> None:
+    """But for the table of verified files, which whoever opens a bundle keeps in the user's cache."""
+    folder = Path(__file__).parents[1] / "llmc" / "artifacts"
+    readers = {file.name for file in folder.rglob("*.py") if "from_environment" in file.read_text(encoding="utf-8")}
+    assert readers == {"verified_files.py"}

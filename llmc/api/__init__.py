@@ -113,8 +113,9 @@ def bundle_of(
 
     if store is None:
         from llmc.artifacts.local.opening import open_store
+        from llmc.settings import Settings
 
-        store = open_store(device=device)
+        store = open_store(None, Settings.from_environment(), device)
     return bound(bundle, weights, store, report)
 
 

@@ -39,8 +39,9 @@ def accuracy_line(verification: Mapping[str, Any]) -> str:
 def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> str:
     """One line about where the outcome that a bundle records comes from; `store` is the environment's by default."""
     from llmc.artifacts.local.origins import origin_words, verification_origin
+    from llmc.settings import Settings
 
-    origin = verification_origin(files, store)
+    origin = verification_origin(files, store, Settings.from_environment())
     again = f"; `llmc verify {bundle}` does it again here" if origin.name == "unsigned" else ""
     return f"verification: {origin_words(origin, files.manifest.verification)}{again}"
 

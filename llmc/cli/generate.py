@@ -129,7 +129,7 @@ def _bound(bundle: str, weights: str | None) -> str | Path:
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    store = open_store(settings=settings)
+    store = open_store(None, settings)
     return bound(resolve(bundle, settings, store), weights, store)
 
 

@@ -162,7 +162,7 @@ def serve_command(
     from llmc.artifacts.local.opening import open_store
     from llmc.server.warming import warm_up_of
 
-    store = open_store(settings=settings, device=device)
+    store = open_store(None, settings, device)
     warmth = warm_up_of(warm_up or ("open" if settings.skip_warmup else "all"))
     with _JsonEvents() if as_json else _Told() as report:
         code = serve(

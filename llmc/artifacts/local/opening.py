@@ -39,17 +39,11 @@ class _AtFirstMiss:
         return self._upstream.fetch(key, area)
 
 
-def open_store(
-    cache_dir: str | Path | None = None, settings: Settings | None = None, device: str | None = None
-) -> Store:
-    """The store in `cache_dir` (default: the settings'), with the shared stores and the remote of the settings.
+def open_store(cache_dir: str | Path | None, settings: Settings, device: str | None = None) -> Store:
+    """The store in `cache_dir` (None: the settings'), with the shared stores and the remote of the settings.
 
     `device` is what is compiled for, if that is known: some have a store of their own in the settings.
     """
-    if settings is None:
-        from llmc.settings import Settings
-
-        settings = Settings.from_environment()
     upstream = _AtFirstMiss(settings) if settings.remote_cache else None
     store = Store(cache_dir or settings.cache_dir_for(device), shared=settings.shared_caches, upstream=upstream)
     for base in (store.layout.base, *(Layout(folder).base for folder in settings.shared_caches)):

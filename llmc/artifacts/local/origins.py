@@ -168,19 +168,17 @@ class Origins:
         return UNSIGNED if verdict.key is None else Origin("signed", (verdict.key.key.id,))
 
 
-def verification_origin(files: BundleFiles, store: Store | None = None, settings: Settings | None = None) -> Origin:
+def verification_origin(files: BundleFiles, store: Store | None, settings: Settings) -> Origin:
     """Where the outcome that a bundle records comes from.
 
-    Defaults are those of the environment, whose store for the bundle's device is looked into; where there can be no
-    store, nothing vouches. Raises nothing for what is damaged, InputError for settings that make no sense.
+    Without `store`, the settings' store for the bundle's device is looked into; where there can be none, nothing
+    vouches. Raises nothing for what is damaged.
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.signing.keyring import Keyring
-    from llmc.settings import Settings
 
-    settings = settings or Settings.from_environment()
     try:
-        store = store or open_store(settings=settings, device=files.manifest.device)
+        store = store or open_store(None, settings, files.manifest.device)
     except DeviceError:
         return UNSIGNED
     try:

@@ -61,7 +61,7 @@ def resolve(text: str | Path, settings: Settings, store: Store | None = None, tr
     if store is None:
         from llmc.artifacts.local.opening import open_store
 
-        store = open_store(settings=settings)
+        store = open_store(None, settings)
     if name.startswith(STORE):
         return _folder(store, find_bundle(store, name.removeprefix(STORE)))
     if trust is None:

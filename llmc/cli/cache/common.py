@@ -32,8 +32,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def open_cache(cache_dir: Path | None) -> Store:
     """The store a command works on."""
     from llmc.artifacts.local.opening import open_store
+    from llmc.settings import Settings
 
-    return open_store(cache_dir)
+    return open_store(cache_dir, Settings.from_environment())
 
 
 def is_bundle(text: str) -> bool:

@@ -34,6 +34,7 @@ from llmc.artifacts.remotes.push import push
 from llmc.artifacts.signing.signer import Signer
 from llmc.artifacts.store.entries import Entries, Entry, entry_body
 from llmc.artifacts.store.store import Store
+from llmc.settings import Settings
 from tests.artifacts.helpers import CONTENT, flip, key, manifest, sources
 from tests.artifacts.signing.helpers import edited, keyring, signer
 
@@ -192,12 +193,12 @@ def test_of_a_folder(store: Store, us: Signer, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "trusted"))
     bundle = write_bundle(tmp_path / "bundle", made(), sources(tmp_path / "files"), us.sign(made().to_bytes()))
     with BundleFiles.open(bundle) as files:
-        assert verification_origin(files) == signed(us)
+        assert verification_origin(files, None, Settings.from_environment()) == signed(us)
         (bundle / "signature.json").write_bytes(bytes(2 << 20))
-        assert verification_origin(files) == UNSIGNED
+        assert verification_origin(files, None, Settings.from_environment()) == UNSIGNED
         remember(store, made(), HERE)
-        assert verification_origin(files) == HERE
-        assert verification_origin(files, Store(tmp_path / "other")) == UNSIGNED
+        assert verification_origin(files, None, Settings.from_environment()) == HERE
+        assert verification_origin(files, Store(tmp_path / "other"), Settings.from_environment()) == UNSIGNED
 
 
 # Entries

@@ -262,9 +262,9 @@ def test_an_output_that_is_named_is_where_it_goes(toy: Path, monkeypatch: pytest
 def test_the_xla_cache_is_the_store_of_xla_devices(tmp_path: Path) -> None:
     settings = Settings.from_environment({"VLLM_XLA_CACHE_PATH": str(tmp_path / "xla")})
     for device in ("tpu", "xla"):
-        assert open_store(settings=settings, device=device).root == tmp_path / "xla"
+        assert open_store(None, settings, device).root == tmp_path / "xla"
     for other in ("cpu", "neuron", None):
-        assert open_store(settings=settings, device=other).root == settings.cache_dir != tmp_path / "xla"
+        assert open_store(None, settings, other).root == settings.cache_dir != tmp_path / "xla"
     assert open_store(tmp_path / "flag", settings, "tpu").root == tmp_path / "flag"
 
 
