@@ -1,14 +1,16 @@
-"""Looking after a store: verify everything, count everything."""
+"""Looking after a store: verify everything, count everything, and how much of what an entry names is its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from llmc.artifacts.digest import PREFIX
+from llmc.artifacts.digest import PREFIX, Blob
+from llmc.artifacts.store.entries import Entry
 from llmc.artifacts.store.files import files_of
 from llmc.artifacts.store.layout import Layout
 from llmc.artifacts.store.orphans import Remover, sweep
@@ -94,3 +96,27 @@ def _sizes(paths: Iterable[Path], seen: set[tuple[int, int]]) -> tuple[int, int]
         size += 0 if file.inode in seen else file.size
         seen.add(file.inode)
     return count, size
+
+
+class Share(NamedTuple):
+    """Bytes of an entry's blobs: `own` are those that no other entry names, and that go with it."""
+
+    own: int
+    shared: int
+
+    @property
+    def size(self) -> int:
+        """All of them, each blob once."""
+        return self.own + self.shared
+
+
+def shares(entries: Iterable[Entry]) -> Mapping[str, Share]:
+    """What each entry holds alone, by the digest of its key; `entries` are all that a store has."""
+    blobs = {entry.key.digest: frozenset(entry.outputs.values()) for entry in entries}
+    names: Counter[Blob] = Counter(blob for found in blobs.values() for blob in found)
+    return {digest: _share(found, names) for digest, found in blobs.items()}
+
+
+def _share(blobs: frozenset[Blob], names: Mapping[Blob, int]) -> Share:
+    own = sum(blob.size for blob in blobs if names[blob] == 1)
+    return Share(own, sum(blob.size for blob in blobs) - own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from llmc.bench.loadtest.arrivals import Arrivals, send_times
+import numpy as np
+
 from llmc.buckets.limits import Limits
 from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.reader import Trace
 from llmc.errors import InputError
 
+Arrivals = Literal["poisson", "uniform"]
 Lengths = tuple[int, int]
 """Tokens from the first to the second, each as likely."""
 
@@ -99,3 +102,19 @@ class Workload:
         draw = random.Random(f"lengths {self.seed}")  # noqa: S311 - a workload, not a secret
         for _ in range(self.requests):
             yield TrafficRequest(0.0, draw.randint(*self.prompt_len), draw.randint(*self.output_len))
+
+
+def send_times(
+    count: int, rate: float, arrivals: Arrivals = "poisson", burstiness: float = 1.0, seed: int = 0
+) -> list[float]:
+    """Seconds from the run's start at which `count` requests are due, the first at 0, `rate` a second in the mean.
+
+    uniform: evenly. poisson: gaps from a gamma distribution of shape `burstiness` and mean 1 / rate; at 1 these are
+    exponential, a Poisson process, below 1 burstier and above 1 more even. An infinite rate: all at once.
+    """
+    if math.isinf(rate):
+        return [0.0] * count
+    if arrivals == "uniform":
+        return [i / rate for i in range(count)]
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), max(0, count - 1))
+    return [0.0, *np.cumsum(gaps).tolist()][:count]

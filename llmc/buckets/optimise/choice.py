@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from llmc.buckets.optimise import joint, straight
 from llmc.buckets.optimise.covering import fewest_buckets
 from llmc.buckets.optimise.demand import Demand
-from llmc.buckets.optimise.instance import Instance
-from llmc.buckets.optimise.result import Found
+from llmc.buckets.optimise.instance import Found, Instance
 from llmc.buckets.optimise.space import Space
 from llmc.errors import InputError
 

@@ -1,10 +1,11 @@
-"""A demand at some resolution: every step rounded up to levels of its dimensions."""
+"""A demand at some resolution, every step rounded up to levels of its dimensions; and a choice of buckets for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,3 +108,11 @@ def _uncovered(step: Points) -> InputError:
     return InputError(
         f"no allowed bucket covers the step {name(step)}; raise the limits or the largest values, or leave the step out"
     )
+
+
+class Found(NamedTuple):
+    """Buckets (int64 [k, d], the required ones among them), their cost, and a lower bound on any choice's cost."""
+
+    buckets: Points
+    cost: float
+    bound: float

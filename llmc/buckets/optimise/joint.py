@@ -9,10 +9,9 @@ import numpy as np
 from llmc.buckets.optimise.bound import ROUNDING, Dual
 from llmc.buckets.optimise.covering import fewest_buckets
 from llmc.buckets.optimise.demand import Points
-from llmc.buckets.optimise.instance import Instance
+from llmc.buckets.optimise.instance import Found, Instance
 from llmc.buckets.optimise.polish import cover, shrink, slide, spend
 from llmc.buckets.optimise.resolution import coarse_levels, with_corners
-from llmc.buckets.optimise.result import Found
 from llmc.buckets.optimise.search import Search, trim
 from llmc.buckets.optimise.serving import Serving
 

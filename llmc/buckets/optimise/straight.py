@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmc.buckets.optimise.demand import sums
-from llmc.buckets.optimise.instance import Instance
+from llmc.buckets.optimise.instance import Found, Instance
 from llmc.buckets.optimise.line import Line
-from llmc.buckets.optimise.result import Found
 
 
 def solve(instance: Instance, counts: Sequence[int]) -> list[Found] | None:

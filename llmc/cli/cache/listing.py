@@ -22,9 +22,8 @@ from llmc.cli.options import option
 
 if TYPE_CHECKING:
     from llmc.artifacts.gc.inventory import Inventory
-    from llmc.artifacts.store.audit import Usage
+    from llmc.artifacts.store.audit import Share, Usage
     from llmc.artifacts.store.entries import Entry
-    from llmc.artifacts.store.sharing import Share
     from llmc.artifacts.store.store import Store
 
 SUMMARY_WIDTH = 90
@@ -48,7 +47,7 @@ def list_entries(
       llmc cache ls --kind bundle
       llmc cache ls --kind executable --json
     """
-    from llmc.artifacts.store.sharing import shares
+    from llmc.artifacts.store.audit import shares
 
     store = open_cache(cache_dir)
     everything = store.entries()

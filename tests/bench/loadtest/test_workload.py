@@ -9,9 +9,8 @@ from statistics import mean, pstdev
 
 import pytest
 
-from llmc.bench.loadtest.arrivals import send_times
 from llmc.bench.loadtest.prompts import WORDS, Calibration, Prompts
-from llmc.bench.loadtest.workload import Workload
+from llmc.bench.loadtest.workload import Workload, send_times
 from llmc.errors import InputError
 
 AZURE = Path(__file__).parents[2] / "data" / "azure_conv_sample.csv"
