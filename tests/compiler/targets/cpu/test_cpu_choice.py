@@ -12,7 +12,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.compiler.pipeline.resolve import target_for
+from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.targets.cpu import auto_engine
 from llmc.compiler.targets.cpu.auto_engine import Choice, Wanted, configured
 from llmc.compiler.targets.cpu.measurements import KEPT, OWN, SIZES, Case, Measured, added, load, measurements
@@ -207,19 +207,19 @@ def test_an_option_of_one_engine_decides_for_it(option: str, engine: str, favour
     favours("openvino" if engine == "onnxruntime" else "onnxruntime")
     checkpoint = open_checkpoint(tiny.write_model(tmp_path / "llama", "llama"))
     given: Any = {"kernels": "onnxruntime", "group_size": 64}[option]
-    target, _, why = target_for(CompileOptions.of("cpu", **{option: given}), toy_plan(), checkpoint)
-    assert target.executor == engine
-    assert why == f"only {engine} takes --{option.replace('_', '-')}"
+    job = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **{option: given}))
+    assert job.target.executor == engine
+    assert job.why == f"only {engine} takes --{option.replace('_', '-')}"
 
 
 @pytest.mark.parametrize("default", [{"starter": False}, {"tensor_parallel": 1, "lowering": "jax", "starter": False}])
 def test_a_default_that_is_written_out_chooses_nothing(tmp_path: Path, default: dict[str, Any]) -> None:
     """As --no-starter does, and the note of an interrupted compile did."""
     checkpoint = open_checkpoint(str(tiny.write_model(tmp_path / "llama", "llama")))
-    plain = target_for(CompileOptions("cpu"), toy_plan(), checkpoint)
-    found = target_for(CompileOptions.of("cpu", **default), toy_plan(), checkpoint)
-    assert (type(found[0]), found[2]) == (type(plain[0]), plain[2])
-    assert found[0].configure(found[1]) == plain[0].configure(plain[1])
+    plain = Job.of(checkpoint, toy_plan(), CompileOptions("cpu"))
+    found = Job.of(checkpoint, toy_plan(), CompileOptions.of("cpu", **default))
+    assert (type(found.target), found.why) == (type(plain.target), plain.why)
+    assert found.options == plain.options
 
 
 def test_limits_with_an_engine_named_are_refused(tmp_path: Path) -> None:
