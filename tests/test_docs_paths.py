@@ -13,7 +13,9 @@ HISTORY = {"CHANGELOG.md", "RESULTS.md"}
 """Told at the time; files may have moved since."""
 
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
-_CODE = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|c|h|toml|html))`")
+_CODE = re.compile(r"`((?:\.\./|[\w-]+/)*[\w-]+\.(?:py|c|h|toml|html))(?:::[^`]*)?`")
+_FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
+_KEY_CODE = re.compile(r"^ +code: ([\w.]+)$", re.MULTILINE)
 KNOWN = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if not {".venv", ".git"} & set(path.parts)}
 
 
@@ -25,5 +27,7 @@ def test_links_and_named_files_are_there(document: Path) -> None:
     if document.name not in HISTORY:
         known = {f"/{path}" for path in KNOWN}
         named = [name for name in _CODE.findall(text) if name == name.lower()]  # in capitals: a placeholder
-        gone = [name for name in named if not any(path.endswith(f"/{name}") for path in known)]
+        named += [folder.rstrip("/") for folder in _FOLDER.findall(text)]
+        named += ["llmc/" + module.replace(".", "/") + ".py" for module in _KEY_CODE.findall(text)]
+        gone = [name for name in named if not any(path.endswith("/" + name.removeprefix("../")) for path in known)]
         assert not gone, f"{document.name} names files that are not there"

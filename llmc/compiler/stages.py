@@ -48,7 +48,7 @@ class StageReport:
 
 @dataclass
 class Stages:
-    """What a target's `prepare` works with: the store, the checkpoint, the plan, and a way to run a cached stage."""
+    """What `trace` and `lower` work with: store, checkpoint, plan, and a way to run a cached stage."""
 
     store: Store
     checkpoint: Checkpoint

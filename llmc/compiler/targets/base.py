@@ -1,6 +1,6 @@
 """The contract of a target: what one device's compiler needs from llmc, and gives back.
 
-The pipeline calls `configure`, then `prepare` once (trace, lower, weights: everything that buckets share), then
+The pipeline calls `configure`, then `trace` and `lower` once (programs and weights: all that buckets share), then
 `compile` once per distinct shape. A target is one file here and one line in the registry; fake.py is the tutorial.
 """
 
