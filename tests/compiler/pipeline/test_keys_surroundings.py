@@ -157,7 +157,14 @@ def test_a_compile_elsewhere_makes_the_same_keys_and_bytes(what: str, plain: tup
         for path in moved.iterdir():
             os.utime(path, (10, 10))
         made = compile_in(work, "fake", moved, late="yes", TZ="Asia/Tokyo", LC_ALL="tr_TR.UTF-8", LANG="tr_TR.UTF-8")
-    assert {kind for kind, _ in expected.values()} == {"weights", "executable", "tokenizer", "reference", "verify"}
+    assert {kind for kind, _ in expected.values()} == {
+        "trace",
+        "weights",
+        "executable",
+        "tokenizer",
+        "reference",
+        "verify",
+    }
     assert made == expected
 
 
