@@ -17,7 +17,7 @@ from tests.artifacts.helpers import child, files_below, finish, key
 BUILDER = """
     import sys, time, os
     from pathlib import Path
-    from llmc.artifacts import store as module
+    from llmc.artifacts.store import store as module
     from llmc.artifacts.key import Key
     root, runs, mode, seconds = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
     if mode == "unlocked":
@@ -69,6 +69,7 @@ def test_a_lock_dies_with_its_holder(tmp_path: Path, runs: Path) -> None:
     (runs / "go").touch()
     holder = child(BUILDER, tmp_path / "store", runs, "locked", 600)
     while len(list(runs.iterdir())) < 2:
+        assert holder.poll() is None, "the holder did not get so far"
         time.sleep(0.01)
     holder.kill()
     holder.communicate()
