@@ -230,13 +230,6 @@ def test_a_tensor_that_is_missing_is_named() -> None:
         written([Recipe("h", "dense", ("lm_head.weight",))], Tensors(other=random_matrix(1, 1)))
 
 
-def test_progress_counts_recipes() -> None:
-    seen: list[tuple[int, int]] = []
-    recipes = [Recipe(n, "dense", ("a",)) for n in "xyz"]
-    write_weights(recipes, Tensors(a=random_matrix(2, 2)), {}, io.BytesIO(), lambda *at: seen.append(at))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
 def test_recipes_survive_json() -> None:
     recipe = Recipe("name", "q8_data", ("a", "b"), 64)
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe

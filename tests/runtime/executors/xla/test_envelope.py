@@ -132,7 +132,7 @@ def test_a_header_that_is_too_large_is_not_written() -> None:
         (framed(b"[1]"), "not a JSON object"),
         (framed(b'{"a":1,"a":1}'), "a member occurs twice"),
         (framed(b'{"a":NaN}'), "NaN is not a JSON number"),
-        (framed(b'{"a":1e999}'), "Out of range"),
+        (framed(b'{"a":1e999}'), "1e999 is out of range"),
         (framed(b'{"a":' + b"[" * 100_000), "nested too deeply"),
         (framed(b"\xff\xfe"), "header is not JSON"),
         (framed(b'{"sections":{},"version":1}'), "its header is not what was written"),
