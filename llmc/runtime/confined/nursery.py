@@ -32,6 +32,9 @@ WORN_BYTES = 8 << 20
 GROWN_BYTES = 1 << 20
 """A child that a job let grow by more than this gives back what it can."""
 _PR_SET_PDEATHSIG = 1
+_STOPPING = tuple(getattr(signal, name) for name in ("SIGPROF", "SIGABRT", "SIGBUS", "SIGSEGV", "SIGTERM", "SIGXCPU"))
+"""What stops a child that goes beyond its limits. Libraries of the process that asked may ignore or block it, as libtpu
+does SIGPROF, and children inherit that."""
 
 Work = Callable[[Any], Any]
 """Does one job: JSON to JSON. InputError says why it cannot be done."""
@@ -133,7 +136,9 @@ class _Nursery:
         try:
             parent = os.getppid()
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for signum in (signal.SIGCHLD, *_STOPPING):
+                signal.signal(signum, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
             _die_with_parent()
             if os.getppid() != parent:
                 os._exit(1)

@@ -83,6 +83,28 @@ def test_what_goes_beyond_a_limit_is_stopped_and_the_limit_named(pool, job, limi
     assert pool.run(["echo", 1]).value[:2] == ["hello", 1]
 
 
+@pytest.fixture(params=["ignored", "blocked"])
+def without_profiling_signal(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As native libraries leave it, libtpu among them."""
+    if request.param == "blocked":
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+        yield
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    else:
+        handler = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        yield
+        signal.signal(signal.SIGPROF, handler)
+
+
+@pytest.mark.usefixtures("without_profiling_signal")
+def test_time_is_bounded_where_the_parents_libraries_took_the_signal_away():
+    pool, began = Pool(WORK, {"greeting": "hello"}, LIMITS), time.monotonic()
+    with pytest.raises(LimitError, match=r"more than 0\.3 s of processor time"):
+        pool.run(["spin"])
+    pool.close()
+    assert time.monotonic() - began < LIMITS.patience_s / 2, "stopped by its processor time, not by the clock"
+
+
 def test_a_refusal_is_told_and_a_fault_is_no_refusal(pool):
     with pytest.raises(InputError, match=r"^not this$"):
         pool.run(["refuse", "not this"])
