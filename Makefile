@@ -10,7 +10,7 @@ NEWEST := .venv-newest
 UV := uv==0.13.9
 export ORT_DISABLE_TELEMETRY ?= 1
 
-.PHONY: demo test test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
+.PHONY: demo test test-fast test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
 
 # pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable)
 install = PIP_CONSTRAINT=$(2) PIP_BUILD_CONSTRAINT=$(2) $(1)/bin/pip install --quiet --disable-pip-version-check
@@ -34,6 +34,10 @@ WORKERS ?= 2
 
 test: $(VENV)/.ready
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# what needs the fake target and numpy alone, below a minute (tests/conftest.py, FAST)
+test-fast: $(VENV)/.ready
+	$(BIN)/pytest --fast -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # the other end of pyproject.toml's ranges: an environment with the newest of everything runs the tests that lean on
 # formats and private parts, and opens what the locked one packed, and the other way round

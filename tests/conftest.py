@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,15 +21,70 @@ import llmc  # noqa: F401 - before onnxruntime, whose telemetry it turns off
 PACKAGES = ("chromium", "docker-registry", "openssl", "strace", "zstd")
 """Debian's packages that tests use; .ci/run installs them."""
 
+HEAVY = frozenset({"jax", "jaxlib", "onnxruntime", "openvino", "torch", "torch_xla"})
+"""What no test of the fast tier imports."""
+
+FAST = (
+    "api", "artifacts/archives", "artifacts/bundle", "artifacts/gc", "artifacts/local", "artifacts/signing",
+    "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py", "artifacts/test_stamps.py", "buckets",
+    "compiler/estimates", "compiler/verification", "runtime/confined", "runtime/engine", "runtime/startup",
+    "runtime/text", "runtime/test_bundle.py", "runtime/test_llm.py", "runtime/test_step.py", "server/telemetry",
+    "test_settings.py", "test_cpus.py", "test_promises.py",
+)  # fmt: skip
+"""The fast tier (`make test-fast`): folders and files below tests/ that need the fake target and numpy."""
+
+SLOW = (
+    "api/test_api.py", "artifacts/archives/test_damage.py", "artifacts/bundle/test_bundle_processes.py",
+    "artifacts/gc/test_collect_model.py", "artifacts/gc/test_collect_processes.py",
+    "artifacts/local/test_precompiled.py", "artifacts/store/test_store_faults.py",
+    "artifacts/store/test_store_processes.py", "buckets/optimise/test_choice.py", "buckets/optimise/test_parts.py",
+    "buckets/test_bench_file.py", "buckets/test_choice.py", "buckets/test_coverage.py", "buckets/test_evaluation.py",
+    "buckets/test_outside_strategy.py", "buckets/test_plots.py", "buckets/test_plots_data.py",
+    "buckets/traffic/test_memory.py", "buckets/traffic/test_schedule.py", "compiler/estimates/test_durations.py",
+    "compiler/verification/test_accuracy.py", "compiler/verification/test_outcomes.py",
+    "compiler/verification/test_parts.py", "runtime/engine/sampling/test_filters.py",
+    "runtime/engine/sampling/test_guided.py", "runtime/engine/sampling/test_sample.py",
+    "runtime/engine/scheduling/test_simulation.py", "runtime/engine/speculation/test_engine.py",
+    "runtime/engine/test_async_engine.py", "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py",
+    "runtime/text/test_chat.py", "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py",
+)  # fmt: skip
+"""Files of these folders that take several seconds, or import more."""
+
+
+class NoHeavyPackages:
+    """Refuses to import what the fast tier does without, to whatever test asks for it."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name.partition(".")[0] in HEAVY:
+            raise ImportError(f"the fast tier imports no {name}: list the test's file in SLOW of tests/conftest.py")
+        return None
+
+
+@cache
+def is_fast(path: Path) -> bool:
+    """Whether a test file is of the fast tier."""
+    tests = Path(__file__).parent
+    name = path.relative_to(tests).as_posix() if path.is_relative_to(tests) else ""
+    return any(name == one or name.startswith(f"{one}/") for one in FAST) and name not in SLOW
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast other files are not even imported; their first lines would import what is heavy."""
+    return True if config.getoption("--fast") and collection_path.is_file() and not is_fast(collection_path) else None
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="the fast tier alone, which imports no compiler's package")
     parser.addoption("--other-python", type=Path, help="Python of the environment that two_versions tests compare with")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Ctrl-C interrupts, here and in what tests start: a shell has its background jobs ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--fast"):
+        sys.meta_path.insert(0, NoHeavyPackages)  # type: ignore[arg-type]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,6 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     With --no-loadscope-reorder workers take files in this order, not in that of the number of their tests.
     """
     items.sort(key=lambda item: begins(item.path))
+    for item in items:
+        item.add_marker("fast" if is_fast(item.path) else "slow")
 
 
 @pytest.hookimpl(wrapper=True)

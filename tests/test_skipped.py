@@ -75,4 +75,4 @@ def test_files_that_compile_begin_before_others_and_the_demo_models_before_all()
     assert 20 < sum(begins(file) == 1 for file in files) < len(files) / 2
     makefile = (ROOT / "Makefile").read_text()
     runs = [line for line in makefile.splitlines() if "--dist loadfile" in line]
-    assert len(runs) == 2 and all("--no-loadscope-reorder" in line for line in runs), "else by number of tests"
+    assert len(runs) == 3 and all("--no-loadscope-reorder" in line for line in runs), "else by number of tests"
