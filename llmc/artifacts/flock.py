@@ -1,7 +1,7 @@
-"""flock, without waiting: what the kernel drops when the holder ends in any way.
+"""flock, without waiting. The kernel releases such a lock when its holder ends in any way.
 
-Three answers, because a file system may have no locks (ENOLCK, ENOSYS), or grant every one to everybody (NFS
-without its lock service): then nothing can be known, and callers go by age.
+A lock attempt has three answers, because a file system may have no locks (ENOLCK, ENOSYS), or may grant every lock to
+everybody (NFS without its lock service). Then the answer is "unknown", and callers decide by age.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may write somewhere: what others may write is not believed, and said."""
+"""Who may write to a place. Files that others may write are not trusted, and a warning says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def anybody_writes(folder: str | Path) -> bool:
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether a file or folder is this user's, and nobody else's to write: where there are no users, it is."""
+    """Whether only this user may write a file or folder; true on systems without users."""
     if not hasattr(os, "geteuid"):
         return True
     if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:

@@ -5,12 +5,12 @@
              <cache>/stamps/<32 hex>.json     of anything else, by the sha256 of its real path: bundle folders, and
                                               stores that others may write
 
-A stamp says: this file had this digest when its inode looked so. Writing, replacing, linking or restoring a
-file changes its ctime, which no program can set, so every alteration made through the file system is noticed.
-Not noticed: damage below the file system. A table is believed only where this user alone may write, and never
-from inside a bundle, so that whoever may alter a file cannot vouch for it. A file that changed within the
-clock's granularity before it was hashed is never stamped, since a second change in the same tick would leave
-no trace.
+A stamp says: the file had this digest when stat gave this device, inode, size and these times. Writing, replacing,
+linking or restoring a file changes its ctime, which no program can set. So every change through the file system is
+noticed. Not noticed: damage below the file system. A table is used only from a folder that this user alone may write,
+and never from inside a bundle. So a user who can change a file cannot also change its stamp. A file that changed within
+the clock's granularity before it was hashed is never stamped, since a second change in the same tick would leave no
+trace.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def signature(status: os.stat_result) -> Signature:
 
 
 def settled(seen: Signature) -> bool:
-    """Whether a file, seen so just now, has been still for longer than its clock's granularity."""
+    """Whether a file's last change is longer ago than the granularity of its clock."""
     coarse = seen.ctime_ns % 1_000_000_000 == 0
     tick = COARSE_TICK_NS if coarse else FINE_TICK_NS
     return time.time_ns() - max(seen.mtime_ns, seen.ctime_ns) > tick
 
 
 class VerifiedFiles:
-    """The table of one folder. Never raises, whatever the disk does: what is not stamped is hashed again."""
+    """The table of one folder. Never raises, whatever the disk does: files without a stamp are hashed again."""
 
     def __init__(self, folder: str | Path, *, inside: bool = True) -> None:
         """`inside`: the table may be in the folder, where this user alone may write that."""
@@ -133,7 +133,7 @@ class VerifiedFiles:
         return cache / FOLDER / f"{name}.json"
 
     def _name(self, path: str | Path) -> str:
-        """The real path, by which a file is known. A wrong name is only a file not known: folders are remembered."""
+        """The real path, the file's name in the table. Folders are cached; a wrong name only means no stamp."""
         folder, name = os.path.split(path)
         if not os.path.isabs(folder) or os.path.islink(path):  # noqa: PTH114, PTH117
             return os.path.realpath(path)

@@ -27,8 +27,8 @@ class BundleAsyncLLM:
     """Generates for many callers at once, in continuous batches, with the executables of one bundle.
 
     Keywords as in BundleLLM. `max_queued_requests` bounds what waits for a slot: more raise OverloadedError.
-    Conversations are rendered in child processes with limits, as in a server: whatever a bundle's template does with
-    one, the event loop and the other callers go on.
+    Conversations are rendered in child processes with limits, as in a server. So a bundle's template cannot block the
+    event loop or other callers.
     """
 
     def __init__(

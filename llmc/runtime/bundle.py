@@ -31,11 +31,11 @@ class Bundle:
 
     @classmethod
     def open(cls, path: str | Path, settings: Settings | None = None) -> Bundle:
-        """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to mend it.
+        """Open the bundle folder `path`; raises ArtifactError saying what is wrong and how to repair it.
 
-        What is not a folder may be a reference (see artifacts/local/references.py), which goes into the store first.
-        With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it is read.
-        `settings` (default: the environment's) hold for all that is done with the bundle.
+        A path that is not a folder may be a reference (see artifacts/local/references.py); its bundle is put into the
+        store first. With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it
+        is read. `settings` (default: the environment's) hold for all that is done with the bundle.
         """
         settings = settings or Settings.from_environment()
         if not is_dir(path):
@@ -106,11 +106,13 @@ class Bundle:
         return Tokenizer(lambda: self.files.read("tokenizer.json"), self.eos_token_ids, vocabulary)
 
     def size(self, name: str) -> int:
-        """One of the model's sizes: layers, kv_heads, head_dim or vocab_size; raises ArtifactError for what is none."""
+        """One of the model's sizes: layers, kv_heads, head_dim or vocab_size; raises ArtifactError if it is not a
+        size.
+        """
         return self._number("model", name, 1, None)
 
     def option(self, name: str, default: int | None = None) -> int:
-        """An option that is a number; raises ArtifactError for what is none."""
+        """An option that is a number; raises ArtifactError if it is not a number."""
         return self._number("options", name, 0, default)
 
     def _number(self, member: str, name: str, least: int, default: int | None) -> int:
@@ -127,7 +129,7 @@ class Bundle:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a sequence; raises ArtifactError for what are none."""
+        """Tokens that end a sequence; raises ArtifactError for values that are not token ids."""
         ids = self.manifest.model.get("eos_token_ids", [])
         if not isinstance(ids, list) or not all(type(item) is int and 0 <= item <= MAX_NUMBER for item in ids):
             self._wrong("model.eos_token_ids", ids, "a list of token ids")
@@ -135,7 +137,7 @@ class Bundle:
 
     @property
     def special_tokens(self) -> dict[str, Any]:
-        """bos_token, eos_token … as text, for the chat template; raises ArtifactError for what are none."""
+        """bos_token, eos_token … as text, for the chat template; raises ArtifactError for values that are not texts."""
         tokens = self.manifest.model.get("special_tokens", {})
         if not isinstance(tokens, dict) or not all(isinstance(text, str) for text in tokens.values()):
             self._wrong("model.special_tokens", tokens, "tokens by name")

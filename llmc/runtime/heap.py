@@ -7,15 +7,15 @@ import gc
 from contextlib import suppress
 
 LARGE_BYTES = 8 << 20
-"""A piece of this size is of no heap: it is taken from the system, and given back when it is freed."""
+"""Allocations from this size on, in bytes, come straight from the system and return to it when they are freed."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
 def share_heap() -> None:
-    """Let the threads that begin from now on have one heap together. For who serves, before any begins.
+    """Make all threads that start from now on share one heap. A server calls this before it starts threads.
 
-    glibc gives each thread a heap of its own, and `trim` cannot give back the free end of one; besides, every large
-    piece that is freed makes it count as large only what is larger still.
+    glibc gives each thread its own heap, and `trim` cannot give back the free end of such a heap. Besides, each time a
+    large piece is freed, glibc raises the size from which a piece counts as large.
     """
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
@@ -30,8 +30,8 @@ def trim() -> None:
 
 
 def settle() -> None:
-    """What lives now is here to stay: no later search for garbage goes through it, which would hold the interpreter for
-    as long as there are objects, and memory that loading freed is given back."""
+    """Exclude all present objects from later garbage collections, which would block the interpreter in proportion to
+    their number, and give memory that loading freed back to the system."""
     gc.collect()
     gc.freeze()
     trim()

@@ -1,6 +1,6 @@
 """zstd around an archive: one frame with a checksum, the same bytes for the same input and version of the library.
 
-Compressing never takes several threads, which would cut the input where the number of CPUs says.
+Compression uses one thread: with several, the bytes would depend on the number of CPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Compressor:
         self._compressor = zstd.ZstdCompressor(options=options)
 
     def compress(self, data: bytes | memoryview) -> bytes:
-        """What is ready after taking `data`."""
+        """Take `data`; returns the compressed bytes that are ready."""
         return bytes(self._compressor.compress(data))
 
     def flush(self) -> bytes:

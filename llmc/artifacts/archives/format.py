@@ -24,7 +24,7 @@ from llmc.artifacts.key import Key
 from llmc.errors import ArtifactError
 
 VERSION = 1
-"""What the names of the members say; another version has other names, and this one refuses them."""
+"""Version of the member names. Another version uses other names, which this one refuses."""
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -32,7 +32,7 @@ PIECE = 1 << 20
 BLOB_FOLDER = "blobs/sha256/"
 ENTRY_FOLDER = "entries/"
 MAX_ENTRY_BYTES = 256 << 20
-"""Bytes of all entries of an archive together: they are held in memory until their blobs are there."""
+"""Limit in bytes for all entries of an archive together: they stay in memory until their blobs have arrived."""
 
 _NAME_BYTES = 100
 _PREFIX_BYTES = 155

@@ -1,9 +1,9 @@
 """Import: an archive, which may come from anywhere, into a store.
 
-What the archive names comes first, so that every blob is known, with its size, before a byte of it is written; blobs
-go straight into the store and become blobs only if their content is what their name says; entries are published when
-all of them are there. Whatever goes wrong before that, nothing of the archive can be seen in the store; blobs that
-were intact may stay as garbage, for `llmc cache gc`.
+The manifest or the entries come first, so every blob and its size are known before a byte of it is written. Blobs are
+written straight into the store, and are published only if their content matches their name. Entries are published when
+all blobs are there. After a failure before that point, no entry of the archive is in the store; intact blobs may stay
+as garbage, for `llmc cache gc`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Imported(NamedTuple):
 class Guard:
     """What has to be signed in an archive that a person named.
 
-    A signature that is there must be right, and native code needs one as from anywhere else. With `required` there must
-    be one, by a key that `trust` knows, over native and portable code alike. Raises UntrustedError.
+    A signature in the archive must be valid, and native code needs one. With `required`, portable code needs one too,
+    and it must be by a key that `trust` knows. Raises UntrustedError.
     """
 
     def __init__(self, trust: Trust, required: bool) -> None:
@@ -101,7 +101,7 @@ class _Head(NamedTuple):
 def import_archive(
     store: Store, source: Path | BinaryIO, *, trust: Trust, required: bool = False, progress: Progress | None = None
 ) -> Imported:
-    """Put everything in an archive into the store; what the store has of it already stays as it is.
+    """Put everything in an archive into the store; entries that the store already has are not changed.
 
     `required` asks for a trusted signature over every bundle and entry. `progress` counts bytes of the file. Raises
     ArtifactError for what is not an archive, intact to its last byte, UntrustedError for what is not signed as it

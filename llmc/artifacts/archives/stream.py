@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]
 
 RAW_PIECE = 64 << 10
 RATIO = 1000
-"""How many times its own size an archive may unpack to; nothing real comes near."""
+"""Limit of the unpacked size, as a multiple of the archive's size; real archives are far below it."""
 
 RATIO_FROM = 64 << 20
 """Unpacked bytes from which the ratio counts."""

@@ -13,7 +13,7 @@ LONGEST_LIST = 200
 
 
 def manifest_components(manifest: Manifest) -> dict[str, Value]:
-    """What decides how a bundle behaves, by dotted name; not how it came to be or was verified.
+    """The members that decide how a bundle behaves, by dotted name, without its provenance and verification.
 
     A long list (the buckets of a plan) is given by digest; an executable, named by phase and shape, by key.
     """

@@ -1,7 +1,7 @@
 """What counts as native code: the one place that says so.
 
-Judged is what an executor of llmc would load as code, never what a manifest or an entry says of itself; what is not
-known to be data counts as code.
+The question is what an executor of llmc would load as code. A manifest's or an entry's own words do not count.
+Everything that is not known to be data counts as code.
 
     a bundle is data   if its executor is one of DATA_EXECUTORS, none of its executables is native, and none of its
                        files is one of CODE_FILES: by its manifest alone, before a blob of it moves
@@ -65,7 +65,7 @@ _BEGINNINGS = (
 
 
 def code_in(head: bytes) -> str | None:
-    """What code a file is that begins with `head`, HEAD_BYTES of it, in words; None for data."""
+    """The sort of code, in words, that a file starting with `head` (HEAD_BYTES bytes) is; None for data."""
     found = next((what for beginning, what in _BEGINNINGS if head.startswith(beginning)), None)
     if found is None and head[:2] == b"MZ" and 0 < int.from_bytes(head[60:64], "little") < 1 << 16:
         return "a shared library (PE)"
@@ -73,7 +73,7 @@ def code_in(head: bytes) -> str | None:
 
 
 def code_among(files: Iterable[Path]) -> str | None:
-    """What code the first of the files is that is code; None where all are data. Raises OSError."""
+    """The sort of code of the first file that is code; None if all files are data. Raises OSError."""
     for path in files:
         with open_regular(path) as file:
             if (found := code_in(file.read(HEAD_BYTES))) is not None:

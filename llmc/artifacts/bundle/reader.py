@@ -155,9 +155,9 @@ class BundleFiles:
         return data
 
     def require_native(self, what: str) -> None:
-        """Raise ArtifactError unless the bundle counts as native (see native.py): `what` is about to be loaded as code.
+        """Raise ArtifactError unless the bundle counts as native (see native.py).
 
-        Where it came from elsewhere, nobody had to sign what counted as data.
+        Called before `what` is loaded as code: a bundle from elsewhere that counted as data needed no signature.
         """
         if code_of_bundle(self.manifest) is None:
             raise ArtifactError(

@@ -30,7 +30,7 @@ class Trust(Protocol):
 class Admission:
     """How something came in: by the id of the trusted key that signed it (`signer`), or without one.
 
-    What came in as data is examined again once its files are here, whose content nobody could see before.
+    A result taken as data is examined again when its files have arrived, because their content was not known before.
     """
 
     def __init__(self, trust: Trust, content: bytes, signature: bytes | None, *, native: bool, origin: str) -> None:

@@ -330,5 +330,6 @@ def _remove(path: Path) -> None:
     import shutil
 
     with suppress(OSError):
-        (path / FILE_NAME).unlink()  # first, so that what is half removed is never taken for a bundle
+        # the manifest goes first, so that a half-removed folder is never taken for a bundle
+        (path / FILE_NAME).unlink()
     shutil.rmtree(path, ignore_errors=True)

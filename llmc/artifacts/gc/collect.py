@@ -8,10 +8,10 @@ Each round decides afresh, behind the closed gate (publish_lock.py), and then fo
     4. leases and entries are read again                    what is named there by now is moved back
     5. what was moved is removed
 
-Whoever uses something notes its name first and looks whether it is there then, so that one of the two sees the
-other, with the gate or without; without it, something may be away for the moment between 3 and 4 (see lookup.py).
-A process killed at any point leaves a sound store: entries go before their blobs,
-and what lies in "tmp/" is swept by the next.
+A user of a file first notes its name in a lease, and then checks that the file is there. So either the user or the
+collection sees the other, with or without the gate. Without the gate, a file may be missing for the moment between 3
+and 4 (see lookup.py). A process killed at any point leaves a sound store: entries go before their blobs, and what lies
+in "tmp/" is swept by the next.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _needed(census: Inventory) -> set[str]:
 
 
 def _mend_times(census: Inventory, now: float, grace: float) -> None:
-    """Note what was last used in the future as used now, in its order, so that it will be of an age some day."""
+    """Change times of last use in the future to now, in their order, so that these items can grow old."""
     ahead = sorted((item.used, item.paths) for item in census.items.values() if item.used > now + grace)
     for place, (_, paths) in enumerate(ahead, 1):
         moment = int(now * 1e9) - (len(ahead) - place) * 1000

@@ -3,8 +3,8 @@
 1. Items last used more than `max_age` ago go.
 2. Blobs that no entry names go, but for those put there within `grace`: a build may be about to publish them.
 3. While there is more than `max_size`: first what is in quarantine, then the item used least recently.
-4. Of those, the newest first, an item whose removal freed nothing but its own small file stays after all, if that
-   fits: its blobs stay for others' sake, and keeping it saves building it again.
+4. Of the items chosen in 3, newest first: one whose removal frees only its own small file stays after all, if it fits.
+   Other items keep its blobs anyway, and keeping it saves a build.
 
 What is pinned or in use stays, and so does a bundle folder that was made or opened within OPENING_SECONDS: whoever had
 it made is about to open it. Sizes count every file once, however many names it has.

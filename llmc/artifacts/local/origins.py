@@ -7,11 +7,11 @@ What was made here is noted in the store, under keys of kinds that never come in
         K = "bundle"                  meta {"signers": [id, …]}: the outcome that the bundle records was made here, or
                                       was signed by these keys, or it was verified again here
 
-Nothing else counts as made here: not that the store has something, nor what a bundle or an entry says of itself. So
-whatever lost its note, and whatever came in by a way that nobody thought of, counts as unsigned.
+Nothing else counts as made here: it is not enough that the store has a result, or that a bundle or an entry says so. A
+result without its note counts as unsigned, however it came in.
 
-A manifest says what its compile took from elsewhere, so that this travels with the bundle. That is believed where it
-makes things worse only:
+A manifest says which outcomes its compile took from elsewhere, so copies of the bundle say it too. This can only lower
+the origin, never raise it:
 
     verification.elsewhere = {"outcomes": of how many, "unsigned": how many, "signers": [id, …]}
 """
@@ -59,7 +59,7 @@ def own_key(key: Key) -> Key:
 
 
 def joint(origins: Iterable[Origin]) -> Origin:
-    """The origin of what is made of several things: that of the worst of them."""
+    """The origin of a result that is made of several results: the worst of theirs."""
     found = list(origins)
     if UNSIGNED in found:
         return UNSIGNED

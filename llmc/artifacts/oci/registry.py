@@ -29,7 +29,7 @@ TIMEOUT = (10.0, 60.0)
 """Seconds for connecting, and for silence."""
 CONNECTIONS = 16
 RECEIVED = 128 << 10
-"""Bytes that are taken from a connection at once, and so may be lost when it breaks."""
+"""Bytes read from a connection at once; at most these are lost when it breaks."""
 LOGINS = 3
 """Requests that one may take: without a login, with one that expired or is for reading only, with a fresh one."""
 LONGEST_REASON = 64 << 10
@@ -177,7 +177,7 @@ class Registry:
         self._refuse(answer, reason)
 
     def _refuse(self, answer: Any, reason: str) -> NoReturn:
-        """Raise what a status stands for: what may pass as requests' error, to be tried again."""
+        """Raise the error for a status; a temporary failure raises requests' error, so that it is tried again."""
         status = answer.status_code
         if status in {_UNAUTHORIZED, _FORBIDDEN}:
             raise RemoteError(

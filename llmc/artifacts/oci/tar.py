@@ -8,9 +8,9 @@
 
     header    = the POSIX ustar header: uid, gid and mtime 0, no owner's names, no link
 
-The reader makes the archive it expects and compares: a link, a device, "..", a name that occurs twice, a sparse file
-or any other way of saying something else is a byte that differs. The format: POSIX.1-2017, `pax`, "ustar Interchange
-Format" and "pax Extended Header".
+The reader builds the archive that it expects and compares. A link, a device, "..", a repeated name, a sparse file or
+any other deviation is a byte that differs. The format: POSIX.1-2017, `pax`, "ustar Interchange Format" and "pax
+Extended Header".
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The contract of a remote: objects by name in a place that may be far, slow, wrong, or gone.
 
-Names are the store's own layout below its root ("v1/blobs/sha256/ab/…", "v1/entries/<kind>/<hex>.json"), so that
-the folder of a `file:` remote is a store, and a store can be a remote. Nothing that is read is believed: callers
-verify it.
+Names are those of the store's layout below its root ("v1/blobs/sha256/ab/…", "v1/entries/<kind>/<hex>.json"). So the
+folder of a `file:` remote is a store, and a store can be a remote. A remote checks no content: callers verify it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LAYOUT = Layout("/")
 
 
 class StoppedError(Exception):
-    """Raised in a transfer that is to end because another one has: never a reason by itself."""
+    """Raised in a transfer that has to stop because another one failed; never the cause by itself."""
 
 
 class RemoteError(ArtifactError):

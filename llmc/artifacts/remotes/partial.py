@@ -1,9 +1,9 @@
-"""Downloads that go on where they were cut off, by whichever process.
+"""Downloads that continue where an earlier attempt, of any process, stopped.
 
     <store>/v1/tmp/partial-<64 hex>    the first bytes of a blob that is being fetched; held by flock meanwhile
 
-Only a blob whose digest is right leaves that name. Where flock cannot be had, or keeps nobody out, a download has a
-file of its own and begins anew.
+The file is renamed only when the digest is right. Where flock is missing or keeps nobody out, each download has its own
+file and starts from the beginning.
 """
 
 from __future__ import annotations

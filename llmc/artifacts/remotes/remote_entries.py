@@ -1,4 +1,4 @@
-"""What a remote offers, and whether it may come in: entries are read, checked and judged before their blobs move."""
+"""A remote's entries, and whether they may come in: read, checked and judged before their blobs move."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ def read_blob(remote: Remote, blob: Blob, limit: int) -> bytes:
 
 
 def keeps(there: Entry | None, coming: Entry) -> bool:
-    """Whether what a place has for a key stays although another entry for it comes.
+    """Whether the entry that a place has for a key stays when another one comes.
 
-    It does when both name the same outputs, or only what is there is signed; a signature that comes replaces.
+    It stays if both name the same outputs, or if only the present entry is signed. A signed entry that comes replaces
+    it.
     """
     if there is None:
         return False

@@ -1,4 +1,4 @@
-"""Trying again: which failures may pass, how often something is tried, and how long is waited between.
+"""Retries: which failures may be temporary, the number of tries, and the pauses between them.
 
 The one place for this: protocols' own repetitions are turned off or kept to single pieces of an object.
 """

@@ -3,7 +3,7 @@
     <folder>/<name>.pub      one public key a file (see keys.py); anything else in the folder is passed over
 
 A name is 1 to 64 letters, digits, ".", "_" or "-", and begins with a letter or digit. Removing a file is how trust
-ends. What any user of the machine could write is not believed.
+ends. Files that any user of the machine could write are refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrustedKey(NamedTuple):
 
 
 class TrustedKeys:
-    """The trusted keys of one folder, which need not exist. Read anew each time, so that a removed key is gone."""
+    """The trusted keys of one folder, which need not exist. Read at each call, so a removed key is gone at once."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -1,4 +1,4 @@
-"""Looking after a store: verify everything, count everything, and how much of what an entry names is its own."""
+"""Checks of a whole store: verify everything, count everything, and the bytes that only one entry uses."""
 
 from __future__ import annotations
 

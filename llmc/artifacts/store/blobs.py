@@ -276,7 +276,7 @@ class Blobs:
         return None
 
     def _unreadable(self, path: Path, error: OSError) -> str:
-        """What to say of a file that is not there, or may be sound for all that is known: it stays where it is."""
+        """The message for a file that is missing or could not be checked; such a file stays where it is."""
         if error.errno in _ABSENT:
             return _GONE
         self.unreadable += 1

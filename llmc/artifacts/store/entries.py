@@ -116,9 +116,9 @@ class Entries:
     def nearest(self, key: Key) -> tuple[Entry, list[Difference]] | None:
         """The entry of the same kind with the fewest differing components.
 
-        Of equally near ones, one of the same shape or bucket, since what it was made from is then the reason; and of
-        those the one used last. Only the 256 used last are candidates, of 4096 that are looked at, so that a miss
-        stays cheap in a big store.
+        Of equally near entries, one of the same shape or bucket wins, because then only its inputs differ; of these,
+        the one used last. Only the 256 used last are candidates, of 4096 that are looked at, so that a miss stays cheap
+        in a big store.
         """
         found = [(entry, key.explain(entry.key)) for entry in self._candidates(key.kind) if entry.key != key]
         return min(

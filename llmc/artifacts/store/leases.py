@@ -5,8 +5,8 @@
     name    = "entries/" kind "/" 64 hex | "blobs/" 64 hex | "bundles/" 16 to 64 hex
 
 A lease counts while its lock is held. Where that cannot be known (no locks, or a lease of another machine whose locks
-may not reach here) it counts for LEASE_SECONDS after it was last written. A name is noted before one looks whether
-the thing is there: who removes things looks for names after having moved them away (see collect.py).
+may not reach here) it counts for LEASE_SECONDS after it was last written. A process notes a name before it checks that
+the file is there. A collection reads the names after it has moved files away (see collect.py).
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Lease:
             return bool(fresh) or lost
 
     def claim(self, names: Iterable[str], there: Callable[[], bool]) -> bool:
-        """Note that things are in use, and whether they are there then: until this lease ends they stay there.
+        """Note that things are in use; returns whether they are there. If so, they stay until this lease ends.
 
-        Where nothing can be noted (a store that is only read) it is there now, and no more is known.
+        Where nothing can be noted (a read-only store), the answer holds only for now.
         """
         wanted = list(names)
         if self._keeps(wanted):

@@ -1,4 +1,4 @@
-"""Locks between processes, that die with their holder. They save work; nothing depends on them."""
+"""Locks between processes that end with their holder. They prevent duplicate work; results are right without them."""
 
 from __future__ import annotations
 

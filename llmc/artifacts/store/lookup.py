@@ -54,8 +54,8 @@ def lost_output(outputs: Mapping[str, Blob], areas: Sequence[Area], verify: bool
 def find_entry(areas: Sequence[Area], key: Key, verify: bool) -> Entry | None:
     """The entry of a key from the first area that has it with all of its blobs, noted as used.
 
-    One whose blobs are not all there is put aside, unless it was collected, or published again, meanwhile, or a blob
-    could not be read: that may pass.
+    An entry with a missing blob goes into quarantine, unless it was collected or published again meanwhile. It also
+    stays if a blob could not be read, because that may be temporary.
     """
     for area in areas:
         if key.is_local and area.layout.read_only:

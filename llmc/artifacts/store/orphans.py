@@ -1,4 +1,4 @@
-"""What nobody will look for again: remains of processes that died, and locks of keys that are not there."""
+"""Files that no process will use again: remains of dead processes, and locks of keys without an entry."""
 
 from __future__ import annotations
 

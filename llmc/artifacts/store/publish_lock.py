@@ -1,11 +1,11 @@
 """The gate between those who publish and the one who collects.
 
-    publishing, or finding something to use     shared: look that it is all there, and say so (entry, lease)
+    publishing, or finding something to use     shared: check that all files are there, and note it (entry, lease)
     collecting                                  exclusive: see who uses what, and remove the rest
 
-So what was found there is there when it has been said that it is used. Nothing hangs on the gate: whoever cannot
-have it (read-only, no flock, a holder that was stopped for more than GATE_SECONDS) goes on without, and the order
-of steps in collect.py is right all the same, at the price that something may have to be built again.
+So a file that was found is still there when its use has been noted. Correctness does not depend on the gate: a process
+that cannot have it (read-only, no flock, a holder that was stopped for more than GATE_SECONDS) continues without it.
+The order of steps in collect.py is still right then, but something may have to be built again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where results go that a store has no room for."""
+"""The place for results that a store has no room for."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The store: blobs by digest, and entries that say which blobs a key was built into. See layout.py for the
 files.
 
-Any number of processes and threads may use one root at once. Whatever is damaged counts as a miss, is put
-into quarantine, and is built again; whatever cannot be written is done without.
+Any number of processes and threads may use one root at once. A damaged file counts as a miss, goes into quarantine, and
+is built again. A result that cannot be written is used uncached.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 frame = u32 length, little endian; JSON text of that length
 
-Whoever sends a frame waits for the answer: of what comes behind one, only that the other end has gone is of interest.
+The sender of a frame waits for the answer. So after a frame, the only news that matters is the end of the stream.
 """
 
 from __future__ import annotations

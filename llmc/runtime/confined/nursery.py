@@ -1,9 +1,10 @@
 """The process that children are forked from: it has imported and read what every job needs, so that a child begins in a
 millisecond and shares the memory.
 
-A request for a child is one byte on `control` with the child's end of a socket. The nursery keeps a copy of it: when
-the other end is closed the child is killed; when a child ends by a signal, that is told on it. The end of `control` is
-the end of the process that asked: the nursery kills its children and ends. Where it is killed, the kernel kills them.
+The nursery is this parent process. A request for a child is one byte on `control` with the child's end of a socket. The
+nursery keeps a copy of this end. It kills the child when the other end is closed, and sends a message on the socket
+when a signal ended the child. When `control` is closed, the process that asked has ended: the nursery kills its
+children and ends. If the nursery is killed, the kernel kills the children.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from llmc.runtime.confined import frames
 from llmc.runtime.heap import settle, share_heap, trim
 
 WORN_BYTES = 8 << 20
-"""A child that has grown by more than this does no further job, of what it could not give back after the last one."""
+"""A child does no further job if it still holds more than this in bytes, after giving back what it can."""
 GROWN_BYTES = 1 << 20
-"""A child that a job let grow by more than this gives back what it can."""
+"""A child whose job took more than this in bytes gives memory back after the job."""
 _PR_SET_PDEATHSIG = 1
 _STOPPING = tuple(getattr(signal, name) for name in ("SIGPROF", "SIGABRT", "SIGBUS", "SIGSEGV", "SIGTERM", "SIGXCPU"))
-"""What stops a child that goes beyond its limits. Libraries of the process that asked may ignore or block it, as libtpu
-does SIGPROF, and children inherit that."""
+"""The signal that stops a child beyond its limits. Libraries of the process that asked may ignore or block signals, as
+libtpu does with SIGPROF, and children inherit this."""
 
 Work = Callable[[Any], Any]
 """Does one job: JSON to JSON. InputError says why it cannot be done."""
@@ -112,7 +113,7 @@ class _Nursery:
             if pid == 0:
                 self._become_child(connection, lasts)
             self._children[fd] = _Child(pid, connection, lasts)
-            self._poll.register(fd, 0)  # of its end one hears in any case
+            self._poll.register(fd, 0)  # its end is noticed in any case
         return True
 
     def _reap(self) -> None:
@@ -153,8 +154,8 @@ class _Nursery:
 
 
 def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], lasts: bool) -> None:
-    """Do jobs until nobody asks for more, or, where another child `lasts`, for a while; in a thread whose stack is the
-    bound on theirs."""
+    """Do jobs until nobody asks for more, or only for a while if another child `lasts`. Runs in a thread whose stack
+    size is the limit of the jobs."""
     with contextlib.suppress(OSError, ValueError):
         os.nice(config["niceness"])
     with contextlib.suppress(OSError, ValueError):
@@ -196,14 +197,14 @@ def _tell(connection: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Only Linux can; elsewhere a child ends with its socket, after its job."""
+    """Works on Linux only; elsewhere a child ends when its socket is closed, after its job."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class _Memory:
-    """This process's; of systems that do not tell it, what it took at most, and no bound."""
+    """Of this process. Systems that do not tell it give the peak instead, and have no limit."""
 
     def __init__(self) -> None:
         self._page = resource.getpagesize()

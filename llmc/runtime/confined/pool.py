@@ -133,7 +133,7 @@ class Pool:
         return _finished(self._done(job, _blocking))
 
     async def arun(self, job: Any, then: Callable[[Job], Awaitable[T]]) -> T:
-        """As `run`, on an event loop; gives what `then` makes of it, and keeps the job's place until it has."""
+        """As `run`, on an event loop; returns the result of `then` and keeps the job's place until `then` has ended."""
         async with _Place(self):
             return await then(await self._done(job, _on_loop))
 
@@ -143,7 +143,7 @@ class Pool:
         return self._told(answer)
 
     async def _attempt(self, request: bytes, exchange: _Exchange, fresh: bool = False) -> dict[str, Any] | None:
-        """The answer; None where the nursery or an idle child ended meanwhile, which does not happen to a fresh one."""
+        """The answer; None if the nursery or an idle child ended meanwhile. This does not happen to a new child."""
         child, answer = self._take(fresh), None
         try:
             answer = await exchange(child.connection, request, self.limits.patience_s)

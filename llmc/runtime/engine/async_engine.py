@@ -182,7 +182,7 @@ class AsyncEngine:
         return self._error
 
     def death(self) -> EngineDeadError:
-        """The error that callers get once the engine is dead; what happened stands in the log, not in it."""
+        """The error that callers get once the engine is dead; the cause is in the log, not in the error."""
         kind = type(self._error).__name__
         return EngineDeadError(f"the engine stopped on an error ({kind}); see the server's log, and start it again")
 
@@ -205,7 +205,7 @@ class AsyncEngine:
             await asyncio.sleep(min(0.02, max(0.0, end - loop.time())))
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Stop the thread after the step it runs, which `timeout_s` bounds the wait for; whether it has stopped."""
+        """Stop the thread after its current step, waiting `timeout_s` at most; returns whether it has stopped."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -255,7 +255,7 @@ class AsyncEngine:
                 continue
             stream, choices = entry
             if not self.generator.runs(request_id):
-                with self._wake:  # before the news: who hears of the end may ask for the place at once
+                with self._wake:  # before the update is sent: a caller that sees the end may ask for the place at once
                     del self._streams[request_id]
                     self._in_flight -= choices
                 stream.end()

@@ -32,7 +32,7 @@ RAGGED_PREFILL_BUDGET = 512
 prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile between tokens)."""
 
 OnCompilation = Literal["ignore", "warn", "refuse"]
-"""What to do where a step compiled what the bundle did not bring; "refuse" raises DeviceError."""
+"""The reaction to a step that compiled a graph missing from the bundle; "refuse" raises DeviceError."""
 
 _ASKED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle for this host and its toolchain"
 _log = logging.getLogger("llmc")
@@ -192,8 +192,8 @@ class Engine:
     def step(self) -> Outcome | None:
         """Run one step; None when there is nothing to do.
 
-        A sequence whose logits are no numbers, or whose constraint fails, ends alone, with the reason "error", and
-        nothing that it cached is used again. Raises whatever the executor raises; every sequence is forgotten then,
+        A sequence whose logits are NaN, or whose constraint fails, ends with the reason "error", and nothing that it
+        cached is used again; other sequences continue. Raises the executor's errors; then every sequence is forgotten,
         and the engine can be used again.
         """
         started = time.perf_counter()
@@ -296,7 +296,7 @@ class Engine:
     def _executable(self, step: Step) -> str:
         key: Any = (step.phase, step.batch, step.query, step.context)
         if self.executor.exact:
-            # one for any shape, or some for numbers of tokens that are met often
+            # one for any shape, or some for frequent numbers of tokens
             key = step.live_tokens if self.executor.ragged else None
         name = self._names.get(key)
         if name is None:

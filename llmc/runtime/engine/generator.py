@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from llmc.runtime.text.tokenizer import Tokenizer
 
 LONG_WORK = 2000
-"""Of `work_of`: from here a request is prepared in a thread, where an event loop goes on meanwhile."""
+"""A value of `work_of`: from this much work on, a request is prepared in a thread, so that the event loop continues."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _Running:
 
     @property
     def selects(self) -> bool:
-        """Whether the best of more choices than wanted are to be found, which takes all of them to the end."""
+        """Whether more choices are made than returned; then all have to end before the best are known."""
         return len(self.choices) > self.request.params.n
 
 
@@ -282,7 +282,7 @@ class Generator:
             self.observer.finished(_summary(running))
 
     def _told(self, running: _Running, updates: list[Update]) -> list[Update]:
-        """The updates as they are, or, where the best are looked for, nothing until all choices are over."""
+        """The updates; with best_of, none until all choices are over."""
         if not running.selects:
             return updates
         running.held += updates

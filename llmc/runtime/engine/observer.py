@@ -1,4 +1,4 @@
-"""What the engine tells to whoever watches: metrics, traces, recordings, the dashboard. One direction, no return."""
+"""The engine's reports to observers: metrics, traces, recordings, the dashboard. Observers return nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract between the engine and whatever replays executables."""
+"""The contract between the engine and executors, which replay executables."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ class Executor(ABC):
     over slots 0 … n − 1, so an engine keeps live sequences in the first slots (`copy_prefix` moves one down). There may
     be more slots than any bucket has rows.
 
-    Every slot keeps its tokens until a live row, a copy or an import writes over them: dummy rows and whatever layout
-    a step asks for never harm a slot, also where it holds more tokens than the step's context. A step may start below
-    what its slot holds; the slot then ends where the step ends.
+    Every slot keeps its tokens until a live row, a copy or an import overwrites them. Neither dummy rows nor the layout
+    of a step ever change a slot, even if it holds more tokens than the step's context. A step may start below what its
+    slot holds; the slot then ends where the step ends.
     """
 
     name: ClassVar[str]
     opens: ClassVar[Mapping[str, Content]]
-    """Everything that it opens of a bundle, by the file's name (EXECUTABLES for all of those), and whether it loads it
-    as code: before that it asks `BundleFiles.require_native`. artifacts/bundle/native.py judges bundles by the same."""
+    """Every file of a bundle that the executor opens, by name (EXECUTABLES: all executables), and whether it loads the
+    file as code. Before it loads code, it calls `BundleFiles.require_native`. artifacts/bundle/native.py uses the same
+    facts to judge bundles."""
 
     prompt_chunk: ClassVar[int | None] = None
     """Tokens of a prompt step that run fastest where any shape runs; None: the more the better."""
     opens_in_thread: ClassVar[bool] = False
-    """Whether a thread may open it that will not run it, and is native code meanwhile that leaves the interpreter free:
-    a start then does something else beside."""
+    """Whether another thread than the one that runs it may open it, mostly in native code that releases the
+    interpreter. Then a start can do other work meanwhile."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self.bundle = bundle
@@ -52,7 +53,7 @@ class Executor(ABC):
         self.capacity = capacity
         self.threads = threads
         self.compilations = CompilationCounter()
-        """What the engine compiled, as it reports it; an executor tells it of all that it opens."""
+        """Counts what the engine reports as compiled; an executor tells it about everything that it opens."""
         self._logits: NDArray[np.float32] | None = None
         self._ends: NDArray[np.int64] | None = None
 
@@ -90,7 +91,7 @@ class Executor(ABC):
 
     @property
     def in_place_of(self) -> str:
-        """The device that the bundle was compiled for, where that is not here and the CPU runs it; else ""."""
+        """The bundle's device, if this host lacks it and the CPU runs the bundle instead; else ""."""
         return ""
 
     @cached_property

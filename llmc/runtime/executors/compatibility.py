@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def require_version(bundle: Bundle, package: str, here: str, called: str) -> None:
-    """Raise ArtifactError for a bundle that was not made with version `here` of `package`, which people call so."""
+    """Raise ArtifactError for a bundle that was not made with version `here` of `package` (its name in the message)."""
     made_with = bundle.manifest.toolchain.get(package)
     if made_with != here:
         raise ArtifactError(

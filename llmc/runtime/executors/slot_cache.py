@@ -2,9 +2,9 @@
 
 A decode graph with static shapes takes the first rows of a cache that is exactly as long as its bucket says, and writes
 in every row, dummy rows too. So the tokens of all slots live in a `home` of full length, and a slot is laid out once
-more, in the decode cache, while it takes part in decode. Both ways are lazy: what decode added goes home when another
-layout, a dummy row, a copy, an export or a prompt step needs that, and comes back when the slot decodes again. Steps
-over the same slots in the same bucket copy nothing.
+more, in the decode cache, while it takes part in decode. Both copies are lazy. Tokens that decode added are copied to
+the home when another layout, a dummy row, a copy, an export or a prompt step needs it. They are copied back when the
+slot decodes again. Steps over the same slots in the same bucket copy nothing.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def sample(logits: Logits, samplers: Sequence[SequenceSampler]) -> Samples:
     argmax. Rows are independent: a row's token is bitwise the same in any batch, and what fails in one, such as logits
     that are no numbers, is that row's failure alone.
     """
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # beyond float32 is as good as never
+    # a value beyond float32 counts as minus infinity
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if all(sampler.plain for sampler in samplers):
             ids = _greedy(logits, samplers)
         else:
@@ -74,7 +75,7 @@ def sample_top(top: TopLogits, samplers: Sequence[SequenceSampler], full: Callab
 
 
 def finite(logits: Logits, sampler: SequenceSampler) -> bool:
-    """Whether the largest of a row's logits is finite, and none is NaN; if not, its sequence fails."""
+    """Whether a row's largest logit is finite and no logit is NaN; if not, its sequence fails."""
     try:
         check_largest(float(logits.max()))
     except VerificationError as error:

@@ -54,7 +54,7 @@ def number(least: float, most: float = math.inf, open_below: bool = False) -> Ch
 
 
 def boolean(name: str, value: Any) -> bool:
-    """True or False, and nothing that merely counts as one."""
+    """True or False, and no other value such as 0 or 1."""
     if not isinstance(value, bool):
         raise InputError(f"{name} must be true or false, not {value!r:.80}")
     return value

@@ -25,8 +25,8 @@ _BINS = 8192
 class Row:
     """Values [V] that can be searched from the top without sorting them.
 
-    Value i belongs to group i mod width, of about `groups` values each; what lies over a bound is found by looking
-    into the groups whose maxima do, which for a high bound are few.
+    Value i belongs to group i mod width, of about `groups` values each. Values over a bound are searched only in groups
+    whose maximum is over it; for a high bound these are few.
     """
 
     def __init__(self, values: Logits, groups: int = _GROUPS) -> None:

@@ -38,7 +38,7 @@ MAX_GRAMMAR_BYTES = 16 << 20
 MAX_REFUSALS = 256
 """Grammars to remember as refused, so that they are not tried again."""
 STACK_MARGIN = 2
-"""The stack that a grammar is built on here, as a multiple of what held in the trial."""
+"""The stack size for building a grammar here, as a multiple of the stack that was enough in the trial."""
 MASK_CREDIT_S = 1.0
 MASK_PER_TOKEN_S = 0.005
 """Processor time of one text's masks: this much for each token, and a credit beyond. Usual ones take 0.0002 s."""
@@ -267,7 +267,7 @@ class GrammarConstraint(Constraint):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Keep a panic of native code, which is no Exception; let pass what is none of its."""
+        """Store a panic of native code, which is not an Exception; pass on everything else."""
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise error
         self._failure = grammars.first_line(str(error)) or type(error).__name__

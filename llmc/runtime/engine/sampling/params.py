@@ -127,7 +127,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **values: Any) -> SamplingParams:
-        """Parameters of which None means the default (but max_tokens=None: no bound), as a request has them.
+        """Parameters from a request, where None means the default (except max_tokens=None: no bound).
 
         Raises UnknownNameError for a name that no parameter has.
         """
@@ -170,7 +170,7 @@ class SamplingParams:
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that were seen are treated differently."""
+        """Whether a penalty depends on the tokens seen so far."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property

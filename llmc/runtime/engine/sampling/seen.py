@@ -11,7 +11,7 @@ from llmc.runtime.engine.sampling.filters import Ids, Logits
 from llmc.runtime.engine.sampling.params import SamplingParams
 
 _FACTOR = 1e30
-"""The strongest repetition penalty that is told from a stronger one; with it, logits stay within float32."""
+"""Stronger repetition penalties count as this one, so that logits stay within float32."""
 
 
 class SeenTokens:

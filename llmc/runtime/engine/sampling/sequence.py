@@ -41,7 +41,7 @@ class SequenceSampler:
         self.failure: str | None = None
         """Why the sequence cannot go on: logits that are no numbers, or a constraint that failed."""
         self.unsound = False
-        """Whether it is for its logits, so that what it cached must not be used either."""
+        """Whether the logits are the reason; then the sequence's cached tokens must not be used either."""
         bias, allowed, stops = params.logit_bias or {}, params.allowed_token_ids, params.stop_token_ids or ()
         for ids in (bias, stops, allowed or (), prompt_ids, end_ids, *bad_words):
             if len(ids) and not 0 <= min(ids) <= max(ids) < vocab_size:
@@ -126,7 +126,7 @@ class SequenceSampler:
     def choose(self, row: Logits, uniform: float) -> int:
         """The next id by logits [V], only read. Raises VerificationError where the largest is not finite."""
         if self._adjusts or self._holds_end:
-            check_largest(float(row.max()))  # masks could hide what is no number
+            check_largest(float(row.max()))  # masks could hide a NaN
             row = self._adjusted(row)
         if self._random is not None:
             return self._draw(row, uniform)

@@ -68,9 +68,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Make the first `length` cached tokens of slot `source` all that slot `target` holds.
+    """Copy the first `length` cached tokens of slot `source` to slot `target`, which then holds nothing else.
 
-    Where slots share a pool of tokens, the two may be the same slot, which is cut so, and with 0 emptied.
+    Where slots share a pool of tokens, the two may be the same slot, which is then cut to `length` tokens.
     """
 
     source: int
@@ -140,8 +140,8 @@ class StepScheduler(ABC):
 
     @abstractmethod
     def fail(self, sequence: int) -> None:
-        """As `cancel`, for a sequence whose cache may hold what is no number: nothing of it is retained, nor what was
-        retained before that it may come from."""
+        """As `cancel`, for a sequence whose cache may hold NaN. Its tokens are not retained, and retained tokens that
+        it may have copied are dropped."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -86,7 +86,7 @@ class LiveSequences(StepScheduler, Generic[S]):
             self._leave(known)
 
     def fail(self, sequence: int) -> None:
-        """Forget a sequence and all that begins as it does; see StepScheduler."""
+        """Forget a sequence and all cached tokens with the same beginning; see StepScheduler."""
         known = self._known.get(sequence)
         if known is None:
             return

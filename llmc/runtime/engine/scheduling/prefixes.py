@@ -31,7 +31,7 @@ def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> in
     """How many of the first `limit` tokens are equal; both have at least `limit`. A few microseconds."""
     if limit < 1 or held[0] != prompt[0]:
         return 0
-    # a view of an array forbids to extend the array while it lives: none may leave this function
+    # an array cannot be extended while a view of it lives, so no view may leave this function
     different: NDArray[np.bool_] = prompt[:limit] != np.frombuffer(held, np.int64, limit)
     first = int(different.argmax())
     return first if different[first] else limit

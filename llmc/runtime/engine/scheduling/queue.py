@@ -11,8 +11,8 @@ _Entry = tuple[int, int, ScheduledSequence]
 
 
 class WaitingQueue:
-    """A heap by rank, then arrival: arrival number + overtake · priority, so that who comes later by more than
-    overtake · (difference of priorities) arrivals never goes first, and nobody starves.
+    """A heap by rank, then arrival. The rank is arrival number + overtake · priority. So a sequence that comes later by
+    more than overtake · (difference of priorities) arrivals never goes first, and no sequence starves.
 
     Sequences of a blocked group step aside, without holding up those behind them, until `release`.
     """

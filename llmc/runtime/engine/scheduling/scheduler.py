@@ -117,7 +117,7 @@ class Scheduler(LiveSequences[SlotTable]):
         return Prefix(slot, usable, kept is not None and kept.length == length) if usable >= least else None
 
     def _shared(self, sequence: ScheduledSequence) -> bool:
-        """Whether as much of the prompt was in the cache as can be, so that others of its group need not wait."""
+        """Whether the cache already held all of the prompt that can be reused, so others of its group need not wait."""
         length = sequence.prompt_length
         return sequence.cached >= self._prefill.start(length, length - 1, bool(self._decoding))
 

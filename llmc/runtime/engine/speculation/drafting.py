@@ -1,11 +1,11 @@
-"""How far ahead one sequence looks, by how its drafts did.
+"""The length of a sequence's drafts, by the success of its earlier drafts.
 
-A draft that fails costs a step that is longer than it had to be, so that where guesses seldom hold few are made:
+A failed draft makes its step longer than necessary. So drafts get shorter where they are seldom accepted:
 
-- as many tokens as are allowed at first, and twice as many as before, up to that, after a draft that held whole;
-- half as many after a draft of which nothing held; a draft of one token that failed is followed by a pause of 2 tokens,
-  the next one by 4, up to LONGEST_PAUSE, in which nothing is drafted. Any token that holds ends the row of pauses;
-- as many as before after a draft of which some held.
+- at first as many tokens as are allowed; after a draft that was accepted whole, twice as many as before, up to that;
+- half as many after a draft without an accepted token. After a failed draft of one token, nothing is drafted for 2
+  tokens, after the next one for 4, up to LONGEST_PAUSE. Any accepted token resets the pause;
+- as many as before after a draft that was accepted in part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmc.runtime.engine.speculation.config import SpeculativeConfig
 from llmc.runtime.engine.speculation.ngrams import NgramIndex
 
 LONGEST_PAUSE = 32
-"""Tokens; what is guessed wrong all the time costs one longer step in 33 then."""
+"""Tokens; if every draft fails, one step in 33 is longer."""
 
 
 class SequenceDrafter:

@@ -2,7 +2,7 @@
 
 Of the earlier occurrences the longest match wins, and of equally long ones the latest, which the index finds first
 (vLLM's proposer takes the earliest; over answers of SmolLM2-135M to 16 prompts the two needed equally many steps within
-2%). What is copied may run into its own end, as in LZ77: of "a b a b a" the guess is "b a b a …", at any distance.
+2%). A draft may continue into its own copy, as in LZ77: for "a b a b a" the draft is "b a b a …", at any distance.
 """
 
 from __future__ import annotations

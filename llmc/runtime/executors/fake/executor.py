@@ -1,12 +1,12 @@
 """numpy as a device: replays what the fake target compiles, and holds the engine to the contract of an executor.
 
 The model and the format of an executable are in llmc/compiler/targets/fake.py, its arithmetic in fake/program.py. A
-specialised executable computes at its full static shape, padding and unused cache included, and masks what no live
-token owns, as compiled graphs do; so a mask that is wrong, a wrong slot or a wrong past changes results here too.
-Whatever a real device would silently get wrong is refused: another shape than the compiled one, a past that the slot
-does not hold, tokens beyond the cache.
+specialised executable computes at its full static shape, including padding and unused cache, and masks values without a
+live token, as compiled graphs do. So a wrong mask, slot or past changes results here too. Errors that a real device
+would not notice are refused: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the
+cache.
 
-What is behind the device's name chooses among the ways in which real devices take steps:
+The suffix of the device's name selects how steps are taken, as real devices differ in this:
 
     fake             buckets when specialised, else one sequence's prompt or a token of each of the first slots
     fake:ragged      rows of any lengths in any slots

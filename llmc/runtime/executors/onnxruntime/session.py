@@ -1,8 +1,8 @@
 """Opening ONNX Runtime sessions: options, and the one thread pool and arena that all sessions of a process share.
 
-With pools of their own, sessions that are open together keep a spinning thread and an arena each; one shared pool was
-measured as fast with one session, and twice as fast where something else keeps a core busy (benchmarks/RESULTS.md).
-ONNX Runtime takes that decision for the whole process and for good.
+With its own pool, each open session keeps a spinning thread and an arena. One shared pool was measured to be as fast
+with one session, and twice as fast if another program keeps a core busy (benchmarks/RESULTS.md). ONNX Runtime fixes
+this choice for the whole process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The openvino package without its model converter, which serving never needs.
 
 Importing openvino imports openvino.tools.ovc where that can be imported: 140 modules (numpy.ma, urllib, ssl, http), two
-thirds of the time. The package does without it where it cannot, so it is told that it cannot, for as long as openvino
-is being imported. `openvino.convert_model` is there all the same, and imports the converter when it is called. An
-openvino that is imported already, or not installed, is left alone.
+thirds of the time. The package works without the converter if it cannot be imported. So the import of the converter is
+made to fail while openvino is imported. `openvino.convert_model` still exists, and imports the converter when it is
+called. An openvino that is imported already, or not installed, is left alone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _CONVERTER = "openvino.tools.ovc"
 
 
 def import_light() -> None:
-    """Import openvino so, unless it has been."""
+    """Import openvino without its converter, unless it is imported already."""
     silence_converter()
     if "openvino" in sys.modules or _CONVERTER in sys.modules:
         return
     hidden: dict[str, Any] = sys.modules  # None for a module means: cannot be imported
     hidden[_CONVERTER] = None
     try:
-        with suppress(ImportError):  # for those to tell who need it
+        with suppress(ImportError):  # the code that needs openvino reports the error
             import openvino
 
             if not hasattr(openvino, "convert_model"):

@@ -1,4 +1,4 @@
-"""What JAX says that it compiles, told to the executor in whose call it happens.
+"""Compilations that JAX reports, passed to the executor in whose call they happen.
 
 JAX reports every compilation of its backend to listeners of the process (`jax.monitoring`), in the thread that asked
 for it. Loading an executable is none.
@@ -21,7 +21,7 @@ _here = threading.local()
 
 @contextmanager
 def told(tell: Callable[[str], None] | None) -> Iterator[None]:
-    """`tell` hears of each compilation of JAX in this thread until the end; None: nobody does."""
+    """`tell` is called for each compilation of JAX in this thread until the block ends; None: no calls."""
     before = getattr(_here, "tell", None)
     _here.tell = tell
     try:
@@ -31,7 +31,7 @@ def told(tell: Callable[[str], None] | None) -> Iterator[None]:
 
 
 def listen() -> None:
-    """Hear of JAX's compilations, from now on."""
+    """Listen to JAX's compilations from now on."""
     global _listens  # noqa: PLW0603 - JAX keeps listeners for the whole process
     from jax import monitoring
 

@@ -39,7 +39,7 @@ class LoadedProgram:
         else:
             compilations.record(name)
             logger().info("%s: compiled here from its portable program", name)
-            with told(None):  # that is one compilation, whatever it makes of it
+            with told(None):  # one compilation, whatever its result
                 made = compile_exported(envelope.section("export"), self.header, devices, source)
             self._run = made.runtime_executable()
 
