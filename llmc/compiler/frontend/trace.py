@@ -133,7 +133,9 @@ def trace_weightless(
         args = (*_example(shape, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
     d = Dim.DYNAMIC
     dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * len(args[3]), dict.fromkeys(weights))
-    exported = _export(WeightlessStep(Step(model, dialect, top_k)), args, dims, config)
+    # of results that it looks up torch computes the symbolic sizes again: attention's many took a fifth longer with it
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        exported = _export(WeightlessStep(Step(model, dialect, top_k)), args, dims, config)
     return WeightlessProgram(exported, parameters, buffers)
 
 
