@@ -9,8 +9,8 @@ File format, JSON in UTF-8:
                     [, "memory_bytes": integer]            that the compiled graph holds
                     [, "samples": integer] }               steps that "seconds" is of
 
-Other fields beside "device" ("toolchain", "host" …) are kept as they are; "unmeasured", an array of buckets as text,
-says what an interrupt left out. No bucket is measured twice.
+Other fields beside "device" ("toolchain", "host" …) are kept unchanged. "unmeasured", an array of buckets as text,
+lists the buckets that an interrupted run did not measure. No bucket is measured twice.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ class Bench:
         return self._surfaces[phase](shapes.reshape(-1, 3)).reshape(shapes.shape[:-1])
 
     def rising(self) -> Bench:
-        """The bench with every measurement raised to the most that a smaller bucket of its phase took.
+        """The bench with every measurement raised to the largest time of any smaller bucket of its phase.
 
-        Noise can measure a larger bucket faster. Of the result, `seconds` never falls as a shape grows (up to
-        rounding), which a search for least cost relies on; it is this bench where nothing had to be raised.
+        Noise can make a larger bucket look faster. In the result, `seconds` never falls as a shape grows (up to
+        rounding); a search for least cost relies on this. If nothing had to be raised, the result is this bench.
         """
         raised: list[Measurement] = []
         for phase in PHASES:

@@ -1,4 +1,4 @@
-"""The affine model of a step's seconds, fitted to measurements: what is known about shapes that nobody measured.
+"""The affine model of a step's seconds, fitted to measurements; it estimates shapes that were not measured.
 
 A transformer step costs a fixed time for reading weights and launching, time for every new token (linear layers), for
 every key that a new token attends to, and for every token of the cache that is read:

@@ -1,4 +1,4 @@
-"""Seconds of any shape from the seconds of some: exact where measured, interpolated between, extrapolated outside.
+"""Seconds of any shape from some measured shapes: exact where measured, interpolated between, extrapolated outside.
 
 Guarantees, up to rounding, for any set of measurements:
 

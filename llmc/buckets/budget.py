@@ -1,4 +1,4 @@
-"""What a plan may cost at most, and how much of it each phase gets."""
+"""The limits on a plan's cost, and each phase's share of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llmc.buckets.selection import Chosen, PhaseProblem
 from llmc.errors import InputError
 
 DEFAULT_MAX_GRAPHS = 32
-"""Graphs of each phase that the traffic strategy chooses when nothing says how many."""
+"""Graphs of each phase that the traffic strategy chooses without a budget."""
 
 MOST_GRAPHS = 512
-"""Graphs of each phase beyond which a budget in waste, time or memory does not look."""
+"""The most graphs of each phase that a budget in waste, time or memory considers."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Minima over all larger corners of a grid: what the cheapest of everything that covers a corner is found by."""
+"""Minima over all larger corners of a grid: they give the cheapest bucket that covers a corner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frontier: how little padding each number of graphs allows."""
+"""The frontier: the least padding for each number of graphs."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
 
 MissPolicy = Literal["chunk", "split", "refuse"]
-"""What to do with a group that no single bucket covers: cut prompts into chunks and the group into steps, only the
-latter, or raise InputError. Never to run it unpadded."""
+"""The policy for a group that no single bucket covers: `chunk` cuts prompts into chunks and the group into steps,
+`split` only cuts the group into steps, `refuse` raises InputError. No group ever runs unpadded."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a plan is chosen by: the cost of a step, of many steps at once.
+"""The objective of a plan's choice: the cost of steps, computed for many steps at once.
 
 `tokens` needs no device: batch · query new tokens of a prompt step, batch · context cached tokens of a decode step. A
 bench file gives seconds measured on a device instead.

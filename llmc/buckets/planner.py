@@ -1,4 +1,6 @@
-"""Making a plan: the strategy of each phase, its proposal, the choice among it, and what coverage still needs."""
+"""Making a plan: the strategy of each phase, its proposal, the choice of buckets, and the buckets that coverage
+adds.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ContextUnit = Literal["tokens", "blocks"]
 class BucketFile:
     """A file of bucket specs, see strategies/from_file.py; `origin` says who named it.
 
-    `unit` None: its own numbers say what its contexts count.
+    `unit` None: the unit of its contexts follows from its numbers.
     """
 
     path: str

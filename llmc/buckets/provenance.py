@@ -16,7 +16,7 @@ Fact = str | int | float
 
 @dataclass(frozen=True)
 class Note:
-    """Something the planner did that its user did not ask for in so many words.
+    """A change by the planner that its user did not explicitly ask for.
 
     `count` is the number of buckets added or dropped, 0 for a warning; `phase` is None where it concerns
     both.

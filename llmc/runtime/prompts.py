@@ -37,7 +37,7 @@ class Prompts:
         Raises ArtifactError for a tokenizer that cannot be used; of such a template those hear who use it.
         """
         if self._bundle.has_tokenizer:
-            self._bundle.tokenizer.encode("")  # what the first text would wait for
+            self._bundle.tokenizer.encode("")  # the first text would otherwise wait for this
         if has_time():
             with suppress(LlmcError):
                 _ = self.template

@@ -1,4 +1,4 @@
-"""How routes reach what is served, and what they answer while nothing is."""
+"""How routes reach the served model, and their answers while none is served."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state_of(request: Request) -> ServerState:
 
 
 def served_of(request: Request) -> Served:
-    """What is served. Raises ApiError 503 while it is loading, or when loading or the engine failed."""
+    """The served model. Raises ApiError 503 while it is loading, or when loading or the engine failed."""
     state = state_of(request)
     if state.load_error is not None:
         raise ApiError(503, "the server could not load its model; its log says why", kind=SERVER, code="load_failed")
@@ -35,8 +35,8 @@ def served_of(request: Request) -> Served:
 
 
 def serving(request: Request, model: str | None) -> Served:
-    """What is served, to have it generate as `model` (None: whatever it is). Raises ApiError 503 also while draining,
-    and 404 for another model; EngineDeadError."""
+    """The served model, for a request that names `model` (None: any). Raises ApiError 503 also while draining, and 404
+    for another model; EngineDeadError."""
     served = served_of(request)
     check_model(served, model)
     if state_of(request).draining:

@@ -1,4 +1,4 @@
-"""Sending what a generation makes, whole or as a stream, for as long as the client is there."""
+"""Sending a generation's answer, whole or as a stream, as long as the client is connected."""
 
 from __future__ import annotations
 

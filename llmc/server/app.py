@@ -26,7 +26,7 @@ BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 _OFF: TelemetryConfig = {
     "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
 }  # fmt: skip
-"""FastAPI's own telemetry: what this server tells of itself is at /metrics, and nothing is sent anywhere."""
+"""FastAPI's own telemetry is off: this server reports at /metrics only, and sends nothing anywhere."""
 
 
 ROUTERS = tuple(
@@ -53,7 +53,7 @@ def build_app(state: ServerState) -> FastAPI:
     app.add_middleware(errors.AnswerFaults)
     app.add_middleware(BoundRequests, clients=state.clients, free=OPEN_PATHS)
     if keys:
-        RequireKey(app, keys)  # refuses empty keys now: middlewares are made with the first request
+        RequireKey(app, keys)  # refuses empty keys now, because middlewares are made with the first request
         app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CountAnswers, metrics=state.metrics)
     return app

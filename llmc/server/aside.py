@@ -1,6 +1,6 @@
 """Long work of requests in threads of its own, so that the event loop and the streams on it go on meanwhile.
 
-Two lanes, so that what takes milliseconds does not wait for what takes a second; each is short and bounded.
+There are two lanes, so that work of milliseconds does not wait for work of a second. Each lane is short and bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SMALL = 2048
 LARGE = 64 << 10
 """… from which it goes into the lane of long work."""
 LANE_THREADS = 2
-"""Of the lane of shorter work; in the other one goes on at a time, since most of it takes the interpreter in turns."""
+"""Threads of the lane of shorter work. The other lane has one, because its work mostly holds the interpreter."""
 TRIM_S = 1.0
 """Seconds of quiet after long work until freed memory is given back."""
 MAX_WAITING = 64
@@ -40,7 +40,9 @@ class Lane:
         self._quiet: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`. Cancelled, what has not begun never does. Raises OverloadedError for a full lane."""
+        """The result of `work`. If this is cancelled before `work` begins, it never begins. Raises OverloadedError for
+        a full lane.
+        """
         if self._waiting >= MAX_WAITING:
             raise OverloadedError(f"{self._waiting} long requests are being read; try again later", 1.0)
         self._waiting += 1
@@ -59,7 +61,7 @@ _quick, _long = Lane("quick", LANE_THREADS), Lane("long", 1, trims=True)
 
 
 async def aside(request: Request, size: int, work: Callable[[], T]) -> T:
-    """The result of `work` on `size` bytes or characters; what is long is given up when the client leaves.
+    """The result of `work` on `size` bytes or characters; long work is given up when the client disconnects.
 
     Raises what `work` raises, OverloadedError, and ClientDisconnect. The request's body must have been read.
     """

@@ -1,4 +1,4 @@
-"""API keys, asked for in one place before any route is looked for, so that no route can forget to."""
+"""API keys, checked in one place before routing, so that no route can forget the check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmc.errors import InputError
 from llmc.server.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What an orchestrator asks, which holds no key."""
+"""Paths for an orchestrator, which has no key."""
 CHALLENGES = ('Bearer realm="llmc"', 'Basic realm="llmc", charset="UTF-8"')
 
 

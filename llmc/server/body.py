@@ -39,7 +39,7 @@ async def read_body(request: Request, model: type[B]) -> B:
 
 
 class _Held:
-    """What one request holds of MAX_HELD; LARGE bytes are free."""
+    """The part of MAX_HELD that one request uses; its first LARGE bytes do not count."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -54,7 +54,7 @@ class _Held:
         self._held += more
 
     def release(self) -> None:
-        """Let it go."""
+        """Give it back."""
         self._state.held_bytes -= self._held
         self._held = 0
 

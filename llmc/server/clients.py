@@ -1,4 +1,4 @@
-"""How many connections are open, and how many requests one client has being answered.
+"""Counts of open connections, and of each client's requests that are being answered.
 
 A client is an IPv4 address, or the /64 network of an IPv6 address, as the connection shows it: what a proxy says of
 others (X-Forwarded-For) is not believed, so that behind a proxy all clients are one. Unix sockets have no address, and
@@ -34,7 +34,7 @@ class Clients:
         return self._open
 
     def connect(self, address: str | None) -> ApiError | None:
-        """Count a connection, which `leave` ends; or what to tell it, where there are too many."""
+        """Count a connection until `leave`; if there are too many, return the refusal for it instead."""
         client = client_of(address)
         if self._most and self._open >= self._most:
             return unavailable(f"{self._open} connections are open, this server's limit", RETRY_S, "overloaded")

@@ -1,12 +1,12 @@
-"""HTTP connections that can be held by neither sending slowly, nor reading slowly, nor sending much: bounds on top of
-uvicorn's protocol.
+"""HTTP connections with bounds on top of uvicorn's protocol: a client cannot hold one by sending slowly, reading slowly
+or sending much.
 
 A connection has HEAD_S seconds from its start, or from the first byte of a further request, to send a request's head
-of at most HEAD_BYTES, and then BODY_S seconds for the body. Past that it is answered 408 (431 for the size) and closed,
-without a word where nothing was asked or the answer has begun. A client that reads nothing of an answer for SEND_S is
-cut off. At most PIPELINED requests wait behind one that is answered; what comes behind them is not read, and the
-connection is closed after them. Idle connections between requests are uvicorn's matter (timeout_keep_alive), their
-number that of clients.py. Where httptools is not installed, h11 itself answers an oversized head, with 400.
+of at most HEAD_BYTES, and then BODY_S seconds for the body. Past that it is answered 408 (431 for the size) and closed.
+If nothing was asked, or the answer has begun, it is closed without an answer. A client that reads nothing of an answer
+for SEND_S is cut off. At most PIPELINED requests wait behind one that is answered; what comes behind them is not read,
+and the connection is closed after them. Idle connections between requests are uvicorn's matter (timeout_keep_alive),
+their number that of clients.py. Where httptools is not installed, h11 itself answers an oversized head, with 400.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             self._say(refusal.status, refusal.body, refusal.headers)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting; whatever of it is being answered, or waits to be, hears of it."""
+        """Stop waiting; tell the requests that are being answered or wait for their answer."""
         self._await(None)
         self.resume_writing()
         if self._counted and self.clients is not None:
             self.clients.leave(self._address)
         behind = getattr(self, "pipeline", None)
         for cycle in (self._answering, *(cycle for cycle, _ in behind or ())):
-            if cycle is not None:  # uvicorn tells the last one only
+            if cycle is not None:  # uvicorn tells only the last request
                 cycle.disconnected = True
                 cycle.message_event.set()
         if behind:
@@ -83,13 +83,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
         return self.client[0] if self.client else None
 
     def pause_writing(self) -> None:
-        """The client does not read what it is sent: it has a while to go on."""
+        """The client does not read its answer; it is cut off after SEND_S unless it reads again."""
         super().pause_writing()
         if self._sending is None:
             self._sending = self.loop.call_later(self.send_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It reads."""
+        """The client reads again."""
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
@@ -170,7 +170,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[valid-type, misc]
             return
         if awaited == "body":
             owed = not cycle.response_started
-        else:  # nothing is owed to an idle connection, nor to a body whose request was answered before it ended
+        else:  # no answer for an idle connection, nor for a body whose request was answered before the body ended
             owed = self._received > 0 and (cycle is None or not cycle.more_body)
         if owed:
             error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}

@@ -7,7 +7,7 @@
     429  the client has too many connections or requests (with Retry-After)
     500  a fault of this server          503  loading, draining, overloaded (with Retry-After), or the engine stopped
 
-No message holds a stack trace or a path of the server: an error that nobody foresaw says only that it is in the log.
+No message holds a stack trace or a path of the server. The answer to an unexpected error says only that the log has it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("llmc")
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 CLIENT_GONE = 499
-"""Nobody reads this status but the metrics; nginx's number for a client that closed its connection."""
+"""A status for the metrics only: nginx's number for a client that closed its connection."""
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -124,7 +124,7 @@ def install(app: FastAPI) -> None:
 
 
 class AnswerFaults:
-    """Answers 500 where `app` raises what nobody foresaw. Past an answer's beginning, the connection is closed."""
+    """Answers 500 when `app` raises an unexpected error. If the answer has begun, the connection is closed instead."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What one HTTP request has the engine do: one engine request a prompt, and their choices numbered through."""
+"""The engine requests of one HTTP request: one for each prompt, with all choices in one numbering."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Answer:
 
 
 def check_room(served: Served, config: ServerConfig, prompts: int, params: SamplingParams) -> None:
-    """Refuse so many prompts before work is done for them: ApiError where they could never be admitted together,
-    OverloadedError and EngineDeadError where nothing can be now."""
+    """Refuse this many prompts before any work is done for them. Raises ApiError if they could never be admitted
+    together, OverloadedError and EngineDeadError if nothing can be admitted now."""
     count, most = prompts * params.choices, config.max_queued_requests + served.limits.max_num_seqs
     if count > most:
         raise bad_request(f"the request asks for {count} sequences; this server takes at most {most} at once", "prompt")
@@ -70,7 +70,7 @@ class Generation:
         return cls(streams, prompts, params.n)
 
     def cancel(self) -> None:
-        """Free the slots; nothing happens to what is over."""
+        """Free the slots; requests that have ended are not changed."""
         for stream in self._streams:
             stream.cancel()
 

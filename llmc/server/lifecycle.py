@@ -1,7 +1,7 @@
 """A server's life in one process: bound → loading → ready → draining → stopped.
 
 The socket answers from the first moment; a thread loads meanwhile. The first `stop` refuses new requests and lets the
-accepted ones end, for at most config.shutdown_timeout_s; the second cancels them; who waits for them hears of it.
+accepted ones end, for at most config.shutdown_timeout_s; the second cancels them, and their callers get an error.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Server:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
         if self.state.served is not None and self.state.config.warm_aside:
-            with contextlib.suppress(LlmcError):  # of what is missing those hear who ask for it
+            with contextlib.suppress(LlmcError):  # requests that need a missing part get the error
                 self.state.served.engine.generator.constraints(at_once=False)
         self._loaded()
 

@@ -1,4 +1,4 @@
-"""The fewest buckets that cover a demand at all, whatever they cost."""
+"""The fewest buckets that cover a demand, without regard to their cost."""
 
 from __future__ import annotations
 

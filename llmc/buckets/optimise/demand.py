@@ -1,4 +1,4 @@
-"""What is asked of a plan: the steps of real traffic, each with how often it happens."""
+"""The demand on a plan: the steps of real traffic and their frequencies."""
 
 from __future__ import annotations
 

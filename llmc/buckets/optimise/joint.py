@@ -59,7 +59,7 @@ def solve(instance: Instance, counts: Sequence[int]) -> list[Found]:
         results.append(found)
     bound = 0.0
     for index in range(len(results) - 1, -1, -1):
-        # what more buckets cannot do, fewer cannot either
+        # if more buckets cannot do it, fewer cannot either
         bound = max(bound, results[index].bound)
         results[index] = results[index]._replace(bound=bound)
     return results

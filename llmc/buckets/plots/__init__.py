@@ -1,4 +1,4 @@
-"""Plans as pictures: maps of their buckets, where the padding is, and how few graphs would do."""
+"""Plans as pictures: maps of their buckets, their padding, and the padding of other numbers of graphs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the contexts of a bucket file count, where nobody says: tokens or blocks, by the file's own numbers.
+"""The unit of the contexts in a bucket file without a stated unit: tokens or blocks, found from the file's numbers.
 
 The vendor's files (VLLM_BUCKETING_FROM_FILE) look alike and count KV cache blocks: of one sequence in a prompt bucket,
-of the whole batch in a decode bucket. Read as tokens, such a file would make contexts that are a hundredth of what was
-meant. So a unit is taken only where the other one is impossible:
+of the whole batch in a decode bucket. Read as tokens, such a file would give contexts a hundred times too small. So a
+unit is used only if the other one is impossible:
 
     blocks    a context is above max_model_len, and read as blocks some decode bucket lies within it
     tokens    every context is a multiple of block_size or max_model_len itself, one decode context holds the longest

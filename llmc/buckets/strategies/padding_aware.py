@@ -1,6 +1,6 @@
-"""Padding-aware: linear steps, of which those are left out that the padding they save is not worth.
+"""Padding-aware: linear steps, without the values that save too little padding.
 
-Rule and defaults from the Gaudi bucketing guide, restated. Two bounds say what a request may be padded by, absolutely
+Rule and defaults from the Gaudi bucketing guide, restated. Two bounds limit the padding of a request: absolutely
 (pad_max) and as a share of the bucket (pad_percent).
 """
 

@@ -1,6 +1,6 @@
-"""Traffic: the values that buckets may be chosen from; which of them are worth a graph, recorded traffic decides.
+"""Traffic: the values from which buckets may be chosen by recorded traffic.
 
-The only strategy that is no rule. Its ranges say where buckets may lie, as finely as the numbers allow, and the planner
+This strategy is not a rule. Its ranges say where buckets may lie, as finely as the numbers allow, and the planner
 chooses the best few (`llmc.buckets.selection`).
 """
 

@@ -125,7 +125,7 @@ def _demand(candidates: Candidates, steps: Iterable[tuple[Step, int]]) -> Demand
 
 
 def uniform(grid: Candidates, widest: int) -> Observed:
-    """Every step of up to `widest` sequences once: what is planned for when nothing is known about traffic.
+    """Every step of up to `widest` sequences once: the demand when nothing is known about traffic.
 
     A point of the grid weighs as many (batch, query, context) as round up to it. Batches above the grid's largest count
     as several of it and one of the rest.

@@ -12,7 +12,7 @@ from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 
 PIECE = 64
-"""Decode steps of one batch that are taken to last as long as the first of them, to ask for times less often."""
+"""Decode steps of one batch that share the first one's time, so that fewer times are computed."""
 
 
 def schedule(

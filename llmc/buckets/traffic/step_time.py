@@ -1,7 +1,7 @@
 """How long the steps of a simulated server take.
 
 Only the simulation in `schedule.py` uses this, and only to learn how full the batches get at a given arrival rate.
-The times are no prediction for any device, and plans are never chosen by them.
+The times do not predict any device, and they never decide a plan.
 """
 
 from __future__ import annotations

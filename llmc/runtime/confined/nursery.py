@@ -29,13 +29,13 @@ from llmc.runtime.confined import frames
 from llmc.runtime.heap import settle, share_heap, trim
 
 WORN_BYTES = 8 << 20
-"""A child does no further job if it still holds more than this in bytes, after giving back what it can."""
+"""A child ends after a job if it then holds this many bytes more than at its start, in spite of giving memory back."""
 GROWN_BYTES = 1 << 20
-"""A child whose job took more than this in bytes gives memory back after the job."""
+"""A child that grew by more than this many bytes in a job gives memory back after it."""
 _PR_SET_PDEATHSIG = 1
 _STOPPING = tuple(getattr(signal, name) for name in ("SIGPROF", "SIGABRT", "SIGBUS", "SIGSEGV", "SIGTERM", "SIGXCPU"))
-"""The signal that stops a child beyond its limits. Libraries of the process that asked may ignore or block signals, as
-libtpu does with SIGPROF, and children inherit this."""
+"""Signals that end a child, among them those of its limits. Libraries of the process that asked may ignore or block a
+signal, as libtpu does with SIGPROF, and children inherit this."""
 
 Work = Callable[[Any], Any]
 """Does one job: JSON to JSON. InputError says why it cannot be done."""
@@ -197,7 +197,7 @@ def _tell(connection: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Works on Linux only; elsewhere a child ends when its socket is closed, after its job."""
+    """End with the parent. Only Linux can do this; elsewhere a child ends when its socket is closed, after its job."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -86,4 +86,4 @@ def opens_in_thread(bundle: Bundle) -> bool:
     try:
         return executor_class(bundle.manifest.executor).opens_in_thread
     except UnknownNameError:
-        return False  # opening it says what to do
+        return False  # opening it raises an error that says what to do

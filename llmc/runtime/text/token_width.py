@@ -1,5 +1,5 @@
-"""How much text one token of a tokenizer can stand for, where that can be proved: a text that is too long for a model
-whatever its tokens are is refused by its length, without the seconds that its tokens would take."""
+"""The most text that one token of a tokenizer can stand for, where this can be proved. With it, a text that is too long
+for a model is refused by its length, without seconds of tokenising."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 NFC_SHRINKS = 9
-"""A text in NFC has at least a ninth of its bytes: a character decomposes to a third of its bytes or more, and what
-a composed character stands for has at most three times its own."""
+"""NFC shrinks a text to no less than a ninth of its bytes: a character decomposes to at least a third of its bytes, and
+composing shrinks at most threefold."""
 _KEEPING = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation"}
 
 

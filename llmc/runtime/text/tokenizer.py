@@ -25,9 +25,9 @@ _REPLACEMENT = "\ufffd"
 _MOST_CUTS = 16
 """Texts that are encoded by cuts of a vocabulary, which together take as long as reading all of it."""
 _LONG = 2048
-"""Characters, or ids, from which tokenizers get their work as a batch of one: other threads can run meanwhile then."""
+"""From this many characters or ids on, tokenizers get their work as a batch of one, so that other threads can run."""
 _BEFORE = 4
-"""Tokens of a prompt that an answer's text is decoded behind, out of the last _FARTHEST_BEFORE."""
+"""Tokens of a prompt, of its last _FARTHEST_BEFORE, that stand before an answer when its text is decoded."""
 _FARTHEST_BEFORE = 256
 _MAX_HELD = 16
 """Tokens held back for a character that may still become whole; one takes at most 4 bytes."""
