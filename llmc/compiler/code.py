@@ -52,7 +52,7 @@ STOPS = {
     "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
-"""Modules and packages that no result follows from, each with the reason; "llmc" is meant without what is in it."""
+"""Modules and packages that change no result, each with the reason; "llmc" means only its own `__init__`."""
 
 _FROM = re.compile(r"from (llmc[\w.]*) import (?:\(([^)]*)\)|(.*))")
 _IMPORT = re.compile(r"import (llmc[\w., \t]*)$", re.MULTILINE)
@@ -74,7 +74,7 @@ class Source(NamedTuple):
 
 @lru_cache(256)
 def code_digest(*makers: Maker) -> str:
-    """The `code` of what these functions, methods and classes make together."""
+    """The `code` of a result that these functions, methods and classes make together."""
     return _told(closure(*makers))
 
 
@@ -93,7 +93,7 @@ def forget() -> None:
 
 
 def closure(*makers: Maker) -> list[str]:
-    """The modules whose source makes what these make, sorted."""
+    """The modules whose sources make the result of these makers, sorted."""
     found: set[str] = set()
     pending = [module for maker in makers for module in _first(maker)]
     own = {module for maker in makers for module in _own(maker)}

@@ -1,4 +1,4 @@
-"""What a compile was asked for: what all targets share, and what a target declares of its own.
+"""The options of a compile: those that all targets share, and those that a target declares itself.
 
 A target names its own options as `Option`s (targets/base.py, `options`). From these come the flag, its help, its check,
 the keyword in Python, the key's component and the manifest's entry; nothing above a target knows any of them.
@@ -125,7 +125,7 @@ class CompileOptions:
 
     @property
     def extensions(self) -> dict[str, Value]:
-        """Options that manifests name where they are used, and not otherwise."""
+        """Options that a manifest names only if they are used."""
         return {**({"sample_top_k": self.sample_top_k} if self.sample_top_k else {}), **self.own}
 
     def require_vocabulary(self, model: str, size: int) -> None:

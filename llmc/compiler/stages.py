@@ -1,4 +1,4 @@
-"""Cached stages: each is a key of named components and a build; what was built once is never built again."""
+"""Cached stages: each is a key of named components and a build. A result in the store is not built again."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Stages:
 
     def _hash_file(self, path: Path) -> str:
         seen = signature(path.stat())
-        if not settled(seen):  # it may change again without a trace
+        if not settled(seen):  # it may change again without changing its times
             return digest_file(path)
         identity = {**seen._asdict()}
 

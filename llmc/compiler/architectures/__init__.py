@@ -1,11 +1,11 @@
-"""Which model types may be compiled: a file of this folder for each, with all that is known of it.
+"""The model types that may be compiled: one file in this folder for each, with all facts about it.
 
 The file's name is the model type, as config.json has it; it defines FAMILY (shared/base.py has the contract,
-docs/adding-an-architecture.md shows one). A file stands here once its traced program reproduced the reference model's
-greedy tokens in a ragged, padded batch (tests/compiler/frontend). Anything else is refused by name: some models
-trace without complaint and compute something else.
+docs/adding-an-architecture.md shows one). A file is added only after its traced program gave the reference model's
+greedy tokens in a ragged, padded batch (tests/compiler/frontend). Any other model type is refused by name, because some
+models trace without an error and compute something else.
 
-Nothing here imports a family, so that keys of what only asks for the names do not depend on what families say.
+Nothing here imports a family, so that keys of code that only needs the names do not depend on the families.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ DIGEST_VERSION = 2
 """Bump when `Checkpoint.digest` changes what it covers: every key derived from it changes with it."""
 
 _PLACES = ("_name_or_path",)
-"""Members of a config that say where it was saved, and shape nothing."""
+"""Members of a config that say where it was saved, and change no result."""
 
 CONFIG = "config.json"
 """The configuration's file in a checkpoint's folder."""

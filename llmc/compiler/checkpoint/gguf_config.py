@@ -37,7 +37,9 @@ NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "logit_scale": (1,), "residual_scale": (1,), "embedding_scale": (1,), "attention.clamp_kqv": (0,),
     "attn_logit_softcapping": (0,), "final_logit_softcapping": (0,),
 }  # fmt: skip
-"""Metadata that nothing reads, with the values that say what is done anyway; None: any, since it is a note."""
+"""Metadata that nothing reads, with the values that ask for what llmc does without it; None: any value, because it is a
+note.
+"""
 
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 

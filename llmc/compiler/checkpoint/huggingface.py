@@ -63,7 +63,7 @@ class HuggingFaceCheckpoint(Checkpoint):
             return None
         try:
             return digest_bytes(canonical_json(without_place(read_json(self.path / role))))
-        except (CheckpointError, ValueError):  # what cannot be read so, or holds NaN, counts by its bytes
+        except (CheckpointError, ValueError):  # a file that is not such JSON, or holds NaN, counts by its bytes
             return None
 
     def tensor_names(self) -> list[str]:
@@ -213,7 +213,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 class ConfigCheckpoint(HuggingFaceCheckpoint):
-    """A configuration alone, a config.json by any name: what a model is, before there are weights.
+    """A configuration alone, a config.json by any name: a model without weights.
 
     Beside one that is called config.json, the tokenizer, the chat template and generation_config.json count as they do
     in a folder, so that a bundle of it can take texts; weights that lie there do not. `tensor_names` is empty; `shape`

@@ -1,1 +1,1 @@
-"""What a compile will cost, before it is run."""
+"""Estimates of a compile's cost, before it runs."""

@@ -1,7 +1,8 @@
 """How long the parts of a compile take that executables share: stages, and verification.
 
-A measurement of this store wins: the last builds of a stage of a model of the same size. Else it is what SmolLM2-135M
-took on two cores (Cost), by the model's size: tracing grows with layers, all else with parameters.
+Measurements of this store win: the last builds of a stage for a model of the same size. Otherwise the times of
+SmolLM2-135M on two cores (Cost) are scaled to the model's size: tracing with its layers, everything else with its
+parameters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Nothing of a checkpoint may be left over: a tensor or a key that nothing reads says that the model is another one.
+"""Every tensor and key of a checkpoint has to be read: one that nothing reads shows that the model is a different one.
 
-The reference is built by the same transformers code from the same configuration, so it would agree with the error. What
-is read, and what changes no number, the families say (architectures/). Whatever else is there is refused by name. A key
-that is null switches nothing on.
+Verification would not notice the error, because the same transformers code builds the reference from the same
+configuration. The families list what is read and what changes no number (architectures/). Anything else is refused by
+name. A key that is null switches nothing on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 
 COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
-"""How names of tensors end that older versions of transformers wrote, and that are computed from the configuration."""
+"""Ends of the names of tensors that older versions of transformers wrote and that the configuration determines."""
 
 
 def require_consumed(checkpoint: Checkpoint) -> None:

@@ -1,4 +1,4 @@
-"""What a caller asked for, in the members of a manifest, so that a bundle that exists can be compared with it."""
+"""A caller's request as members of a manifest, so that an existing bundle can be compared with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def asked_members(
     defaults = {"sample_top_k": 0, **{name: one.option.default for name, one in declared().items()}}
     options = {*OPTIONS, *defaults}
     found["options"] = {n: v for n, v in arguments.items() if n in options and v is not None}
-    for name, default in defaults.items():  # a bundle that was compiled without one does not name it
+    for name, default in defaults.items():  # a bundle compiled without such an option does not name it
         if found["options"].get(name) == default and name not in manifest.options:
             found["options"].pop(name, None)
     found["model"] = {} if model is None else _facts(model)

@@ -113,7 +113,7 @@ def compile_bundle(
     start = time.perf_counter()
     job = Job.of(model, plan, options, settings)
     target, checkpoint = job.target, job.checkpoint
-    target.toolchain()  # what is not installed is told before anything is made
+    target.toolchain()  # missing packages are reported before anything is made
     require_native(target, job.options)
     unverified = why_unverified(target, checkpoint, job.options)
     check_replaceable(Path(os.path.realpath(destination)))

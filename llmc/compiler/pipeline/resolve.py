@@ -1,4 +1,4 @@
-"""The target that a device stands for, for one model and plan: whoever prices, plans or compiles asks here."""
+"""The target that a device stands for, for one model and plan. Estimates, plans and compiles all use this."""
 
 from __future__ import annotations
 

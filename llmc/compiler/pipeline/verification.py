@@ -1,9 +1,9 @@
 """Verification as cached stages of a compile, over a draft of the bundle.
 
-Its parts are buckets, at least one for each executable, greedy texts and the accuracy over a text. Each bucket's
-outcome is kept under the digests of its executable, the shared files and the reference, and of what makes the past
-that it continues, for these libraries on this instruction set. So a plan whose decode buckets grew by one verifies
-that bucket, and the whole, only.
+Its parts are buckets (at least one for each executable), greedy texts, and the accuracy over a text. Each bucket's
+outcome has a key with the digests of its executable, the shared files and the reference, of the executables that make
+the past that it continues, and with the libraries and the instruction set. So for a plan with one more decode bucket,
+only that bucket and the parts over the whole bundle run again.
 
 Outcomes and the reference's predictions may come from elsewhere; what is recorded says so (local/origins.py).
 """
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
 _WORDS = ("analysis", "choice", "remaining")
-"""Options of a manifest that are words for people; executors may open executables with any other."""
+"""Options of a manifest that are text for people; executors may open executables with any of the others."""
 
 
 def origins_of(stages: Stages, settings: Settings) -> Origins:
-    """What tells where results in the store come from."""
+    """Tells where results in the store come from."""
     from llmc.artifacts.signing.keyring import Keyring
 
     return Origins(stages.store, Keyring.from_settings(settings))
@@ -170,7 +170,7 @@ def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probe
         return Key("verify", components)
     bucket = bucket_of(part)
     components["executables"] = _joint(serving.of(bucket))
-    if bucket.context:  # the past is made by the bundle's own prompt graphs, as the plan picks them
+    if bucket.context:  # the bundle's own prompt graphs, as the plan selects them, make the past
         components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
         components["past.plan"] = _buckets_digest(plan, plan.prompt)
     return Key("verify", components)

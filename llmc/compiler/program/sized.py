@@ -1,8 +1,8 @@
 """A traced program (torch's model.json, see runtime/portable_program.py) at one bucket's sizes, without torch.
 
 A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S, all of it over sizes
-of inputs. `at` settles that arithmetic and the guards that tracing recorded, and keeps the operators with numbers in
-place of symbols: some milliseconds a bucket.
+of inputs. `at` evaluates this arithmetic and the guards that tracing recorded, and replaces symbols in the operators by
+numbers. This takes some milliseconds a bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INT64 = 5
 _NUMBERS = ("as_sym_int", "as_sym_bool", "as_sym_float")
 _LITERALS = ("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools")
 _ABSENT = ("as_none", "as_device", "as_layout", "as_memory_format")
-"""Arguments without a meaning here: what is made lies where XLA wants it."""
+"""Arguments without a meaning here, because XLA chooses where results lie."""
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ class Target(ABC):
     """Compiling holds the interpreter lock, so that parallel jobs need processes."""
 
     fresh_process: ClassVar[tuple[str, ...]] = ()
-    """Where not empty, each executable is compiled in a process that compiled nothing before, so that its bytes do not
-    depend on what was: the modules that such a process has imported when it starts."""
+    """Modules that a compiling process imports when it starts. If there are any, each executable is compiled in a
+    process that compiled nothing before, so that its bytes do not depend on earlier compilations."""
 
     executable_seconds: ClassVar[float] = 0.25
     """Seconds that one executable more takes here, where the store has no build to learn from."""
@@ -247,7 +247,7 @@ class Target(ABC):
         return {n: value for n, value in options.own.items() if n in known and value != known[n].default}
 
     def shaping(self, options: CompileOptions) -> dict[str, str | int]:
-        """The options that executables depend on, by name, beside quantize and dtype, which all do."""
+        """The options that executables depend on, by name, besides quantize and dtype, on which all depend."""
         apart = {option.name for option in self.options if not option.shapes_executable}
         found = {name: value for name, value in options.extensions.items() if name not in apart}
         return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
@@ -373,15 +373,14 @@ class Target(ABC):
         return None
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
-        """What the executor has to know beside what the pipeline writes, for the manifest's options."""
+        """Further facts for the executor, besides those that the pipeline writes, for the manifest's options."""
         return {}
 
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """What is known of the finished executables (their `files`), for the manifest and --json; empty if nothing.
-
-        Raises CompileError where they turn out not to fit their device.
+        """Facts about the finished executables (their `files`), for the manifest and --json; empty if there are none.
+        Raises CompileError if they do not fit their device.
         """
         return {}
 

@@ -1,4 +1,4 @@
-"""What parts of a compile take by the size of a model: what targets say of their own stages, and all share."""
+"""Times of the parts of a compile by the model's size: of targets' own stages, and of those that all share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARAMETERS, LAYERS = 134_515_008, 30
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds: whatever the model is, for each of SmolLM2-135M's layers, and for as many parameters as it has."""
+    """Seconds: a fixed part, a part for each layer, and a part for SmolLM2-135M's number of parameters."""
 
     fixed: float = 0.0
     layers: float = 0.0

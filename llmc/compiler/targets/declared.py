@@ -62,7 +62,7 @@ def declared() -> dict[str, Declared]:
 
 
 def refuse_foreign(name: str, value: Value, device: str) -> None:
-    """Raise InputError for an option that a device does not take, unless `value` is what stands for not given.
+    """Raise InputError for an option that a device does not take, unless `value` means "not given".
 
     The message says whose it is, or which are known.
     """

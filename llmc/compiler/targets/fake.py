@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from llmc.settings import Settings
 
 DECAY = -0.9
-"""Negative, so that greedy text does not settle on one token: what pushed for a token pushes against the next."""
+"""Negative, so that greedy text does not repeat one token: a vector that favours a token now opposes it at the next."""
 
 
 class FakeTarget(Target):

@@ -1,4 +1,4 @@
-"""A choice that the model turns out not to fit."""
+"""Options that do not fit the model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from llmc.errors import CompileError
 
 
 class UnfitError(CompileError):
-    """What was chosen does not fit the model: `why`. `instead`: options (options.py) that do; where none of
-    them was asked for, a compile goes on with these, and says why."""
+    """The chosen options do not fit the model: `why`. `instead`: options (options.py) that fit. If the user did not ask
+    for the options that do not fit, a compile continues with `instead` and says why."""
 
     def __init__(self, why: str, advice: str, **instead: Any) -> None:
         super().__init__(f"{why}; {advice}")

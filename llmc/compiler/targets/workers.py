@@ -1,4 +1,4 @@
-"""Processes that compile: an interrupt is the parent's to handle, and ends them at once."""
+"""Processes that compile. Only the parent handles an interrupt, and it ends them at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Workers(ProcessPoolExecutor):
             super().__init__(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts)
 
     def stop(self) -> None:
-        """Kill the processes; what they were asked for fails with BrokenProcessPool."""
+        """Kill the processes; their tasks fail with BrokenProcessPool."""
         for process in list((self._processes or {}).values()):  # kill_workers, from Python 3.14 on
             process.kill()
 

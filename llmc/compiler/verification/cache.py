@@ -1,4 +1,4 @@
-"""What keys and values became in the cache: values that its precision does not hold must not be served.
+"""Checks of the keys and values in the cache: values beyond its precision's range must not be served.
 
 A graph may write them as infinities, as the largest number that the precision has, or as NaN; each counts.
 """

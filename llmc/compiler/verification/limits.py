@@ -1,10 +1,10 @@
-"""How close to the reference a bundle must be, by what its numbers are held in.
+"""How close to the reference a bundle must be, by the formats of its numbers.
 
 Each format that a bundle uses adds an error of its own. Small independent errors of logits add up in the divergence, so
 the limits of a bundle are the sums of what its formats are allowed. Reasons are figures over the text of texts.py (475
-positions of SmolLM2-135M: mean KL in nats to float32, and share of equal best tokens). A limit lies at two to eight
-times of them (that of f16 at forty: devices differ in what they sum in), since other models and kernels come out worse.
-The multiples are a choice; no model but this one was measured.
+positions of SmolLM2-135M: mean KL in nats to float32, and share of equal best tokens). A limit is two to eight times
+such a figure (forty times for f16, because devices sum in different precisions), because other models and kernels are
+less exact. The multiples are a choice; only this model was measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Limits:
     quality: str = "exact"
 
     def bucket_limit(self, rows: int) -> float:
-        """What the mean of a bucket of so many rows may be: a row's limit for one, and ever nearer to `bucket_kl`."""
+        """The limit for the mean of a bucket of that many rows: a row's limit for one row, closer to `bucket_kl` for
+        more.
+        """
         return self.bucket_kl + (self.row_kl - self.bucket_kl) / rows
 
 

@@ -1,7 +1,7 @@
 """What verification runs of a plan, chosen and counted by the plan and the model's size alone: the same on every host.
 
-Greedy texts, the accuracy over a text and every executable are always run. Sampled buckets are run a second time, under
-another poison, while that fits into what all runs of buckets leave of BUDGET, the smallest of each phase in any case.
+Greedy texts, the accuracy over a text and every executable are always run. Sampled buckets are run a second time with
+another poison, as long as all runs of buckets stay within BUDGET; the smallest bucket of each phase always is.
 """
 
 from __future__ import annotations

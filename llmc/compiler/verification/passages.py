@@ -1,7 +1,7 @@
 """The long sequence's text: llmc's own words (Apache-2.0), in several languages, scripts and kinds of code.
 
-Names, numbers and facts are made up. `long_text` strings passages together in ever other orders, each under a heading
-of its own, so that no stretch of it comes twice: a cache that is off by a period of the text must not look right.
+Names, numbers and facts are made up. `long_text` joins the passages in changing orders, each under its own heading, so
+that no part of the text repeats: with a repeating text, a cache that is off by one period would look right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The token sequences that verification runs, and the reference's logits at chosen positions of them.
 
-Probes are short prompts, continued greedily by the reference itself, and cut so that a short plan too has room to
+Probes are short prompts that the reference continues greedily. They are cut so that even a short plan has room to
 continue them. Lengths and continuations are ragged: a batch of probes shrinks from its first slot on, so that the
 sequences behind it must move. One long sequence (passages.py) reaches the plan's long buckets: to the end of what the
 plan allows, as far as the reference runs so many tokens within REFERENCE_WORK, and in any case beyond a sliding window
@@ -84,7 +84,7 @@ def make_probes(checkpoint: Checkpoint, reference: Reference, longest: int, voca
 
 
 def turns_of(config: Mapping[str, Any]) -> list[int]:
-    """Positions, not too far, where a model turns: a sliding window ends, rotary scaling begins."""
+    """Positions, not too far, where a model's behaviour changes: a sliding window ends, or rotary scaling begins."""
     rope = config.get("rope_parameters")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     found = [window, rope.get("original_max_position_embeddings") if rope else None]

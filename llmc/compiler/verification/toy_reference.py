@@ -1,6 +1,6 @@
 """The reference of the toy model: its definition (targets/fake.py) token by token, float64, no cache, no padding.
 
-Nothing is shared with the fake executor, not even constants: a mistake there must not be repeated here.
+It shares nothing with the fake executor, not even constants, so that a mistake there is not repeated here.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
 def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: Limits) -> None:
     """Raise VerificationError, naming the buckets that are beyond `limits` by themselves.
 
-    First comes what others may continue from, since a past that a wrong graph made spoils what is right.
+    Buckets that others continue from come first, because a wrong past from them also fails correct graphs.
     """
     wrong = [
         o for o in buckets

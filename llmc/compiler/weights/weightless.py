@@ -44,7 +44,7 @@ Stack = Callable[[Sequence[Described]], Sequence[Described]]
 
 @dataclass(frozen=True)
 class Shared:
-    """What all executables of a bundle share: `files` for the bundle, by name.
+    """The files that all executables of a bundle share: `files`, by name.
 
     `tensors` is the digest of tensors.json, whether it is among the files or not: what a key of an executable names
     whose code depends on names, shapes and dtypes alone.

@@ -1,8 +1,8 @@
 """The contract of a family's file: FAMILY, one `Family`, says all that llmc knows of a model type beside its code.
 
 The code of a model is transformers' own, traced unmodified. Defaults are those of a plain decoder (Llama's layers
-without biases), so that a file states what differs. A family shapes keys: those of whatever reads one have the sources
-of all of them in `code` (compiler/code.py).
+without biases), so that a file states what differs. Families are part of keys: the key of every result that reads a
+family has the sources of all families in `code` (compiler/code.py).
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Family:
     model_class: str
     """transformers' class of the causal language model, which configurations name in `architectures`."""
     layer: Callable[[Config], list[str]] = lambda config: layer()
-    """Tensors of one layer, without `model.layers.N.`; what a checkpoint has beyond these is refused."""
+    """Tensors of one layer, without `model.layers.N.`; a checkpoint with further tensors is refused."""
     reads: frozenset[str] = frozenset()
     """Keys of config.json that its model reads beside those that all read (shared/config_keys.py)."""
     allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys that it does not read, with the values that say what is done anyway, where they differ from those for all.
-    Any other value is refused."""
+    """Keys that it does not read, with the values that ask for what llmc does without them, where these differ from
+    those for all families. Any other value is refused."""
     harmless: frozenset[str] = frozenset()
     """Keys that change no number that is compiled, beside those for all."""
     gguf: Gguf | None = None
@@ -72,4 +72,6 @@ class Family:
     """Operators of a layer that fusing leaves (program/fuse.py matches arithmetic): 4 linear ones are the packed q, k
     and v, o, the packed gate and up, and down; norms that take in a residual do not count."""
     tiny: Mapping[str, Any]
-    """The smallest configuration that shows all that is its own, for tests, without vocab_size. At most two layers."""
+    """The smallest configuration that has all features of this family, for tests, without vocab_size. At most two
+    layers.
+    """

@@ -19,7 +19,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,), "use_qk_norm": (False,), "logit_scale": (1, 1.0), "rope_scaling": ({},),
     "attention_bias": (False,), "clip_qkv": (False,),
 }  # fmt: skip
-"""Keys that nothing reads, with the values that say what is done anyway, where a family does not say otherwise."""
+"""Keys that nothing reads, with the values that ask for what llmc does without them, unless a family has its own."""
 
 HARMLESS: Mapping[str, frozenset[str]] = {
     "says what the model is, and where it came from": frozenset({

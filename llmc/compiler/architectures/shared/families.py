@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
 
 PLAIN = Family(model_class="", tiny={})
-"""What is assumed of a model type that is not supported, where only sizes are asked for."""
+"""The family assumed for an unsupported model type when only sizes are needed."""
 
 
 def family(config: Config) -> Family:

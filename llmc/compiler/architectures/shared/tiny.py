@@ -13,4 +13,4 @@ TINY: Mapping[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }  # fmt: skip
-"""Heads in groups, and no two sizes alike that could be taken for each other."""
+"""Grouped heads, and no two equal sizes that could be confused."""

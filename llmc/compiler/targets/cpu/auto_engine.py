@@ -1,13 +1,14 @@
-"""Which engine `--device cpu` compiles for, by what was measured: ONNX Runtime or OpenVINO.
+"""The engine that `--device cpu` compiles for, by measurements: ONNX Runtime or OpenVINO.
 
 Measurements (cpu/measurements.py) that are kept with the code were made by `llmc bench cpu` on the machine that they
 name; the user's own, made by the same command, come first. They count where they hold: for this host, these versions,
 as many threads, models alike, and the options that would be compiled with.
 
-Rule: of the engines that are installed, offer what was asked for and keep the user's limits, the one whose decode step
-at the plan's max_num_seqs takes less time; with the lengths of traffic, the one whose mean request does. Times and
-memory are scaled by the model's parameters over the measured model's. Within TIE, ONNX Runtime, which opens sooner.
-Where no measurement holds, ONNX Runtime, and the reason names what does not and the command that measures.
+Rule: the candidates are the engines that are installed, offer the requested options and keep the user's limits. The one
+with the faster decode step at the plan's max_num_seqs wins; if lengths of traffic are known, the one with the faster
+mean request. Times and memory are scaled by the model's parameters over the measured model's. Within TIE, ONNX Runtime
+wins, because it opens sooner. If no measurement applies, ONNX Runtime wins, and the reason names the difference and the
+command that measures.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def versions(engines: Sequence[str]) -> dict[str, str]:
 
 
 def configured(engine: str, options: CompileOptions) -> dict[str, Any]:
-    """What of an engine's options its figures depend on, as it would be compiled with; empty where it refuses them."""
+    """The options of an engine that its figures depend on, as a compile would set them; empty if it refuses them."""
     try:
         found = open_target(engine).configure(replace(options, device=engine))
     except (InputError, DeviceError):

@@ -1,4 +1,4 @@
-"""What engines were measured to take on a CPU, and what that holds for.
+"""Measured times and memory of engines on a CPU, and the cases that each measurement applies to.
 
     file = {"schema": 2, "measured": [record…]}
     record = {"machine": text, "isa": [feature, …], "threads": number, "model": text, "model_type": text,
@@ -31,7 +31,7 @@ SIZES = 4.0
 """How many times larger or smaller a model may be than the measured one; times and memory are scaled between them."""
 
 OPTIONS = ("kernels", "dtype", "specialise")
-"""What of an engine's options its figures depend on, beside the quantisation."""
+"""The options of an engine, besides the quantisation, that its figures depend on."""
 
 
 @dataclass(frozen=True)

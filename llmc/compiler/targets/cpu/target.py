@@ -1,4 +1,4 @@
-"""`--device cpu`: whichever engine decodes soonest here, ONNX Runtime or OpenVINO (auto_engine.py)."""
+"""`--device cpu`: the engine that decodes fastest on this host, ONNX Runtime or OpenVINO (auto_engine.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_START: Option[float | None] = Option(
 
 
 class CpuTarget(OnnxRuntimeTarget):
-    """Stands for another target; where that is not asked which, as ONNX Runtime's."""
+    """Stands for another target; where no choice is made, it acts as ONNX Runtime's."""
 
     name: ClassVar[str] = "cpu"
     options: ClassVar[tuple[Option[Any], ...]] = (*OnnxRuntimeTarget.options, MAX_MEMORY, MAX_START)

@@ -1,1 +1,1 @@
-"""Traced programs → XLA: JAX functions, compiled for this host or for a TPU that is only described."""
+"""Traced programs → XLA: JAX functions, compiled for this host, or for a TPU from its description alone."""

@@ -9,9 +9,9 @@ Names, device kinds, devices a chip and usable bytes: libtpu 0.0.42. Usable is t
 rounded down to a MiB; its report of a program that is too large names the rest "reserved": 258 MiB of 16 GiB on v5e,
 260 of 31.5 on v6e, 263 of 96 on v5p, 1.25 GiB of 32 on v4, 260 MiB of 95 GiB a device on tpu7x.
 
-One device is one chip, but for tpu7x, whose two cores are two devices with half the memory each and have no other
-configuration. A v4 chip is two devices to libtpu unless it is asked for `megacore`, both cores as one with all memory,
-which is how Cloud TPU hosts run it; so it is asked for.
+One device is one chip, except on tpu7x, whose two cores are always two devices with half the memory each. For libtpu, a
+v4 chip is two devices, or, with `megacore`, one device with all memory. llmc asks for `megacore`, because Cloud TPU
+hosts run with it.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ HLO text is what `compiled.as_text()` prints: computations, `NAME (parameters) -
 `%name = shape opcode(operands), attributes`, with shapes like `f32[3,1,64]{2,1,0:T(8,128)}` or tuples of shapes
 (XLA's HloModule::ToString). Bytes are those of the result on one device, without a layout's padding.
 
-An asynchronous exchange, a pair of `…-start` and `…-done`, counts once. What stands in a loop's body counts once,
-however often the loop turns, and under `in_loop` too. Text that is no HLO has no collectives.
+An asynchronous exchange, a pair of `…-start` and `…-done`, counts once. An exchange in a loop's body counts once,
+independent of the loop's turns, and also under `in_loop`. Text that is not HLO has no collectives.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A program's layers as one body that is run once a layer; the straight line of operators is folded, not traced again.
 
 An operation belongs to the highest layer whose weights or cache it depends on, and to the prelude if there is none. So
-a layer ends with the operations before the next layer's first weight (the norm's arithmetic), and layer 0's are the
-prelude's. Rules:
+a layer also has the operations up to the next layer's first weight (the norm's arithmetic); those before layer 0's
+first weight belong to the prelude. Rules:
 
   - Equal operations of the prelude are one: each layer has its own copy of its cache's mask.
   - Operation by operation, layers 0 … L−2 have the same operator, numbers and dtypes, and read the same things: what

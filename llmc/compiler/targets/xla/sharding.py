@@ -1,8 +1,8 @@
 """Tensor parallel: which dimension of each weight, and of the cache, is split over the mesh's axis "tp".
 
 Rules are data, which each family states (architectures/shared/sharding.py); the one whose pattern matches a weight's
-whole name decides. What does not divide over the devices is replicated, and the weight's note says so. A weight that no
-rule names is an error: a new architecture shall be noticed, not replicated in silence.
+whole name decides. A weight that does not divide over the devices is replicated, and its note says so. A weight that no
+rule names is an error, so that a new architecture is noticed and not silently replicated.
 
 Names are the checkpoint's ("model.layers.3.self_attn.q_proj.weight", [out, in]); with `*` for the layer's index the
 weight is a stack over layers ([layers, out, in]), whose first dimension is never split.

@@ -155,7 +155,7 @@ class XlaTarget(StaticTarget):
 
         devices, where = self._devices(options)
         require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
-        self._other_lowering(options)  # what is not installed is told before anything is made
+        self._other_lowering(options)  # missing packages are reported before anything is made
         return both_weightless(stages, options)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:

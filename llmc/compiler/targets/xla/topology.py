@@ -1,12 +1,13 @@
-"""TPU slices that are only described: `v5e-2x2` is four v5e chips, two along each axis.
+"""TPU slices, described without hardware: `v5e-2x2` is four v5e chips, two along each axis.
 
     topology = generation "-" shape      generation as in CHIPS, shape as "2x4" or "2x2x1", in chips
              | accelerator type          Google Cloud's, where it is documented: v5litepod-4, v6e-8 (chips), v4-8, v5p-8
                                          (cores, two a chip)
 
-libtpu bakes the hosts of a slice into an executable. Slices of up to eight chips of v5e and v6e, and of up to four of
-the others, are described as one host, which replays them in one process (Cloud TPU documentation, the pages of the
-generations: v5e and v6e have machines of 1, 4 and 8 chips, the others of 4); larger ones as hosts of four chips, 2x2.
+libtpu writes the hosts of a slice into an executable. Slices of up to eight chips of v5e and v6e, and of up to four of
+the others, are described as one host, which runs them in one process (Cloud TPU documentation, the pages of the
+generations: v5e and v6e have machines of 1, 4 and 8 chips, the others of 4). Larger slices are described as hosts of
+four chips, 2x2.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """TPUs that are only described: `--device tpu:v5e-2x2` compiles for that slice on any host, with libtpu's compiler.
 
-Graphs, weights and cache are those of xla.py. What a chip's memory must hold is checked before anything is compiled,
-and again with what XLA says of each executable. Nothing of it was run on a TPU: verification compiles the same portable
-programs for this host's CPU.
+Graphs, weights and cache are those of the xla target. The memory of a chip is checked before anything is compiled, and
+again with XLA's figures for each executable. Nothing was run on a TPU: verification compiles the same portable programs
+for this host's CPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class TpuTarget(XlaTarget):
         __name__,
     )
     executable_seconds: ClassVar[float] = 4.0
-    verifies_each: ClassVar[bool] = False  # what runs here is not what was compiled, and each is compiled for it first
+    # verification compiles each program for this CPU first, and does not run the TPU's executables
+    verifies_each: ClassVar[bool] = False
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
