@@ -1,7 +1,7 @@
-"""How many CPUs this process has: what it may run on, and what its control groups let it use of them.
+"""The number of CPUs of this process: those that it may run on, limited by its control groups.
 
 A quota of processor time (cgroup v1: cpu.cfs_quota_us over cpu.cfs_period_us, v2: cpu.max) holds for a group and all
-below it, so that every ancestor's counts. With more threads than it, all of them stand still for the rest of each
+below it, so every ancestor's quota counts too. With more threads than the quota, all threads stop for the rest of each
 period. A group that cannot be read has no quota.
 """
 
@@ -15,7 +15,7 @@ _ROOT = Path("/")
 
 
 def usable_cpus() -> int:
-    """Threads that find a CPU each, at least 1: the least of the CPUs allowed and the quota, rounded up."""
+    """Threads that each have a CPU, at least 1: the smaller of the CPUs allowed and the quota, rounded up."""
     allowed = len(allowed_cpus())
     return min(allowed, quota() or allowed)
 
@@ -33,9 +33,9 @@ def quota(root: Path = _ROOT) -> int | None:
 
 
 def may_pin(threads: int, root: Path = _ROOT) -> bool:
-    """Whether so many threads may be tied to CPUs: these are not shared out by a quota, and there is a thread for each,
-    or each thread has a core for itself and all are on one NUMA node. Elsewhere the system places them better: two on
-    siblings of one core, or at memory of another node, stay there for good."""
+    """Whether this many threads may be pinned to CPUs. They may if no quota limits the CPUs, and if each CPU has a
+    thread, or each thread has its own core on a single NUMA node. Otherwise the system places them better: pinned
+    threads that share a core, or use another node's memory, would never move."""
     allowed = allowed_cpus()
     bound = quota(root)
     if bound is not None and bound < len(allowed):
@@ -80,7 +80,7 @@ def _groups(root: Path) -> Iterator[Path]:
             continue
         above, mounted = fields[3:5]
         top = root / mounted.lstrip("/")
-        within = os.path.relpath(paths[kind[0]], above)  # what is mounted may be a part: a container's group
+        within = os.path.relpath(paths[kind[0]], above)  # only a part may be mounted: a container's group
         folder = top if ".." in within.split("/") else top / within
         yield folder
         while folder != top:

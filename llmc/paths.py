@@ -1,6 +1,7 @@
-"""Text that a user typed, as a path: a name that no file can have is one that is not there, and never an exception.
+"""Text that a user typed, as a path. A name that no file can have counts as missing; it never raises.
 
-`pathlib` raises for a name that is too long, and for a home that nobody has. Only the standard library is imported.
+`pathlib` raises for a name that is too long, and for the home of an unknown user. Only the standard library is
+imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What exists on which platform, in words, for the errors of what is asked for where it does not.
+"""The platforms of packages, in words, for errors about a package that does not exist on this one.
 
 pyproject.toml's markers say the same to pip.
 """
@@ -43,13 +43,13 @@ EXTRAS: Mapping[str, str] = {
 
 
 def not_installed(error: ModuleNotFoundError) -> DeviceError | None:
-    """What to tell about an import that failed: the extra to install, or None for a module that none brings."""
+    """The message for an import that failed: the extra to install, or None for a module of no extra."""
     module = (error.name or "").partition(".")[0]
     return missing(module) if module in EXTRAS else None
 
 
 def missing(module: str) -> DeviceError:
-    """What to tell about a module of `EXTRAS` that is not installed."""
+    """The message for a module of `EXTRAS` that is not installed."""
     return DeviceError(f"{module} is not installed; " + how_to_install(module, f"pip install 'llmc[{EXTRAS[module]}]'"))
 
 
@@ -59,7 +59,7 @@ def exists_here(package: str) -> bool:
 
 
 def how_to_install(package: str, line: str) -> str:
-    """What to do about a missing `package`: "install it with: `line`", or where it exists if that is not here."""
+    """What to do about a missing `package`: "install it with: `line`", or the platforms that it exists for."""
     if exists_here(package):
         return f"install it with: {line}"
     made_for = ", ".join(_described(*known) for known in BUILDS[package])
@@ -67,7 +67,7 @@ def how_to_install(package: str, line: str) -> str:
 
 
 def require_posix() -> None:
-    """Raise DeviceError where there are no POSIX file locks, which the artifact store stands on."""
+    """Raise DeviceError on systems without POSIX file locks, which the artifact store needs."""
     if find_spec("fcntl") is None:
         raise DeviceError(
             f"the artifact store needs POSIX file locks, which {_NAMES.get(HERE[0], HERE[0])} does not have; "

@@ -1,8 +1,8 @@
-"""Nothing that llmc runs reports to its makers: telemetry of libraries is off before they are imported.
+"""No library that llmc runs sends telemetry: it is turned off before they are imported.
 
-onnxruntime 1.31 and later write what they will send into the user's cache folder and send it from sessions; the clients
-of the Hugging Face hub send what was used with what they ask for; OpenVINO's converter tells Google Analytics. Children
-inherit the variables. One that the user has set stays as it is.
+onnxruntime 1.31 and later write reports into the user's cache folder and send them from sessions. The clients of the
+Hugging Face hub send usage data with their requests. OpenVINO's converter reports to Google Analytics. Child processes
+inherit the variables. A variable that the user has set is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TELEMETRY_OFF: Mapping[str, str] = MappingProxyType(
     {
         "ORT_DISABLE_TELEMETRY": "1",  # onnxruntime, and what is built on it
         "HF_HUB_DISABLE_TELEMETRY": "1",  # huggingface_hub, and transformers through it
-        "DO_NOT_TRACK": "1",  # whoever honours it
+        "DO_NOT_TRACK": "1",  # all programs that honour it
     }
 )
 """Set when llmc is first imported."""
@@ -30,7 +30,7 @@ def silence() -> None:
 
 
 def silence_converter() -> None:
-    """Let OpenVINO's converter, where something imports it, do without its telemetry, as it can."""
+    """Make OpenVINO's converter, if it is imported, run without its telemetry package."""
     modules: dict[str, Any] = sys.modules  # None for a module means: cannot be imported
     modules.setdefault("openvino_telemetry", None)
 

@@ -25,7 +25,7 @@ GROUPS = ("llmc.targets", "llmc.executors", "llmc.strategies")
 
 @cache
 def _brought(group: str) -> EntryPoints:
-    """What installed packages bring in a group: listing it reads a file of each package."""
+    """The entry points of installed packages in a group; listing them reads one file of each package."""
     from importlib.metadata import entry_points
 
     return entry_points(group=group)

@@ -1,4 +1,4 @@
-"""JSON that can be read in one way only: whatever two readers could take differently is refused.
+"""JSON with only one reading: text that two readers could read differently is refused.
 
 The bodies of requests have a reader with limits and words of their own, see server/protocol/strict_json.py.
 """
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 
 class AmbiguousError(ValueError):
-    """JSON as Python would read it, and another reader otherwise or not at all."""
+    """JSON that Python accepts, and that another reader reads differently or refuses."""
 
 
 def loads(data: bytes | str) -> Any:

@@ -1,8 +1,8 @@
-"""Threads that wait for each other sleep: those of torch, whose operators are spread over threads by OpenMP.
+"""Make torch's threads sleep while they wait for each other; OpenMP spreads its operators over threads.
 
-By default they spin. Where something else keeps a CPU busy they so burn the time that the thread they wait for needs: a
-decode step of SmolLM2-135M, replayed operator by operator on two cores with six other processes, took 0.7 to 2.2 s of
-processor time, and 0.06 s where they sleep. What the user has set stays as it is.
+By default they spin. If other programs keep the CPUs busy, spinning threads use the time that the thread they wait for
+needs: a decode step of SmolLM2-135M, replayed operator by operator on two cores with six other processes, took 0.7 to
+2.2 s of processor time, and 0.06 s with sleeping threads. A value that the user has set is not changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 
 POLICY = "OMP_WAIT_POLICY"
 SLEEP = "passive"
-"""As OpenMP reads it in any case; users write it in capitals."""
+"""The variable's value; OpenMP reads it in either case, and users write it in capitals."""
 
 
 def wait_asleep() -> None:
@@ -20,5 +20,5 @@ def wait_asleep() -> None:
 
 
 def of_others() -> dict[str, str]:
-    """The environment of engines that llmc is compared with: they wait as they do without it."""
+    """The environment for engines that llmc is compared with: their threads wait as without llmc."""
     return {name: value for name, value in os.environ.items() if (name, value) != (POLICY, SLEEP)}

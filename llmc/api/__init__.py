@@ -83,9 +83,10 @@ class LLM(BundleLLM):
 
     `model` is a bundle (a folder, or a reference to one, see artifacts/local/references.py), or a checkpoint, which is
     compiled first (from the store when it was before) with the given device, limits and options of `llmc.compile`. A
-    bundle, and what NEURON_COMPILED_ARTIFACTS holds for device neuron, is loaded whatever is asked for; each component
-    that is otherwise is named in a warning. `weights` is the checkpoint whose weights a bundle of a configuration alone
-    takes, see docs/config-only.md. Further arguments: those of EngineOptions, and vLLM's, see api/vllm_arguments.py.
+    bundle, also one in NEURON_COMPILED_ARTIFACTS for device neuron, is loaded with its own options; a warning names
+    each option that differs from the arguments. `weights` is the checkpoint whose weights a bundle of a configuration
+    alone takes, see docs/config-only.md. Further arguments: those of EngineOptions, and vLLM's, see
+    api/vllm_arguments.py.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ def _bundle_of(
 
 
 def _matching(path: Path, device: str | None, options: dict[str, Any], model: str | None = None) -> Path:
-    """A bundle that is loaded and never compiled; what was asked for and is otherwise in it is a warning."""
+    """A bundle that is loaded and never compiled; arguments that differ from its options are a warning."""
     if device is None and not options:
         return path
     from llmc.artifacts.bundle.manifest import read_manifest

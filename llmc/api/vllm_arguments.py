@@ -1,4 +1,4 @@
-"""vLLM's constructor arguments: which are ours, which are spelled otherwise here, which mean nothing here."""
+"""vLLM's constructor arguments: those that llmc has too, those with another name here, and those without effect."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ _ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(arguments of `llmc.compile`, arguments of the engine) of what was given to LLM().
 
-    What has no effect here is a warning, as is more than one device: a bundle holds the graphs of one, or of what it
-    was compiled for. Raises InputError for an argument that neither vLLM nor llmc knows, naming the nearest.
+    An argument without effect here is a warning. So is more than one device: a bundle holds the graphs of one device,
+    or of those that it was compiled for. Raises InputError for an argument that neither vLLM nor llmc knows, naming the
+    nearest.
     """
     compiled: dict[str, Any] = {}
     engine: dict[str, Any] = {}

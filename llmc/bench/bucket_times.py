@@ -1,4 +1,4 @@
-"""Seconds that each bucket of a bundle takes on this host: what plans are then made and judged by."""
+"""Seconds that each bucket of a bundle takes on this host, for making and judging plans."""
 
 from __future__ import annotations
 

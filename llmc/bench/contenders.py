@@ -1,4 +1,4 @@
-"""Bundles and peers of one checkpoint, made ready to be compared: the same weights for everybody."""
+"""Bundles and peers of one checkpoint, prepared for a comparison: all have the same weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
 
 @dataclass(frozen=True)
 class Ready:
-    """What a comparison wants to know (bench/peers/compare.py). `reference`: None where nothing here can run it."""
+    """The input of a comparison (bench/peers/compare.py). `reference`: None if no environment here can run it."""
 
     model: str
     contenders: list[Contender]
@@ -44,7 +44,7 @@ class Ready:
 def checkpoint_of(bundle: Bundle, model: str | None, store: Store) -> Checkpoint:
     """The checkpoint that a bundle was compiled from: `model`, or where the store knows that it was.
 
-    Raises InputError where it is not found, or where its weights are others.
+    Raises InputError if it is not found or has other weights.
     """
     known = bundle.manifest.provenance
     name = model or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
@@ -64,7 +64,7 @@ def checkpoint_of(bundle: Bundle, model: str | None, store: Store) -> Checkpoint
 
 
 def default_folder(settings: Settings, checkpoint: Checkpoint) -> Path:
-    """Where the forms of a checkpoint are kept."""
+    """The folder for the peers' forms of a checkpoint."""
     return settings.cache_dir / "peers" / checkpoint.digest().removeprefix("sha256:")[:16]
 
 
@@ -72,7 +72,7 @@ def make_ready(
     bundles: Mapping[str, Bundle], asked: Sequence[Asked], checkpoint: Checkpoint, folder: Path, python: str,
     report: Report, quality: bool = True,
 ) -> Ready:  # fmt: skip
-    """Make the peers' forms of the checkpoint, and describe everybody.
+    """Make the peers' forms of the checkpoint, and describe all contenders.
 
     Raises DeviceError for a peer that is not installed in `python`, before anything is made. Without `quality` no
     reference is looked for.

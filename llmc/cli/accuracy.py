@@ -1,4 +1,4 @@
-"""What was verified of a bundle, and its accuracy, in words."""
+"""A bundle's verification and accuracy, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
-    """One line about what was run against the reference, of how many executables, and what came of it."""
+    """One line: what was run against the reference, of how many executables, and the result."""
     v = verification
     ran, buckets, left_out = v["executables"], v["buckets"], v["left_out"]
     run = f"{'all ' * (ran > 1)}{ran}" if ran == executables else f"{ran} of {executables}"
@@ -47,7 +47,7 @@ def origin_line(bundle: str, files: BundleFiles, store: Store | None = None) -> 
 
 
 def elsewhere_line(verification: Mapping[str, Any]) -> str | None:
-    """One line about what a compile took from elsewhere in place of running it; None where that is nothing."""
+    """One line about outcomes that a compile took from elsewhere instead of running it; None if there are none."""
     from llmc.artifacts.local.origins import ELSEWHERE
     from llmc.artifacts.signing.keys import short_id
 

@@ -1,8 +1,8 @@
 """`llmc generate` opens its bundle's executor while the command line is still being read.
 
-Building the parser takes about a tenth of a second of Python, opening the first executable as long in native code. Who
-begins ahead guesses the bundle from the bare words of the command line; a wrong guess costs nothing but time, since
-everything is checked again where the command runs.
+Building the parser takes about a tenth of a second of Python, opening the first executable as long in native code. This
+module guesses the bundle from the bare words of the command line. A wrong guess only costs time, because the command
+checks everything again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _started: list[StartingExecutor] = []
 
 
 def begin(arguments: Sequence[str]) -> None:
-    """Start opening the one bundle folder among the arguments of `generate`; does nothing where there is doubt."""
+    """Start opening the one bundle folder among the arguments of `generate`; does nothing in case of doubt."""
     words = [a for a in arguments if not a.startswith("-")]
     folders = [word for word in words if is_file(Path(word, "manifest.json"))]
     if len(folders) != 1 or any(a.startswith(_ELSEWHERE) for a in arguments):
@@ -37,18 +37,18 @@ def begin(arguments: Sequence[str]) -> None:
         if opens_in_thread(bundle):
             _started.append(StartingExecutor(bundle, EngineOptions(_threads(arguments))))
     except (LlmcError, ImportError, ValueError):
-        return  # the command meets it again, and says so
+        return  # the command meets the same error and reports it
 
 
 def take(folder: str | Path) -> StartingExecutor | None:
-    """What was begun for this folder, once; the caller owns it."""
+    """The executor that is being opened for this folder, given out once; the caller owns it."""
     if _started and _started[0].bundle.path == Path(folder):
         return _started.pop()
     return None
 
 
 def drop() -> None:
-    """Close what was begun and nobody took."""
+    """Close an executor that was begun and not taken."""
     while _started:
         _started.pop().abandon()
 

@@ -72,7 +72,7 @@ def cpu(
     engines = installed()
     checkpoint = open_checkpoint(model)
     found, scope = _measure(checkpoint, model, work, engines, count, rounds, quick, hidden)
-    if found.unfinished:  # a choice wants all of it
+    if found.unfinished:  # a choice needs all of it
         found.save(work / INTERRUPTED)
         typer.echo(f"wrote {work / INTERRUPTED}", err=True)
         typer.echo(json.dumps(found.to_dict()) + "\n" if as_json else text(found), nl=False)

@@ -174,7 +174,7 @@ def compile_command(
 
 
 def _trim(store: Store, max_size: int) -> None:
-    """Keep the store below LLMC_CACHE_MAX_SIZE; a compile that ended well does not fail because of it."""
+    """Keep the store below LLMC_CACHE_MAX_SIZE; an error in this never fails a finished compile."""
     from llmc.artifacts.gc.collect import collect
     from llmc.cli import output
     from llmc.cli.cache.space import did_something, summary

@@ -113,7 +113,7 @@ def generate(
 
 
 def _speculated(records: list[StepRecord]) -> str:
-    """What drafts came to."""
+    """The counts of drafts."""
     drafted, accepted = sum(r.drafted for r in records), sum(r.accepted for r in records)
     share = f" ({accepted / drafted:.0%})" if drafted else ""
     return f"speculation: {drafted} tokens drafted, {accepted} accepted{share}, {len(records)} steps"

@@ -1,4 +1,4 @@
-"""What a command that measures does when it is interrupted: it stops, and shows what it has."""
+"""Interrupts of commands that measure: they stop and show the results so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import typer
 
 EXIT = 130
-"""As of every command that is interrupted; main says that it was."""
+"""The exit code of every interrupted command; main prints that it was interrupted."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def sigterm_interrupts() -> Iterator[None]:
 
 
 def end_incomplete(missing: Sequence[str]) -> None:
-    """Say what an interrupt left unmeasured, and end the command; does nothing where that is nothing."""
+    """Name the measurements that an interrupt left out, and end the command; does nothing if there are none."""
     if missing:
         some = "; ".join(missing[:8]) + (f"; and {len(missing) - 8} more" if len(missing) > 8 else "")
         print(f"llmc: not measured: {some}", file=sys.stderr)

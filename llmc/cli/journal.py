@@ -48,20 +48,20 @@ class Journal:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Leave the journal while a compile runs; it stays behind where going on may end well."""
+        """Keep the journal while a compile runs; it stays after a failure from which --resume may succeed."""
         path = _path(self.output)
         data = {
             "schema": SCHEMA, "model": self.model, "output": str(self.output), "options": self.options.to_dict(),
             "plan": self.plan.to_dict(),
         }  # fmt: skip
-        with suppress(OSError):  # without room for it, the compile itself says so
+        with suppress(OSError):  # if there is no room for it, the compile itself reports it
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
             temporary.write_text(json.dumps(data))
             temporary.replace(path)
         try:
             yield
-        except (InputError, CheckpointError, DeviceError, ArtifactError):  # they would be raised again
+        except (InputError, CheckpointError, DeviceError, ArtifactError):  # a resumed compile would raise these again
             path.unlink(missing_ok=True)
             raise
         path.unlink(missing_ok=True)

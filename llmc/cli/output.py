@@ -16,7 +16,7 @@ quiet = False
 verbose = False
 """Set by main from -v: more than was asked for."""
 going_on = ""
-"""How to go on after an interrupt: what a command that can be resumed has main say."""
+"""How to continue after an interrupt: main prints this for a command that can be resumed."""
 
 _STAGES = {
     "trace": "trace",
@@ -130,7 +130,7 @@ def _bars() -> Any:
     from rich.text import Text
 
     class Remaining(TimeRemainingColumn):
-        """What is left of the seconds that a task was expected to take; for others, by the speed so far."""
+        """The time left: of the seconds that a task was expected to take, or else by its speed so far."""
 
         max_refresh = 0.5
 

@@ -203,7 +203,7 @@ def _print(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> None:
 def _estimates(
     made: Plan, model: str | None, options: CompileOptions, named: bool, flags: PlanningFlags, bundle: Path | None
 ) -> str:
-    """What compiling the plan takes, where the model's sizes are known; `named`: somebody asked for it."""
+    """The cost of compiling the plan, if the model's sizes are known; `named`: the user asked for it."""
     if model is None:
         return ""
     from llmc.compiler.estimates.footprint import Footprint

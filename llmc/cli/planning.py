@@ -127,10 +127,9 @@ def plan_from_flags(
 ) -> Plan:
     """The plan for a checkpoint (`model`), a model config alone (`config`), or --max-model-len by itself.
 
-    `settings` defaults to the environment; `device` is whose compile times and graph memory a budget counts, compiled
-    with `options`. Raises
-    InputError for flags that cannot be used, a length that the model's positions do not reach, or no length at all;
-    CheckpointError when the model cannot be read.
+    `settings` defaults to the environment. A budget counts the compile times and graph memory of `device`, compiled
+    with `options`. Raises InputError for flags that cannot be used, a length that the model's positions do not reach,
+    or no length at all; CheckpointError when the model cannot be read.
     """
     from llmc.compiler.pipeline.planning import plan_for
 

@@ -26,7 +26,7 @@ def reads(model: type[Body]) -> dict[str, Any]:
 
 
 def streams(description: str) -> dict[str, Any]:
-    """The further form of a 200 answer that a stream is."""
+    """The second form of a 200 answer: a stream."""
     data = {"type": "string", "description": "A chunk as JSON, an error object as JSON, or [DONE]."}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     return {"description": description, "content": {"text/event-stream": {"schema": event}}}

@@ -1,4 +1,4 @@
-"""What a chat request says about tools: what the model is shown, and what it must write."""
+"""The tools of a chat request: those that the model sees, and the calls that it must write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ToolUse:
 
 
 def tool_use(served: Served, body: ChatRequest) -> ToolUse:
-    """Raises ApiError for a choice without tools, of an unknown function, or that this model cannot be held to."""
+    """Raises ApiError for a choice without tools, of an unknown function, or that cannot be enforced for this model."""
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none") and not tools:
         return ToolUse()

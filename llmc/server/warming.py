@@ -21,9 +21,9 @@ WarmUp = Literal["all", "open"]
 Tell = Callable[[Progress], None]
 
 SHORT = 32
-"""Tokens of a prompt that is there to touch everything once, where its length is free."""
+"""Tokens of the prompt that touches everything once, where any length will do."""
 OPENING = 128
-"""What opening an executable and reading its weights costs, in the tokens of a prompt that take as long. Roughly."""
+"""The rough cost of opening an executable and reading its weights, in tokens of a prompt that takes as long."""
 
 
 def warm_up_of(name: str) -> WarmUp:

@@ -36,7 +36,7 @@ LONGEST, TOP = 32, 8
 
 
 class Alone:
-    """What a sequence gives when it is all that an executor ever held from the start of it."""
+    """The results of a sequence that runs alone in a new executor."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -122,7 +122,7 @@ class Life:
         return [int(t) for t in self.random.integers(0, 256, count)]
 
     def _prompt(self) -> bool:
-        """New prompts, prompts that go on, and prompts that begin again before the end of what is there."""
+        """New prompts, prompts that continue, and prompts that start again below the end of the slot's tokens."""
         bucket: Bucket = PLAN.prompt[int(self.random.integers(len(PLAN.prompt)))]
         count = 1 if self.executor.exact else int(self.random.integers(1, bucket.batch + 1))
         slots = [int(s) for s in self.random.permutation(self.executor.slots)[:count]]
@@ -168,7 +168,7 @@ class Life:
             assert close(logits[row], alone), f"{step.phase} row {row} of {step.slots}"
 
     def _source_and_target(self) -> tuple[int, int]:
-        """Any two slots, or the same twice; something is in the first where anything is anywhere."""
+        """Any two slots, or the same twice; the first holds tokens if any slot does."""
         sources = [s for s, held in enumerate(self.held) if held] or [0]
         return int(self.random.choice(sources)), int(self.random.integers(self.executor.slots))
 
@@ -200,7 +200,7 @@ class ExecutorContract:
             life = Life(opened(slots), alone, seed)
             for _ in range(rounds):
                 life.go_on()
-                if life.random.random() < 0.1:  # seldom: looking may bring home what lay elsewhere
+                if life.random.random() < 0.1:  # seldom, because an export may copy tokens to the home slot
                     life.check_slots()
             life.check_slots()
             assert all(life.done.values()), "each kind of work was done"
@@ -264,7 +264,7 @@ class ExecutorContract:
             executor.import_prefix(1, prefix * 2)
 
     def test_drafted_tokens_are_scored_in_one_step_as_they_would_be_one_by_one(self, opened: Open) -> None:
-        """A token and three drafted ones, two of which are taken back: what comes next does not know them."""
+        """A token and three drafted ones, two of which are taken back: they do not change the next tokens."""
         executor, alone = opened(), Alone(opened(1))
         if not executor.scores_each:
             with pytest.raises(InputError, match="its graphs give logits after the last token of a row only"):

@@ -46,7 +46,7 @@ class TargetContract(ExecutorContract):
 
     @classmethod
     def model(cls, folder: Path) -> Path:
-        """A small checkpoint in a new folder; whoever compiles other models writes one of these."""
+        """A small checkpoint in a new folder; override it for a target that compiles other models."""
         return write_toy(folder)
 
     @pytest.fixture(scope="class")

@@ -62,7 +62,7 @@ class Caller:
     async def call(self, outcome: Outcome, prompt: Prompt, began: float) -> Outcome:
         """Send one request and fill in `outcome`, whose times count from `began` (time.perf_counter()).
 
-        Never raises but when cancelled: what goes wrong is the outcome's failure.
+        Raises only when cancelled; any other error becomes the outcome's failure.
         """
         body = self.body(prompt, outcome.asked_output)
         reply = _Reply(outcome, began)
@@ -187,7 +187,7 @@ class _Reply:
         return None
 
     def broken(self, error: Exception) -> Failure:
-        """What a connection that broke means, by how far it had come."""
+        """The failure that a broken connection means, by the progress of the answer."""
         if self._failure is not None:
             return self._failure
         if self._streams and self._done:

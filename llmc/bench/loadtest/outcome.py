@@ -1,11 +1,11 @@
-"""What became of one request."""
+"""The outcome of one request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 REFUSALS = ("http 429", "http 503")
-"""Kinds of failure that say: not now."""
+"""Kinds of failure that ask the client to come again later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is found out about a server before a run: its model, how it counts tokens, and whether it streams."""
+"""Checks of a server before a run: its model, its token counts, and whether it streams."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ async def find_model(caller: Caller) -> Caller:
 async def calibrate(caller: Caller, longest: int) -> Calibration | None:
     """How the server counts the words of `prompts`, from two answers of a token; None: it does not say.
 
-    `longest` is the longest prompt to come, in tokens. These two are sent as the run's requests are, so that what
-    every request of the run would meet is raised here: LlmcError or InputError, saying what the server answered.
+    `longest` is the longest prompt to come, in tokens. These two are sent like the run's requests. So an error that
+    every request would meet is raised here, as LlmcError or InputError with the server's answer.
     """
     draw = random.Random("calibration")  # noqa: S311 - a workload, not a secret
     few = await _counted(caller, text(FEW, draw))

@@ -6,11 +6,11 @@ from llmc.bench.loadtest.report import Distribution, Report
 from llmc.buckets.text_table import table
 
 LATE_S = 0.01
-"""A client that sends later than this says so."""
+"""Seconds; the report mentions it if the client sent later than this."""
 BUSY = 0.7
-"""So much of a core, and the client's own times are in the figures."""
+"""From this share of a core on, the client's own work affects the figures."""
 OFF = 0.02
-"""The part by which tokens may differ from what was asked before that is said."""
+"""The share by which token counts may differ from the requested ones before the report mentions it."""
 
 NAMES = {
     "ttft": "time to first token",

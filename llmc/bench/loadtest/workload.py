@@ -1,4 +1,4 @@
-"""What is asked: how many tokens in and out, and when."""
+"""The requests of a run: tokens in and out, and times."""
 
 from __future__ import annotations
 

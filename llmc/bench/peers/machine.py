@@ -20,7 +20,7 @@ READ_BYTES = 256 << 20
 
 
 def describe() -> dict[str, Any]:
-    """CPU, cores, memory and versions, for a reader who wants to know whether figures can be compared."""
+    """CPU, cores, memory and versions, to judge whether figures can be compared."""
     return {
         "cpu": _from("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": usable_cpus(),

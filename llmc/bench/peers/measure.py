@@ -1,4 +1,4 @@
-"""The measurements: what is asked of the engines, and what figure is made of the answers.
+"""The measurements: the requests to the engines, and the figures from their answers.
 
 Prompts are random token ids, others in every round and the same for all engines: no cache of prefixes can help.
 Processes stay open through a measurement; memory and first tokens are of processes of their own, one at a time.

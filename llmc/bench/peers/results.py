@@ -1,4 +1,4 @@
-"""What a comparison found: figures of every round, what they are of, and who is to be compared with whom.
+"""The results of a comparison: the figures of every round, and which contenders are compared.
 
 A ratio is llmc's figure over a peer's in the same round, and the median of these over the rounds; for times and memory
 below 1, for rates above 1, llmc is the better. The peer of a ratio is the best one, by its median, of those whose
@@ -21,7 +21,7 @@ from llmc.buckets.files import read_text, write_text
 from llmc.errors import InputError
 
 By = Literal["class", "bits"]
-"""What makes a peer one that a bundle is compared with: measured quality, or nominal bits alone."""
+"""The reason for comparing a bundle with a peer: measured quality, or nominal bits alone."""
 
 VERSION = 1
 """Of the JSON document."""

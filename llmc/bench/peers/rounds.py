@@ -1,8 +1,8 @@
 """Several engines asked in turn, round by round: what all measurements share.
 
-Each round asks every engine, so that a host that drifts does so for all, and begins with another one, so that none is
-always asked after the same quiet or the same load: with n engines, round t begins with number t mod n. A contender that
-fails is left out of that measurement, which says why; one that does not even open, of all that need it open.
+Each round asks every engine, so that a host that gets slower does so for all. Each round begins with another engine, so
+that no engine always follows the same one: with n engines, round t begins with number t mod n. A contender that fails
+is left out of that measurement, which says why; one that does not even open, of all that need it open.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ POLL_S = 0.05
 
 
 class EngineError(LlmcError):
-    """An engine could not do what it was asked, or ended; the message says which, and what it said."""
+    """An engine failed at a request, or ended; the message says which, with the engine's output."""
 
 
 @dataclass(frozen=True)

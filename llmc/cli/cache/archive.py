@@ -144,7 +144,7 @@ def _item(store: Store, text: str) -> Item:
 
 
 def _whole(store: Store) -> list[Entry]:
-    """All of the store that can leave this machine; what is incomplete is left out, and said."""
+    """All results of the store that can leave this machine; incomplete ones are left out, with a message."""
     travels = [entry for entry in store.entries() if not entry.key.is_local]
     complete = [entry for entry in travels if all(store.has(blob) for blob in entry.outputs.values())]
     if not complete:

@@ -1,4 +1,4 @@
-"""What the commands of `llmc cache` share: their common flags, and how things are printed."""
+"""Shared by the commands of `llmc cache`: common flags and printing."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _sign_entry(signer: Signer, store: Store, prefix: str) -> dict[str, Any]:
 
 
 def signature_status(files: BundleFiles) -> tuple[dict[str, Any], list[str]]:
-    """What there is to say of a bundle's signature, and what is wrong with it, or with there being none.
+    """A bundle's signature status, and what is wrong with it, also if it is missing.
 
     `{"status": "trusted" | "unknown" | "invalid" | "none", "keys": [id, …], "name": name of the trusted key | None}`
     """

@@ -1,1 +1,1 @@
-"""Who watches the engine (engine/observer.py): metrics, step traces, recordings of traffic, the dashboard's data."""
+"""Observers of the engine (engine/observer.py): metrics, step traces, recordings of traffic, the dashboard's data."""

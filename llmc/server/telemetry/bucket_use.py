@@ -1,4 +1,4 @@
-"""What ran in which bucket of the plan."""
+"""The use of each bucket of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine did when, as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""The engine's steps and requests over time, as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Chrome's trace event format, an array of events in JSON, times in microseconds:
 

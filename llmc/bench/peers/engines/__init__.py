@@ -14,6 +14,6 @@ token is timed as well. A class `Engine(model, threads, …)` answers
                                  batched; seconds from its start to each request's sending, and to each of its tokens
     logits(texts, file)          float32 [all tokens, vocabulary] after every token of every text, into a .npy file
 
-All are greedy and go on at the end token; prompts and texts are token ids. A method that an engine lacks is a
-measurement that it is left out of.
+All are greedy and continue after the end token; prompts and texts are token ids. An engine without a method is left out
+of that measurement.
 """
