@@ -78,6 +78,7 @@ def code_digest(*makers: Maker) -> str:
     return _told(closure(*makers))
 
 
+@cache
 def package_digest() -> str:
     """Digest of all of llmc's own sources."""
     content = hashlib.sha256()
@@ -88,7 +89,7 @@ def package_digest() -> str:
 
 def forget() -> None:
     """Read sources again when they are next asked for."""
-    for known in (code_digest, source_of, _is_module):
+    for known in (code_digest, package_digest, source_of, _is_module):
         known.cache_clear()
 
 

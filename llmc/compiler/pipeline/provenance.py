@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,7 @@ def _llmc() -> dict[str, Any]:
     return found
 
 
+@cache
 def _package(name: str) -> dict[str, Any] | None:
     """An installed package, by its own metadata; None when it is not there."""
     try:
