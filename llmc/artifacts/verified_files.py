@@ -1,4 +1,4 @@
-"""Which files were verified before, so that weights of many gigabytes are not hashed at every start.
+"""A record of files that were verified before, so that weights of many gigabytes are not hashed at every start.
 
     table  = {"schema": 1, "files": {real path: [device, inode, size, mtime_ns, ctime_ns, digest]}}
     tables = <store>/v1/.stamps.json          of the files of a store that this user alone may write

@@ -1,4 +1,4 @@
-"""What running a bucket costs, in a unit that needs no device: the work of its padded shape.
+"""The cost of running a bucket, in a unit that needs no device: the work of its padded shape.
 
 Prefill is bound by arithmetic. A token of a transformer passes the linear layers once (24·h² operations a layer,
 hidden size h) and attends to every key (4·h operations a layer and key), so one token's linear layers weigh as much as

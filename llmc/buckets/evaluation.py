@@ -1,4 +1,4 @@
-"""What a plan wastes on traffic: every step of a schedule is looked up as the runtime does, and its padding counted.
+"""A plan's waste on traffic: every step of a schedule is looked up as at runtime, and its padding is counted.
 
 Waste is (padded − real) / real, in tokens:
 

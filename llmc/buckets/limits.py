@@ -1,4 +1,4 @@
-"""What a server promises to accept: the region of requests that a plan must cover."""
+"""The limits of the requests that a server accepts, and that a plan must cover."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests that no single bucket covers run: prompts split, chunked and padded, decode batches split."""
+"""Steps for requests that no single bucket covers: prompts are split, chunked and padded, decode batches split."""
 
 from __future__ import annotations
 

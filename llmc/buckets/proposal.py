@@ -1,4 +1,4 @@
-"""What strategies propose, before a choice is made: buckets by rule, or a grid to choose from freely."""
+"""The proposals of strategies, before a choice: buckets by rule, or a grid to choose from freely."""
 
 from __future__ import annotations
 

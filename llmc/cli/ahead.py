@@ -54,7 +54,7 @@ def drop() -> None:
 
 
 def _threads(arguments: Sequence[str]) -> int | None:
-    """The last --threads; raises ValueError for what is no number of threads."""
+    """The last --threads; raises ValueError if it is not a number of threads."""
     given = None
     for i, argument in enumerate(arguments):
         if argument == "--threads":

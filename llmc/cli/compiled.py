@@ -1,4 +1,4 @@
-"""What `llmc compile` made, or would make, in words or as JSON."""
+"""The results of `llmc compile`, or of a dry run, in words or as JSON."""
 
 from __future__ import annotations
 

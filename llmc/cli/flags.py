@@ -32,7 +32,7 @@ def grouped(
 
 
 def takes_own_options(command: Command) -> Command:
-    """`command`, whose parameter `own` has what was given of the options that targets declare, with a flag for each."""
+    """`command` with a flag for each option that targets declare; its parameter `own` gets those that were given."""
     known = declared()
     flags = [_flag(one) for one in known.values()]
 

@@ -1,4 +1,4 @@
-"""Which of llmc's own sources make a result: what a key names as `code`.
+"""The component `code` of a key: a digest of the llmc sources that make the result.
 
     code = digest of all that follows, " ", {module without "llmc.", "=", first 12 hex digits of its source's digest}
 

@@ -1,4 +1,4 @@
-"""How large a checkpoint's model is: what its tensors say, or its configuration where it has none."""
+"""The size of a checkpoint's model: from its tensors, or from its configuration if it has no tensors."""
 
 from __future__ import annotations
 

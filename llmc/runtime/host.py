@@ -1,4 +1,4 @@
-"""What this host is, as far as a bundle's fit is concerned."""
+"""Properties of this host that decide whether a bundle fits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest logits of each row, where the device finds them and the rest need not be fetched, and on the host."""
+"""The largest logits of each row: found by the device, so that the others need not be fetched, or on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a server process, told to whoever started it: one dataclass for each event."""
+"""Events of a server process, reported to the code that started it: one dataclass for each event."""
 
 from __future__ import annotations
 

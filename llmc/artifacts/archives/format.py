@@ -60,7 +60,7 @@ class Member(NamedTuple):
 
 
 def blob_name(digest: str) -> str:
-    """The member that holds a blob. Raises ValueError for what is not a digest."""
+    """The member that holds a blob. Raises ValueError for a text that is not a digest."""
     return BLOB_FOLDER + parse(digest)
 
 

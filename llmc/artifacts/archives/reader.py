@@ -79,8 +79,8 @@ class Guard:
 
 
 class _Head(NamedTuple):
-    """What an archive names, before its blobs: a bundle or entries. `admissions` say how each comes in, but for bundles
-    among several, whose manifests are blobs."""
+    """The part of an archive before its blobs: a bundle or entries. `admissions` say how each comes in, except for
+    bundles among several entries, whose manifests are blobs."""
 
     manifest: Manifest | None
     signature: bytes | None

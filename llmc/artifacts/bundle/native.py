@@ -1,4 +1,4 @@
-"""What counts as native code: the one place that says so.
+"""The rules for native code; no other module has them.
 
 The question is what an executor of llmc would load as code. A manifest's or an entry's own words do not count.
 Everything that is not known to be data counts as code.

@@ -37,7 +37,7 @@ IN_STORE = "bundles"
 
 
 def blob_path(folder: Path, digest: str) -> Path:
-    """Where a bundle keeps a blob. Raises ValueError for what is not a digest."""
+    """Where a bundle keeps a blob. Raises ValueError for a text that is not a digest."""
     return folder / BLOBS / parse(digest)
 
 

@@ -81,7 +81,7 @@ def publish_arrived(store: Store, manifest: Manifest, signature: bytes | None, v
 
 
 def remember_bundle(store: Store, manifest: Manifest) -> None:
-    """Note a bundle that was made from this store's blobs; a store without room for it, or for them, does without."""
+    """Publish a bundle that was made from this store's blobs; nothing happens if the store has no room."""
     try:
         publish_arrived(store, manifest, None, vouched=False)
     except (BlobMissingError, CapacityError, UnwritableError) as error:

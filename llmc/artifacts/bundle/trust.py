@@ -1,4 +1,4 @@
-"""What has to be signed: the contract between the borders of the store (remotes, archives) and the keyring."""
+"""Signatures: the contract between the borders of the store (remotes, archives) and the keyring."""
 
 from __future__ import annotations
 

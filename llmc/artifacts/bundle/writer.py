@@ -1,4 +1,4 @@
-"""Writing a bundle folder: whole or not at all, whoever else writes it and whenever the power goes.
+"""Writing a bundle folder: whole or not at all, also with other writers at once and after a power cut.
 
 The new bundle is built in a sibling folder `.<name>.<random>.new`, made durable, and then takes the place of
 the old one:
@@ -206,7 +206,7 @@ def _pieces(source: Path) -> Iterator[bytes]:
 
 
 def _install(new: Path, folder: Path) -> None:
-    """Give the finished bundle its place; what was there is then at `new` or gone."""
+    """Move the finished bundle to its place; the previous content is then at `new` or gone."""
     for _ in range(ATTEMPTS):
         try:
             os.rename(new, folder)  # noqa: PTH104 - succeeds when nothing, or an empty folder, is there
@@ -318,7 +318,7 @@ def _name(folder: Path, role: str) -> Path:
 
 
 def _claims_to_be_bundle(file: Path) -> bool:
-    """Whether a file is a manifest, or what is left of one."""
+    """Whether a file is a manifest, or the rest of a damaged one."""
     try:
         with open_regular(file) as stream:
             return KIND.encode() in stream.read(1 << 20)

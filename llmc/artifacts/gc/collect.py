@@ -73,7 +73,7 @@ def collect(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Collection:
-    """Remove what nobody needs, and what was used least recently until the limits (bytes, seconds) hold.
+    """Remove unneeded files, and then the least recently used results until the limits (bytes, seconds) hold.
 
     What is pinned, and what a living process uses, stays; so does for `grace` seconds what no entry names yet. Others
     may use the store meanwhile: what they have been given stays, and what is removed is a miss. `progress(done, total)`

@@ -1,4 +1,4 @@
-"""Which items and blobs go: a decision over a census, which touches no file.
+"""Decides which items and blobs a collection removes. It works on an inventory and touches no file.
 
 1. Items last used more than `max_age` ago go.
 2. Blobs that no entry names go, but for those put there within `grace`: a build may be about to publish them.

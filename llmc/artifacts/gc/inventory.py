@@ -1,4 +1,4 @@
-"""What a store holds, who uses it, and what holds on to what: the facts that a collection is decided on."""
+"""The inventory of a store: its content, its users and its references. A collection is decided on these facts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Inventory(NamedTuple):
 
 
 class Counter:
-    """Takes the census of one store again and again; what did not change is not read again."""
+    """Takes the inventory of one store repeatedly; files that did not change are not read again."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -56,9 +56,9 @@ class Counter:
         self._manifests: dict[Path, tuple[File, str | None]] = {}
 
     def take(self, now: float, *, sweep: bool = False) -> Inventory:
-        """The census at `now`; `sweep` removes the leases of the dead.
+        """The inventory at `now`; `sweep` removes leases of dead processes.
 
-        Leases are read first: who has ended one by then has published what it was for, and entries are read after.
+        Leases are read first, then entries: a process that ended its lease before has already published its entry.
         """
         held = in_use(self._layout, now, sweep=sweep)
         items = self._items()

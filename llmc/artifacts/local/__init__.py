@@ -1,1 +1,1 @@
-"""What is this user's: the store, the names of bundles in it, and what was verified here."""
+"""This user's store, references to bundles in it, and the notes of results that were verified here."""

@@ -54,7 +54,7 @@ HERE, UNSIGNED, NONE = Origin("here"), Origin("unsigned"), Origin("none")
 
 
 def own_key(key: Key) -> Key:
-    """The key under which is noted what was made here for `key`."""
+    """The key of the note that this store made the result of `key`."""
     return Key(LOCAL + key.kind, key.components)
 
 
@@ -79,7 +79,7 @@ def elsewhere(origins: Iterable[Origin]) -> dict[str, Any]:
 def unsigned_of(verification: Mapping[str, Any]) -> tuple[int, int] | None:
     """How many of how many outcomes a manifest says were taken unsigned; (0, 0) for none.
 
-    None where it cannot be understood: then nobody knows.
+    None if the manifest's member cannot be read; then the numbers are unknown.
     """
     if ELSEWHERE not in verification:
         return 0, 0
@@ -102,7 +102,9 @@ def remember_recorded(store: Store, manifest: Manifest) -> None:
 
 
 def remember(store: Store, manifest: Manifest, origin: Origin) -> None:
-    """Note that a bundle was verified here, or with what is `signed`; a store that cannot be written does without."""
+    """Note that a bundle was verified here, or with `signed` predictions; nothing happens if the store cannot be
+    written.
+    """
     known = _note_of(store, manifest)
     if known is not None and known.meta.get("signers") == []:
         return

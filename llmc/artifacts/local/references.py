@@ -1,4 +1,4 @@
-"""Where a bundle can be named in place of its folder.
+"""References: texts that can name a bundle in place of its folder.
 
     reference = folder
               | file ".tar" | file ".tar.zst" | file ".tzst"     an archive with one bundle; see archives/format.py
@@ -48,7 +48,7 @@ def is_reference(text: str) -> bool:
 
 
 def resolve(text: str | Path, settings: Settings, store: Store | None = None, trust: Trust | None = None) -> Path:
-    """The folder of the bundle that `text` names; for what is no reference, the path as it is.
+    """The folder of the bundle that `text` names; if `text` is not a reference, it is taken as a path.
 
     `store` and `trust` default to what the settings say. Raises ArtifactError for what is missing, damaged or not one
     bundle, UntrustedError, InputError for a reference that cannot be read, DeviceError where a package is needed and
@@ -93,7 +93,7 @@ def find_bundle(store: Store, prefix: str) -> Entry:
 def _folder(store: Store, entry: Entry) -> Path:
     """The bundle as a folder in the store; one that is there and whose blobs are the store's is used as it is.
 
-    Nothing is hashed then: whoever reads a blob verifies it.
+    Nothing is hashed then; blobs are verified when they are read.
     """
     folder = store.layout.bundles / entry.key.hex
     store.hold(entry_name(entry.key), bundle_name(folder))
@@ -134,7 +134,7 @@ def _archive(path: Path, store: Store, trust: Trust, required: bool) -> Entry:
 
 
 def _image(reference: str, store: Store, trust: Trust) -> Entry:
-    """The bundle of an image; one that is named by digest is asked for once."""
+    """The bundle of an image; an image named by digest is fetched once."""
     pinned = is_digest(reference.rpartition("@")[2])
     note = Key("local-image", {"reference": reference}) if pinned else None
     if note is not None and (entry := _noted(store, note)):
@@ -148,7 +148,7 @@ def _image(reference: str, store: Store, trust: Trust) -> Entry:
 
 
 def _archive_note(path: Path) -> Key | None:
-    """What tells this state of a file from any other; None while it may change without leaving a trace."""
+    """Identifies this state of a file; None while the file may still change without a new time stamp."""
     try:
         seen = signature(path.stat())
         real = os.path.realpath(path)

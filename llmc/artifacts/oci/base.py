@@ -99,7 +99,7 @@ def read_archive(
 
 
 def _unzipped(pieces: Iterable[bytes], diff_id: str, origin: str) -> Iterator[bytes]:
-    """A gzip file's content, made as it is asked for: who stops reading is not filled up by it."""
+    """A gzip file's content, decompressed as it is read, so that a reader that stops uses no more memory."""
     hasher = hashlib.sha256()
     inflate = zlib.decompressobj(GZIP_WINDOW)
     for piece in pieces:

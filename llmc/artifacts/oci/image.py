@@ -38,7 +38,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "amd6
 
 
 class Descriptor(NamedTuple):
-    """What a manifest says of a blob of an image."""
+    """The descriptor of an image's blob."""
 
     media_type: str
     digest: str

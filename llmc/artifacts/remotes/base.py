@@ -95,7 +95,7 @@ class Remote(Protocol):
 
 
 def blob_name(digest: str) -> str:
-    """The name of a blob in a remote. Raises ValueError for what is not a digest."""
+    """The name of a blob in a remote. Raises ValueError for a text that is not a digest."""
     return _name(_LAYOUT.blob(digest))
 
 

@@ -1,4 +1,4 @@
-"""What arrives in a store from a remote: blobs, and then the entry that names them, safe from being collected."""
+"""Putting results of a remote into a store: blobs, then the entry that names them, protected from collection."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _fill(remote: Remote, blob: Blob, fd: int, path: Path, progress: Progress) -
 
 
 def _resume(fd: int, blob: Blob, hasher: hashlib._Hash, path: Path) -> int:
-    """Read what is there into the hash, and stand behind it; its length, 0 when it is too long to be a part."""
+    """Hash the part that is there and seek to its end; returns its length, 0 if it is too long to be a part."""
     with writing(path, blob.size, REMEDY):
         os.lseek(fd, 0, os.SEEK_SET)
         if os.fstat(fd).st_size > blob.size:

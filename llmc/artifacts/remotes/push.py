@@ -133,7 +133,7 @@ def _sign_bundle(
 
 
 def _sign(signer: Signs, content: bytes, existing: bytes | None) -> bytes:
-    """Sign beside the signatures that are there; what is there and is none of this content is dropped."""
+    """Add a signature to the existing ones; existing ones that do not cover this content are dropped."""
     try:
         return signer.sign(content, existing)
     except UntrustedError:

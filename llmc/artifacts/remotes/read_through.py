@@ -29,7 +29,7 @@ class RemoteUpstream:
 
     Once the remote fails as such (away, refusing, not installed for) it is not asked again by this object, so that
     a compile without a network waits once, not once a graph. What it offers that is damaged or not trusted is a
-    miss. Both are said as a warning, each once; what follows of the same sort at INFO.
+    miss. Each of the two is logged once as a warning, and later at INFO.
     """
 
     def __init__(self, open_: Callable[[], Remote], trust: Callable[[], Trust], jobs: int = JOBS) -> None:

@@ -1,4 +1,4 @@
-"""What is signed: a statement about a manifest or an entry, named by its digest (in-toto Statement v1).
+"""The signed content: a statement about a manifest or an entry, named by its digest (in-toto Statement v1).
 
     statement = {"_type": TYPE, "subject": [{"name": "manifest.json" | "entry", "digest": {"sha256": 64 hex}}],
                  "predicateType": PROVENANCE | CONTENT, "predicate": {…}}

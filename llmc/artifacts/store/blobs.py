@@ -67,7 +67,7 @@ class Blobs:
         """Path of an intact blob, else None.
 
         The size is compared always when given; the digest when `verify`, unless the file was verified before
-        and has not been touched since (see verified_files.py). Raises ValueError for what is not a digest.
+        and has not been touched since (see verified_files.py). Raises ValueError for a text that is not a digest.
         """
         path = self._layout.blob(digest)
         try:
@@ -100,7 +100,7 @@ class Blobs:
         return None if found == _GONE else found
 
     def read(self, digest: str) -> bytes | None:
-        """A blob's content, verified as read, else None. Raises ValueError for what is not a digest."""
+        """A blob's content, verified as read, else None. Raises ValueError for a text that is not a digest."""
         path = self._layout.blob(digest)
         try:
             seen = path.stat()

@@ -1,4 +1,4 @@
-"""Where a store keeps its files.
+"""The layout of a store's files.
 
     store      = <root> "/v" SCHEMA "/" ( blob | entry | bundle | quarantine | temporary | lock | gate | lease |
                                           pin | stamps )
@@ -55,7 +55,7 @@ class Layout:
         self.pins = self.base / "pins"
 
     def blob(self, digest: str) -> Path:
-        """Path of a blob. Raises ValueError for what is not a digest."""
+        """Path of a blob. Raises ValueError for a text that is not a digest."""
         name = parse(digest)
         return self.blobs / f"{name[:2]}/{name[2:]}"
 

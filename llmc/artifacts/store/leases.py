@@ -47,7 +47,7 @@ def name_of_entry(kind: str, hex_digest: str) -> str:
 
 
 def blob_name(digest: str) -> str:
-    """What a lease calls a blob. Raises ValueError for what is not a digest."""
+    """What a lease calls a blob. Raises ValueError for a text that is not a digest."""
     return f"blobs/{parse(digest)}"
 
 
@@ -116,7 +116,7 @@ class Lease:
             )
 
     def claim_blob(self, digest: str) -> bool:
-        """`claim` of a blob. Raises ValueError for what is not a digest."""
+        """`claim` of a blob. Raises ValueError for a text that is not a digest."""
         return self.claim([blob_name(digest)], self._layout.blob(digest).exists)
 
     def holds_blob(self, digest: str) -> bool:

@@ -16,7 +16,7 @@ from llmc.artifacts.store.workspace import Area
 
 T = TypeVar("T")
 PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
-"""Seconds between looks at what is not there: without locks, a collection puts back what it took a moment ago."""
+"""Seconds between looks for a missing file: without locks, a collection may put it back a moment later."""
 
 
 def find_blob(areas: Sequence[Area], digest: str, size: int | None, verify: bool) -> Path | None:
@@ -86,7 +86,7 @@ def _find_in(area: Area, areas: Sequence[Area], key: Key, verify: bool) -> Entry
 
 
 def names_of(key: Key, outputs: Mapping[str, Blob]) -> list[str]:
-    """What a lease calls an entry and all that it names. Raises ValueError for what is not a digest."""
+    """What a lease calls an entry and all that it names. Raises ValueError for a text that is not a digest."""
     return [entry_name(key), *(blob_name(blob.digest) for blob in outputs.values())]
 
 

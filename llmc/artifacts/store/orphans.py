@@ -68,7 +68,7 @@ class Remover:
 
 
 def sweep(layout: Layout, remover: Remover, now: float | None = None) -> None:
-    """Remove temporaries that nobody has touched for STALE_SECONDS, or whose maker is known to have died.
+    """Remove temporaries that were not touched for STALE_SECONDS, or whose process is known to be dead.
 
     So too what dead writers left beside bundles, and locks of keys that have no entry. `now` is the store's time.
     """
@@ -87,7 +87,7 @@ def sweep(layout: Layout, remover: Remover, now: float | None = None) -> None:
 
 
 def _candidates(layout: Layout) -> Iterator[tuple[Path, bool]]:
-    """What may be garbage, and whether whoever needs it holds a lock on it."""
+    """Files that may be garbage, and whether a process holds a lock on each."""
     for item in scan(layout.temporaries):
         yield Path(item.path), _OURS.fullmatch(item.name) is not None
     for item in scan(layout.bundles):

@@ -32,7 +32,7 @@ _ONE_MACHINE = frozenset(
 
 @contextmanager
 def publish_lock(layout: Layout, *, exclusive: bool = False) -> Iterator[bool]:
-    """Pass the gate of a store, or close it; False when it could not be had, and the caller goes on without."""
+    """Pass the gate of a store, or close it; False if it could not be had, and the caller continues without it."""
     fd = None if layout.read_only else _enter(layout.gate, exclusive)
     try:
         yield fd is not None

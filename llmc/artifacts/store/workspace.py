@@ -1,4 +1,4 @@
-"""What a build is given: a folder to work in, and a way to store what it makes."""
+"""A build's workspace: a folder to work in, and a way to store results."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Site:
     def parse(cls, url: str) -> Site:
         """The site of http://host:port, with or without /v1 or the path of an endpoint behind it.
 
-        Raises InputError for what is no such URL.
+        Raises InputError for any other text.
         """
         try:
             parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What a Python has installed of what the peers need; asked in a process of its own, since it need not be this one."""
+"""The packages for peers that a Python has; found in a process of that Python, which may be another one than this."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 
 
 def interpreter(path: str | Path | None) -> str:
-    """The absolute path of the peers' Python, this one's without a name; raises InputError for what is no program.
+    """The absolute path of the peers' Python; without a name, this process's. Raises InputError if it is not a program.
 
     Links are kept: a virtual environment's Python is one.
     """

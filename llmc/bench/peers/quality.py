@@ -1,4 +1,4 @@
-"""How far an engine's next-token distributions are from the float32 model's, and which class that is.
+"""The distance of an engine's next-token distributions from the float32 model's, and its quality class.
 
 KL(p‖q) = Σ p (ln p − ln q) in nats over the vocabulary, p of the float32 reference, q of the engine, after every token
 of texts that are given to both (teacher forcing); its mean and 99th percentile over all tokens, and the share of tokens

@@ -16,7 +16,7 @@ HEADS: Mapping[By, str] = {
 
 
 def text(found: Comparison) -> str:
-    """Everything that was measured, and what was not and why."""
+    """All measurements, and the missing ones with reasons."""
     host = found.host
     lines = [
         f"{found.model} on {host['cpu']}, {found.threads} threads, {host['memory_gib']} GiB; medians over rounds in "
@@ -33,7 +33,7 @@ def text(found: Comparison) -> str:
 
 
 def notes(found: Comparison) -> list[str]:
-    """What a reader has to know beside the figures: what was left out, the order of turns, the peers' settings."""
+    """Notes to the figures: missing measurements, the order of turns, the peers' settings."""
     more = [f"interrupted: {what} was not measured" for what in found.unfinished]
     if any(len(order) > 1 for series in found.series for order in series.orders):
         more.append("the order of engines turns by one each round")

@@ -136,7 +136,7 @@ def in_turn(every: Sequence[T], turn: int) -> list[T]:
 def settings(
     contender: Contender, sequences: int, length: int, batched_tokens: int | None = None
 ) -> dict[str, Any]:  # fmt: skip
-    """What an engine is opened with for so many sequences of so many tokens, where it has to be told.
+    """Options to open an engine with for this many sequences of this many tokens, if it needs them.
 
     `batched_tokens`: what its scheduler may compute at once, where latency alone counts; None: its own default.
     """

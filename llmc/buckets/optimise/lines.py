@@ -1,4 +1,4 @@
-"""What each bucket of a grid would save, for all of them at once."""
+"""The saving by each bucket of a grid, computed for all buckets at once."""
 
 from __future__ import annotations
 

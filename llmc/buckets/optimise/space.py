@@ -1,4 +1,4 @@
-"""Which buckets may be chosen, and what each costs: a product of values within limits, or a list."""
+"""The buckets that may be chosen, and their costs: a product of values within limits, or a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which column of a trace holds what: the spellings that are understood.
+"""The columns of a trace: the spellings that are understood.
 
 A name is compared in lower case and without anything but letters and digits, so that "Request tokens",
 "request_tokens" and "RequestTokens" are one. Columns that mean none of the four are ignored.

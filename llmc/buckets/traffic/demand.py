@@ -1,4 +1,4 @@
-"""What traffic asks of a plan: how often each (batch, query, context) step happens, in bounded memory."""
+"""The demand of traffic on a plan: counts of each (batch, query, context) step, in bounded memory."""
 
 from __future__ import annotations
 

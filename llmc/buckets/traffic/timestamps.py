@@ -18,7 +18,7 @@ MAX_TIME = 1e300
 """Times are below it either way, so that the time between two of them is finite."""
 
 Clock = Callable[[object], float]
-"""Seconds from the first time to the one given. Raises ValueError, with the reason, for what is no such time."""
+"""Seconds from the first time to the given one. Raises ValueError, with the reason, for any other value."""
 
 
 def clock_from(first: object, unit: float = 1.0) -> Clock:

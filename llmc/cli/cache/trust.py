@@ -127,7 +127,7 @@ def _new_passphrase() -> str:
 
 
 def is_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Whether a user at a terminal can be asked."""
     import sys
 
     return sys.stdin.isatty() and sys.stderr.isatty()

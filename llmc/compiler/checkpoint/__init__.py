@@ -72,7 +72,7 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
 
 
 def _inside(path: Path) -> Path:
-    """A folder with config.json as it is; the single .gguf of a folder without; a file as it is."""
+    """A file or a folder with config.json, unchanged; for a folder without one, its single .gguf file."""
     if not is_dir(path) or is_file(path / CONFIG):
         return path
     files = sorted(path.glob("*.gguf"))

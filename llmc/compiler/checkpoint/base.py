@@ -1,4 +1,4 @@
-"""What every checkpoint format offers to the compiler.
+"""The contract of checkpoint formats.
 
 A checkpoint is read-only: opening maps its files, `tensor` converts one tensor at a time, nothing is cached.
 Names, shapes and the config follow Hugging Face transformers 5 whatever the file format is, so that nothing

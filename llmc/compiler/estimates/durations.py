@@ -1,4 +1,4 @@
-"""How long the parts of a compile take that executables share: stages, and verification.
+"""Times of the parts of a compile that executables share: stages, and verification.
 
 Measurements of this store win: the last builds of a stage for a model of the same size. Otherwise the times of
 SmolLM2-135M on two cores (Cost) are scaled to the model's size: tracing with its layers, everything else with its

@@ -85,7 +85,7 @@ class Footprint:
         measured, and of `bundle`, one compiled before. What `cpu` stands for is chosen as by a compile, with a plan's
         `facts`. Raises CheckpointError when the model cannot be read or has no sizes, UnknownNameError for an unknown
         device, InputError for options that the device does not offer, a bad bench file or a bundle for another device,
-        and ArtifactError for what is no bundle.
+        and ArtifactError for a path that is not a bundle.
         """
         from llmc.artifacts.bundle.reader import BundleFiles
         from llmc.artifacts.store.store import Store

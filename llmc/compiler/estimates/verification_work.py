@@ -1,4 +1,4 @@
-"""How much verification does, counted from a plan: what it opens, the steps it runs, and the tokens of their prompts.
+"""The amount of verification, counted from a plan: executables opened, steps run, and tokens of their prompts.
 
 Of buckets and pasts that is what parts.py chooses; of greedy texts and the text it follows how these are cut into
 steps, but for the last few of ragged ones.

@@ -1,4 +1,4 @@
-"""What a compile would do, without doing it: which stages and executables are in the store, and rough time and size."""
+"""A dry run of a compile: which stages and executables are in the store, and rough estimates of time and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bundle was built from, with which versions, in the fields of SLSA provenance v1.
+"""The provenance of a bundle: its sources and versions, in the fields of SLSA provenance v1.
 
     provenance = {"model": str, "checkpoint": digest, "plan": digest of the plan, 64 hex,
                   "buildDefinition": {"buildType": BUILD_TYPE, "externalParameters": {…}, "internalParameters": {…},
@@ -85,7 +85,7 @@ def provenance(stages: Stages, target: Target, options: CompileOptions, model: s
 
 
 def model_name(model: str) -> str:
-    """What to call a model that was named so: the last part of a path that exists, any other name as it is."""
+    """The name of a model for manifests: the last part of a path that exists, or any other name unchanged."""
     path = expanded(model)
     return Path(os.path.abspath(path)).name if exists(path) else model  # noqa: PTH100 - a link's own name
 

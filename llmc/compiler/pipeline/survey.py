@@ -1,4 +1,4 @@
-"""What this host can compile for and run on, found without importing any toolchain."""
+"""The devices that this host can compile for and run on, found without importing any toolchain."""
 
 from __future__ import annotations
 

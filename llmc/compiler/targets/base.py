@@ -416,7 +416,7 @@ class StaticTarget(Target):
     """A target whose executables have one shape each, and nothing else is possible."""
 
     why_static: ClassVar[str]
-    """Why, for whoever asks for dynamic ones."""
+    """The reason, for a request for dynamic shapes."""
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses dynamic shapes."""

@@ -1,4 +1,4 @@
-"""How near a bundle's predictions are to the reference's, over the text of texts.py.
+"""The accuracy of a bundle: how near its predictions are to the reference's over the text of texts.py.
 
 The text is teacher-forced: whatever a bundle predicts, the next token is the text's. The first FIRST tokens of a window
 are a prompt, the others are decoded one by one, several windows at once, in the buckets that an engine would choose.

@@ -1,4 +1,4 @@
-"""What verification runs of a plan, chosen and counted by the plan and the model's size alone: the same on every host.
+"""The parts of verification. They depend on the plan and the model's size alone, so they are the same on every host.
 
 Greedy texts, the accuracy over a text and every executable are always run. Sampled buckets are run a second time with
 another poison, as long as all runs of buckets stay within BUDGET; the smallest bucket of each phase always is.

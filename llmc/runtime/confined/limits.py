@@ -1,4 +1,4 @@
-"""What one job may take, and how many there may be."""
+"""Limits of one job, and the number of jobs at a time."""
 
 from __future__ import annotations
 

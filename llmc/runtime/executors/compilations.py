@@ -1,4 +1,4 @@
-"""What an executor's engine compiled: 0 from open to close, or something was missing from the bundle.
+"""Counts what an executor's engine compiled: 0 from open to close, unless something was missing from the bundle.
 
 Every executor has a counter of its own (executors/base.py) and tells it what its engine reports: a portable program
 that was finished for its device, a program that JAX compiled, a model that OpenVINO compiled or imported, a session of

@@ -1,4 +1,4 @@
-"""Memory that is taken page by page, as it is written."""
+"""Memory that the system provides page by page, when it is written."""
 
 from __future__ import annotations
 

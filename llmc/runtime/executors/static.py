@@ -1,4 +1,4 @@
-"""What executors do alike whose every executable has one shape and opens when it is needed first."""
+"""The base of executors whose executables each have one shape and open on first use."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def _text(content: Any, where: str) -> str:
 def plain_data(value: Any, depth: int = 0) -> Any:
     """A copy made of JSON types only, so that a template meets no object with methods beyond theirs.
 
-    Raises InputError for what is none of them, or nested too deeply.
+    Raises InputError for any other type, or for values nested too deeply.
     """
     if depth > MAX_DATA_DEPTH:
         raise InputError(f"chat data is nested more than {MAX_DATA_DEPTH} deep")

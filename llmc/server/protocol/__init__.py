@@ -1,1 +1,1 @@
-"""What goes over the wire: requests, checked and documented, and the shapes of answers; OpenAI's, and vLLM's extras."""
+"""The wire format: requests, checked and documented, and the shapes of answers; OpenAI's, and vLLM's extras."""

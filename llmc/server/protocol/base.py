@@ -1,4 +1,4 @@
-"""What all request bodies have in common: how they are checked, and what becomes of fields that are not known."""
+"""The base of all request bodies: their checks, and the handling of unknown fields."""
 
 from __future__ import annotations
 

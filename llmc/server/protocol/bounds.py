@@ -54,7 +54,7 @@ _UNITS = {str: "characters", list: "items", dict: "members"}
 
 
 def told(value: Any, bound: int) -> str:
-    """What is said of a text, list or object beyond its bound."""
+    """The message for a text, list or object beyond its bound."""
     unit = next(unit for kind, unit in _UNITS.items() if isinstance(value, kind))
     return f"has {len(value)} {unit}; at most {bound} are taken"
 

@@ -1,4 +1,4 @@
-"""A histogram as Prometheus counts: cheap to fill in the engine's thread, rendered when somebody asks."""
+"""A histogram as Prometheus counts: cheap to fill in the engine's thread, rendered on request."""
 
 from __future__ import annotations
 

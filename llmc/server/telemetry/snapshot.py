@@ -110,7 +110,7 @@ class Snapshot(Observer):
             elif self._running:
                 self._running -= 1
 
-    # For whoever looks
+    # For the dashboard
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON.

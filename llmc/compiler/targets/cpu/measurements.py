@@ -64,7 +64,7 @@ class Measured:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Measured:
-        """From its JSON; raises KeyError, TypeError, ValueError or AttributeError for what is none."""
+        """From its JSON; raises KeyError, TypeError, ValueError or AttributeError for any other value."""
         engines = {
             engine: {kind: _checked(one) for kind, one in kinds.items()} for engine, kinds in data["engines"].items()
         }

@@ -1,4 +1,4 @@
-"""How each matrix of a model is held: which family of blocks, how many bits, and in blocks of how many inputs."""
+"""The format of each matrix of a model: its family of blocks, its bits, and the inputs of a block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MatrixFormat:
 
 @dataclass(frozen=True)
 class OnnxOptions:
-    """What a lowered model's matrices are held in.
+    """The formats of a lowered model's matrices.
 
     `block`: at most so many inputs share a scale; 0 keeps float32. `bits`: 8 or 4, of what is not kept; the head and
     the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its type

@@ -1,4 +1,4 @@
-"""What is done to a lowered ONNX model as a whole: names, top logits, fixed sizes, and where its tensors lie."""
+"""Changes to a whole lowered ONNX model: names, top logits, fixed sizes, and the places of its tensors."""
 
 from __future__ import annotations
 

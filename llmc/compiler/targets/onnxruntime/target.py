@@ -313,7 +313,7 @@ def _ours(options: CompileOptions) -> bool:
 
 
 def _components(options: OnnxOptions) -> dict[str, Any]:
-    """The options of a lowering for its key: blocks, and what else is not as it is for float32 and int8."""
+    """The options of a lowering for its key: blocks, and everything that differs from float32 and int8."""
     found: dict[str, Any] = {"block": options.block}
     if options.bits != 8:
         found |= {"bits": options.bits, "head_bits": options.head_bits}

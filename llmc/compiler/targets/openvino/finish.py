@@ -1,4 +1,4 @@
-"""From a model as it was built to one that OpenVINO's CPU plugin opens in half the time.
+"""Finishing a model: OpenVINO's CPU plugin opens the result in half the time.
 
 `compile_model` first rewrites a model into the plugin's own operators (compressed matrix products, fused rotary
 embedding and norms), and only then makes primitives of it. The first half depends on nothing but the OpenVINO version
@@ -92,7 +92,9 @@ def finish(model: ov.Model, properties: Mapping[str, str], weights: FinishedWeig
 
 
 def renamed(xml: str, kept: frozenset[str]) -> str:
-    """Names of layers count what the process made before; those that nobody asks for get their number."""
+    """Names of layers depend on what the process made before; layers that are not looked up get their number as
+    name.
+    """
 
     def rename(match: re.Match[str]) -> str:
         number, name, kind = match.groups()

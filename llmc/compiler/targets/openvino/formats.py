@@ -1,4 +1,4 @@
-"""How matrices are held in an OpenVINO model: the constants they are declared as, and their decompression.
+"""Formats of matrices in an OpenVINO model: their constants and their decompression.
 
 A decompression is a few operators that OpenVINO's plugins fuse into the matrix product: convert, subtract the zero
 point, multiply by the scale, back to [N, K]. Linear weights are [N, K], N outputs by K inputs. Scales and zero points

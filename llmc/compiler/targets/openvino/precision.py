@@ -1,4 +1,4 @@
-"""What OpenVINO's CPU plugin holds and computes in, and the settings that say so; imports nothing of OpenVINO."""
+"""The precisions of OpenVINO's CPU plugin, for storage and computing, and their settings; imports no OpenVINO."""
 
 from __future__ import annotations
 

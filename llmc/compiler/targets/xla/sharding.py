@@ -72,9 +72,9 @@ class ShardedCore:
 
     Without it, where key/value heads do not divide, XLA splits the replicated cache while a step writes to it, and
     gathers all of it afterwards. New entries that lie as the cache does prevent that: they alone are gathered, once for
-    all layers. Logits are said to be split as the head is before they are said to be whole; else the head's weight is
-    gathered in place of them. Lowering it needs a mesh of `degree` devices with the axis AXIS, as its inputs' shardings
-    name it.
+    all layers. Logits are first declared split like the head and then declared whole; otherwise XLA gathers the head's
+    weight instead of the logits. Lowering it needs a mesh of `degree` devices with the axis AXIS, as its inputs'
+    shardings name it.
     """
 
     def __init__(self, core: Core, config: Mapping[str, Any], degree: int) -> None:

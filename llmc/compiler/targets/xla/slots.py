@@ -1,4 +1,4 @@
-"""What happens to cache slots between steps, as programs on the device: copy, fill, read and write.
+"""Programs on the device for cache slots between steps: copy, fill, read and write.
 
 All take keys and values [layers, slots, kv_heads, capacity, head_dim] first; all but `slot_read` are given them to
 change in place. Numbers are int32 scalars.

@@ -1,4 +1,4 @@
-"""What a sequence's text has to conform to, token by token."""
+"""The contract of constraints: the form of a sequence's text, enforced token by token."""
 
 from __future__ import annotations
 

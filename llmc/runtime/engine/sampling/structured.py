@@ -1,4 +1,4 @@
-"""What a text has to conform to, as a request states it; guided.py makes a constraint of it."""
+"""The form of a text as a request states it; guided.py makes a constraint of it."""
 
 from __future__ import annotations
 

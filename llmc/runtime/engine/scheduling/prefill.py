@@ -1,4 +1,4 @@
-"""Which part of which prompts runs next, within what may run between two decode steps."""
+"""The choice of the next prompt steps, within the prompt tokens that may run between two decode steps."""
 
 from __future__ import annotations
 

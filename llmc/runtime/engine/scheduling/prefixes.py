@@ -1,4 +1,4 @@
-"""Where the beginning of a prompt is in the cache already."""
+"""The search for a cached beginning of a prompt."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """The scheduler for executors that take rows of any lengths in one step; the types are in base.py.
 
 A step has a row for each decoding sequence, and beside them as much of the prompts, first come first served, as fits
-`prefill_budget`: nobody waits for a step of others, and no step is longer for decoding sequences than the budget makes
-it (chunked prefill as in vLLM, dynamic split-fuse in DeepSpeed). Where nothing decodes, prompts fill the step up to the
-plan's largest prompt bucket, or `prompt_chunk`.
+`prefill_budget`: no sequence waits for a step of others, and prompts make a step longer by at most the budget (chunked
+prefill as in vLLM, dynamic split-fuse in DeepSpeed). Where nothing decodes, prompts fill the step up to the plan's
+largest prompt bucket, or `prompt_chunk`.
 
 A sequence leaves the queue when its first tokens run. It waits where the step before it in the queue computes tokens of
 its own beginning: the next step finds them in the cache, so that prompts that begin alike and come together compute
 their beginning once. With a shared pool of tokens the first of the queue also waits until its whole reservation fits
-(pool.py); whoever is behind it waits with it.
+(pool.py); the sequences behind it wait too.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Executables:
             self._rest = []
 
     def _open_quietly(self, executable: Executable) -> None:
-        """In the background: whoever needs the executable gets the error, if there is one."""
+        """Open in the background; an error is raised when the executable is needed."""
         if not self._closing:
             self.session(executable)
 

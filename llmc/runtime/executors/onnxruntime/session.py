@@ -25,7 +25,7 @@ def open_session(
     library: str | None = None,
     **entries: str,
 ) -> Any:
-    """A CPU session over a model's path or bytes, its graph left as it is: what compiling decided stays decided.
+    """A CPU session over a model's path or bytes. The graph is not optimised again after the compile.
 
     `threads` sizes the pool, and counts in the first call of a process only; `saved_as` is a path that ONNX Runtime
     writes the model to; `library` is a path of operators beside its own; `entries` are session configuration entries,

@@ -1,4 +1,4 @@
-"""Where the kernels run, and what they take (source/attention.c)."""
+"""The CPUs that the kernels run on, and the shapes that they take (source/attention.c)."""
 
 from __future__ import annotations
 
