@@ -236,7 +236,7 @@ def _owner(maker: Maker) -> type | None:
 
 
 def _first(maker: Maker) -> set[str]:
-    """What a maker's code, and all that it reaches by name in its own modules, imports as it runs."""
+    """The imports of a maker's code while it runs, and of all code that it reaches by name in its own modules."""
     if isinstance(maker, str):
         return {maker if maker.startswith("llmc.") else maker.partition(".")[0]}
     owner, own, found = _owner(maker), _own(maker), set[str]()

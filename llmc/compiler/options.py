@@ -113,7 +113,7 @@ class CompileOptions:
         return replace(self, **shared, own=own)
 
     def get(self, name: str) -> Value | None:
-        """What was given of the option of a name, shared or own; None where nothing was."""
+        """The given value of an option by name, shared or own; None if none was given."""
         found: Value | None = getattr(self, name) if name in SHARED else self.own.get(name)
         return found
 

@@ -48,7 +48,7 @@ class StageReport:
 
 @dataclass
 class Stages:
-    """What `trace` and `lower` work with: store, checkpoint, plan, and a way to run a cached stage."""
+    """The context of `trace` and `lower`: store, checkpoint, plan, and a way to run a cached stage."""
 
     store: Store
     checkpoint: Checkpoint
@@ -122,7 +122,7 @@ class Stages:
 
 @contextmanager
 def filled_folder(store: Store, name: str, fill: Callable[[Path], T]) -> Iterator[T]:
-    """What `fill` makes of a temporary folder that lives as long as the context.
+    """The result of `fill` in a temporary folder, which lives as long as the context.
 
     The folder is in the store, so that the store's files can be linked into it; where the store has no room or cannot
     be written, it is the system's. Raises CapacityError or UnwritableError where that has no room either.

@@ -68,12 +68,12 @@ class BundleLLM:
 
     @property
     def generator(self) -> Generator:
-        """What takes requests."""
+        """The generator, which takes requests."""
         return self._offline.generator
 
     @property
     def engine(self) -> Engine:
-        """What runs their sequences, token by token."""
+        """The engine, which runs the requests' sequences, token by token."""
         return self._offline.generator.engine
 
     @property
@@ -96,7 +96,7 @@ class BundleLLM:
         return self.bundle.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where no parameters are given."""
+        """The parameters used when none are given."""
         from llmc.runtime.engine.sampling import SamplingParams
 
         return SamplingParams()

@@ -167,7 +167,7 @@ class _Made:
 def lowered(
     stages: Stages, target: Target, asked: CompileOptions | None, options: CompileOptions
 ) -> tuple[Lowered, CompileOptions, str]:  # fmt: skip
-    """What executables need, the options that fit the model, and why these are others than `options`.
+    """The lowered programs, the options that fit the model, and the reason if these differ from `options`.
 
     `asked` are those that were asked for, None for none.
     """

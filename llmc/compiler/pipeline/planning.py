@@ -25,7 +25,7 @@ TrafficLike = str | os.PathLike[str] | TrafficSource | None
 
 @dataclass(frozen=True)
 class PlanArguments:
-    """What a user may say about a plan, on the command line or in Python; None leaves a default.
+    """A user's arguments for a plan, from the command line or Python; None means the default.
 
     model                    a checkpoint, a hub name or a config.json; or None, with max_model_len given
     strategy                 a name of `llmc.buckets.strategies.names()`

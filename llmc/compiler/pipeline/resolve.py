@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What is compiled, settled once: the open checkpoint, the target that the device stands for, the options that were
-    `asked` for, the same with the target's defaults (`options`), and why it is that target ("" where it stands for
-    itself)."""
+    """The inputs of a compile, determined once: the open checkpoint, the target that the device stands for, the options
+    that were `asked` for, the same with the target's defaults (`options`), and the reason for that target ("" if the
+    device stands for itself)."""
 
     checkpoint: Checkpoint
     plan: Plan

@@ -39,8 +39,8 @@ DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """What executables are compared with: its name in keys and manifests, where it is ("module:class", made of a
-    checkpoint), and the packages that its predictions depend on."""
+    """A reference for executables: its name in keys and manifests, its place ("module:class", made of a checkpoint),
+    and the packages that its predictions depend on."""
 
     name: str
     place: str
@@ -91,8 +91,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is compiled for: a plan's limits and its facts (mean lengths of traffic), the model's configuration and how
-    many parameters it has."""
+    """The case of a compile: a plan's limits and its facts (mean lengths of traffic), the model's configuration and its
+    number of parameters."""
 
     limits: Limits
     facts: Mapping[str, Any]
@@ -145,7 +145,7 @@ class Target(ABC):
     process that compiled nothing before, so that its bytes do not depend on earlier compilations."""
 
     executable_seconds: ClassVar[float] = 0.25
-    """Seconds that one executable more takes here, where the store has no build to learn from."""
+    """Seconds for one more executable on this host, used while the store has no build of one."""
 
     executable_source: ClassVar[str] = "SmolLM2-135M on two cores (benchmarks/RESULTS.md)"
     device_seconds: ClassVar[float] = 0.0
@@ -155,7 +155,7 @@ class Target(ABC):
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(parameters=0.01), tokens=Cost(parameters=1.1)
     )
-    """What verification takes on two cores, where the store has none to learn from."""
+    """Times of verification on two cores, used while the store has no measurement."""
 
     executable_bytes: ClassVar[int] = 150_000
     """About what an executable takes on disk, weights not counted."""
@@ -187,18 +187,18 @@ class Target(ABC):
 
     @classmethod
     def topologies(cls) -> list[dict[str, Any]]:
-        """What it takes behind its name where that is a slice of many devices, for `llmc devices`.
+        """The slices that it takes behind its name, for `llmc devices`; empty for most devices.
 
         Each has name, generation, shape, chips, devices, hosts and hbm_bytes_per_device.
         """
         return []
 
     def lacks(self) -> str:
-        """In words, what this host lacks to run executables beside packages; empty for nothing."""
+        """In words, what this host lacks to run executables, besides packages; empty if nothing."""
         return ""
 
     def describe(self, analysis: Mapping[str, Any]) -> list[str]:
-        """What `analyse` found, in lines for people."""
+        """The findings of `analyse`, in lines for people."""
         return []
 
     @classmethod
@@ -220,7 +220,7 @@ class Target(ABC):
         require_supported(config)
 
     def require_consumed(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError, by name, where the checkpoint has what nothing would read."""
+        """Raise CheckpointError, with the name, if the checkpoint has a tensor or key that nothing would read."""
         from llmc.compiler.frontend.consumed import require_consumed
 
         require_consumed(checkpoint)
@@ -237,7 +237,7 @@ class Target(ABC):
         return replace(options, quantize=quantize, dtype=dtype, specialise=specialise, own=own)
 
     def _own(self, options: CompileOptions) -> dict[str, Value]:
-        """What was given of its own options, defaults left out; raises InputError for others."""
+        """The given values of its own options, without defaults; raises InputError for options of other targets."""
         known = {option.name: option for option in self.options}
         for name, value in options.own.items():
             if name in known:
@@ -253,7 +253,8 @@ class Target(ABC):
         return {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
-        """The target that compiles, its options, and why it is that one; most devices stand for themselves alone.
+        """The target that compiles, its options, and the reason for this target; most devices stand only for
+        themselves.
 
         Raises InputError for options that no target keeps.
         """
@@ -265,7 +266,7 @@ class Target(ABC):
         return self.configure(CompileOptions.of(device, **{n: recorded[n] for n in names if n in recorded}))
 
     def default_dtype(self, quantize: str) -> str:
-        """What `--dtype auto` stands for: what everything that is not quantised is held and computed in."""
+        """The dtype for `--dtype auto`: for storing and computing everything that is not quantised."""
         return "f32"
 
     @property
@@ -287,14 +288,14 @@ class Target(ABC):
 
     @abstractmethod
     def toolchain(self) -> dict[str, str]:
-        """Names and versions of everything that shapes an executable; must not import it. Raises DeviceError."""
+        """Names and versions of the packages that determine an executable; must not import them. Raises DeviceError."""
 
     def isa(self) -> tuple[str, ...]:
         """Instruction set an executable is tied to, if any."""
         return ()
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
-        """For the manifest, what a host needs of its instruction set to open the bundle."""
+        """For the manifest, the instruction set that a host needs to open the bundle."""
         return self.isa()
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
@@ -323,19 +324,19 @@ class Target(ABC):
 
     @property
     def state(self) -> State:
-        """What executables will be on this host."""
+        """The state of executables that this host makes."""
         return "native"
 
     def remaining(self) -> str:
-        """In words, what the device's own host will still do to a portable executable; empty when native."""
+        """In words, the work that is left for the device's own host with a portable executable; empty when native."""
         return ""
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
-        """What the stages that executables share take on two cores, by kind; `options` are configured."""
+        """Times on two cores of the stages that executables share, by kind; `options` are configured."""
         return {"trace": TRACE, "lower": LOWER, "weights": WEIGHTS}
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
-        """Bytes that weights, cache and graphs have to fit into where they run, and what has them; None: unknown."""
+        """The memory in bytes for weights, cache and graphs, and the name of the device that has it; None: unknown."""
         from llmc.runtime.host import host_memory  # at the top it would be in the key of every executable
 
         found = host_memory()
@@ -369,7 +370,7 @@ class Target(ABC):
         return 4 * model.working_set * tokens
 
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
-        """The target, with its options, whose executables serve until this one's are open; None for none."""
+        """A target with its options, whose executables serve until this target's are open; None if there is none."""
         return None
 
     def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
@@ -428,9 +429,9 @@ class StaticTarget(Target):
 
     @property
     def specialises_by_default(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def static_dims(self, options: CompileOptions) -> tuple[str, ...]:
-        """All three."""
+        """Batch, query and context."""
         return ("batch", "query", "context")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
 
 PARAMETERS, LAYERS = 134_515_008, 30
-"""Of SmolLM2-135M, which the costs are of."""
+"""Of SmolLM2-135M, on which the costs were measured."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ WEIGHTS = Cost(parameters=2.5)
 
 @dataclass(frozen=True)
 class Verifying:
-    """What verification takes: whatever it runs, each executable it opens, each step, and each 1,000 tokens of prompts
+    """Times of verification: a fixed part, each executable it opens, each step, and each 1,000 tokens of prompts
     (estimates/verification_work.py counts them)."""
 
     begin: Cost

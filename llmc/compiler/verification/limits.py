@@ -17,7 +17,7 @@ from llmc.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a bundle must reach: mean KL divergence to the reference in nats, and share of equal argmax tokens.
+    """The limits of a bundle: mean KL divergence to the reference in nats, and share of equal argmax tokens.
 
     `row_kl` bounds every row, and `bucket_kl` the mean of a bucket of many rows (`bucket_limit`), so that one wrong
     graph cannot hide among many right ones, nor one wrong row in a large one. With `greedy_equal`, greedy continuations
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one format may cost: mean KL in nats, share of tokens whose argmax may differ, and why as much."""
+    """The error that one format may add: mean KL in nats, share of tokens whose argmax may differ, and the reason."""
 
     mean_kl: float
     differing: float

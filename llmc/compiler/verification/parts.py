@@ -40,8 +40,8 @@ class Once:
 
 
 Part: TypeAlias = 'Bucket | Once | Literal["greedy", "accuracy"]'
-"""What has an outcome of its own: a bucket, which is run twice under two poisons, or once; greedy texts over the whole
-bundle; or its divergence over a text."""
+"""A part, with an outcome of its own: a bucket, which is run twice under two poisons, or once; greedy texts over the
+whole bundle; or its divergence over a text."""
 
 
 class Sized(Protocol):
@@ -96,7 +96,7 @@ class Serving(Generic[E]):
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is run of `planned` buckets: `parts`, in order. `left_out` are the sampled buckets whose second run does not
+    """The parts to run for `planned` buckets, in order. `left_out` are the sampled buckets whose second run does not
     fit into the budget."""
 
     parts: tuple[Part, ...]
@@ -169,7 +169,7 @@ def _by_size(buckets: Iterable[Bucket]) -> list[list[Bucket]]:
 
 
 def _for_executable(bucket: Bucket, target: Shaping) -> tuple[int, int, int, Bucket]:
-    """Sorts first what runs an executable fewest times, and of these the largest."""
+    """Sorts by the number of times that a bucket's executable runs, ascending, then by size, descending."""
     return bucket.batch // target.shape_of(bucket)[0], -bucket.tokens, -bucket.context, bucket
 
 

@@ -302,7 +302,7 @@ async def _on_loop(connection: socket.socket, request: bytes, patience_s: float)
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """What work gives that is never suspended."""
+    """The result of a coroutine that never suspends."""
     try:
         work.send(None)
     except StopIteration as end:

@@ -11,7 +11,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step ran as: the bucket, how full it was, the executable, and seconds for each part of the work.
+    """A record of one step: the bucket, its live rows and padding, the executable, and seconds for each part of the
+    work.
 
     `requests` are the sequences in its live rows. `started_s` is time.perf_counter() at its start; `schedule_s` covers
     choosing the step and copying slots, `prepare_s` padding, `execute_s` the graph, `sample_s` choosing tokens. A step

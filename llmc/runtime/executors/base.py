@@ -124,7 +124,7 @@ class Executor(ABC):
         raise InputError(f"{self.bundle.path}: its graphs give logits after the last token of a row only")
 
     def logits(self) -> NDArray[np.float32]:
-        """What `run` would have returned for the last step, whichever of `run`, `run_top` and `run_each` took it: the
+        """The logits that `run` would have returned for the last step, also after `run_top` or `run_each`: the
         logits of each row's last live token, in the first len(step.slots) rows. Valid until the next step.
 
         Raises InputError before the first step.

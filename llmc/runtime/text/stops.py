@@ -93,6 +93,6 @@ class StopChecker:
         return pending[:shown]
 
     def flush(self) -> str:
-        """What was held back and turned out not to be a stop string; call once, at the end."""
+        """The text that was held back and is not a stop string; call once, at the end."""
         held, self._held = self._held, ""
         return held

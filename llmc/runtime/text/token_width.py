@@ -22,7 +22,9 @@ class TokenWidth:
     lost: bytes = b""
 
     def least_tokens(self, text: str) -> int:
-        """What `text` has at least. A text of a megabyte takes some milliseconds, and the interpreter for as long."""
+        """The least number of tokens of `text`. A megabyte takes some milliseconds, during which the interpreter is
+        blocked.
+        """
         kept = text.encode("utf-8", "surrogatepass").translate(None, self.lost)
         return -(-len(kept) // self.widest)
 

@@ -220,7 +220,7 @@ class StreamDetokenizer:
         return "" if token_id in self._skipped else self._text.feed(token_id)
 
     def flush(self) -> str:
-        """What was held back; call once, at the end."""
+        """The text that was held back; call once, at the end."""
         return self._text.flush()
 
 

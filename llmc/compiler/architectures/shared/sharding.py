@@ -23,7 +23,7 @@ class Rule:
     noun: str = ""
     """What those parts are."""
     affected: str = ""
-    """What is replicated where they do not divide."""
+    """The weights that are replicated if these parts do not divide over the devices."""
 
 
 LAYER = r"model\.layers\.(?:\d+|\*)\."

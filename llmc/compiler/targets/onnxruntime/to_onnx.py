@@ -366,5 +366,5 @@ class _Emitter:
 
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:
-    """What llmc's own operators have to know of a matrix."""
+    """The attributes of a matrix for llmc's own operators."""
     return {"rows": rows, "width": width, "group": held.block, "bits": held.bits, "offsets": int(held.offsets)}

@@ -34,7 +34,7 @@ FEW_ROWS = 2
 """So many decode rows are faster, and nearer to float32, where activations are not quantised: 0.85 and 0.93."""
 
 ACTIVATION_GROUPS = (16, 32, 64, 128)
-"""What may be asked for in their place; where it does not divide the group of the weights, OpenVINO quantises none."""
+"""Allowed group sizes of activations; one that does not divide the weights' group makes OpenVINO quantise none."""
 
 INSTRUCTIONS: Mapping[str, tuple[str, ...]] = {
     "f32": (), "bf16": ("avx512_bf16", "amx_bf16", "avx_ne_convert"),

@@ -29,7 +29,7 @@ ANALYSIS = ("memory", "cost", "collectives")
 """Members of the header that `analyse` makes."""
 
 EXPORT_PLATFORMS = ("cpu", "tpu", "cuda")
-"""What portable programs are lowered for, whatever they are compiled for here."""
+"""The platforms that portable programs are always lowered for."""
 
 
 @dataclass(frozen=True)

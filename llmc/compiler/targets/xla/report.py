@@ -1,4 +1,4 @@
-"""What XLA's analysis of a bundle's executables says, in a few lines for people. Bytes of one device."""
+"""XLA's analysis of a bundle's executables, in a few lines for people. Bytes of one device."""
 
 from __future__ import annotations
 

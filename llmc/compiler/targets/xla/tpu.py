@@ -134,7 +134,9 @@ class TpuTarget(XlaTarget):
     def _require(
         self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any], memories: Sequence[Mapping[str, int]]
     ) -> Need:
-        """What a device needs, with what XLA says of each executable; raises CompileError where it has less."""
+        """The memory that a device needs, with XLA's figures for each executable; raises CompileError if it has
+        less.
+        """
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
         limits, config = stages.plan.limits, stages.checkpoint.config

@@ -20,7 +20,7 @@ _HOTTEST = 1e30
 
 
 class SequenceSampler:
-    """What one sequence needs from token to token: its generator, what it has seen, what it may say.
+    """The state of one sequence from token to token: its generator, the tokens it has seen, and its constraints.
 
     `prompt_ids` count for the repetition penalty; `end_ids` are the ids that end the sequence (the model's, unless
     ignore_eos), refused until min_tokens, as stop_token_ids are. `bad_words` are the token sequences of

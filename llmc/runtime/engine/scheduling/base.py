@@ -1,4 +1,4 @@
-"""What the scheduler takes and gives. It knows token ids, slots and buckets, and neither clocks, logits nor devices.
+"""The contract of the scheduler. It knows token ids, slots and buckets, but no clocks, logits or devices.
 
 A sequence's life: added → waiting → admitted to a slot → prefilled in one or more steps (less what a prefix found in
 another slot saves) → one decode step a token → finished or cancelled; its slot's tokens are then retained, so that a

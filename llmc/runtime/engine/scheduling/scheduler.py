@@ -103,7 +103,7 @@ class Scheduler(LiveSequences[SlotTable]):
         return tuple(admitted)
 
     def _prefix(self, sequence: ScheduledSequence) -> Prefix | None:
-        """What the cache holds of the prompt, cut to where a step can begin; None if that is not worth a copy."""
+        """The cached prefix of the prompt, cut to a place where a step can begin; None if it is not worth a copy."""
         shares = sequence.group is not None
         least = 1 if shares else self._config.min_prefix
         if not least or sequence.prompt_length <= least:

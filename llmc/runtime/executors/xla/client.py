@@ -26,7 +26,7 @@ LIBTPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TPU_WORKER_HOSTNAMES": "localhost",  # silences "unexpected worker hostname"
     }
 )
-"""What libtpu reads, on hosts without a TPU: there it is a compiler and nothing else. Set before JAX first asks for a
+"""Variables for libtpu on hosts without a TPU, where it is only a compiler. Set before JAX first asks for a
 topology; what the user has set already stays. Where there is a TPU, it would describe another machine to it.
 
 Found by trying, with libtpu 0.0.42: without these it writes warnings to stderr and logs to /tmp/tpu_logs, looks for the

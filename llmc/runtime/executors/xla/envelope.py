@@ -128,7 +128,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class StepHeader:
-    """What an executable takes and gives. Pair (i, j) of `donated`: output i lies where input j lay."""
+    """The inputs and outputs of an executable. A pair (i, j) in `donated`: output i takes the memory of input j."""
 
     platform: str
     topology: str
