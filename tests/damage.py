@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from llmc.runtime.executors.fake.program import Program
+from tests.devices import use
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, token: int, times: float = float("inf")) -> None:
     """From now on the fake device makes NaN of `token`, in the cache and in each row that has it, in `times` steps."""
-    replay = Program.replay
     left = [times]
 
     def spoiled(self: Program, token_ids: Any, past_lengths: Any, new_lengths: Any, past: Any) -> Any:
-        logits, new = replay(self, token_ids, past_lengths, new_lengths, past)
+        logits, new = self.replay(token_ids, past_lengths, new_lengths, past)
         live = np.arange(token_ids.shape[1]) < new_lengths[:, None]
         bad = live & (token_ids == token)
         if bad.any() and left[0] > 0:
@@ -25,4 +25,4 @@ def spoil(monkeypatch: pytest.MonkeyPatch, token: int, times: float = float("inf
             logits[bad.any(1)] = np.nan
         return logits, new
 
-    monkeypatch.setattr(Program, "replay", spoiled)
+    use(monkeypatch, replay=spoiled)

@@ -12,10 +12,11 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.cli import ahead
-from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.executors import executor_class
 from llmc.runtime.startup.opening import EngineOptions
 from tests.artifacts.helpers import flip
 from tests.cli.helpers import Llmc
+from tests.devices import noting, use
 
 
 @pytest.fixture
@@ -23,21 +24,23 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The threads that fake executors, which may be opened in a thread here, were opened in; every one is closed."""
     threads: list[str] = []
     closed: list[int] = []
-    check, close = FakeExecutor.check, FakeExecutor.close
-    monkeypatch.setattr(FakeExecutor, "opens_in_thread", True)
-    monkeypatch.setattr(
-        FakeExecutor, "check", lambda bundle: (threads.append(threading.current_thread().name), check(bundle))
-    )
-    monkeypatch.setattr(FakeExecutor, "close", lambda self: (closed.append(id(self)), close(self)))
+
+    def note(name: str, of: object) -> None:
+        if name == "check":
+            threads.append(threading.current_thread().name)
+        elif name == "close":
+            closed.append(id(of))
+
+    use(monkeypatch, executor=noting(note))
     yield threads
     assert len(closed) == len(threads)
     assert ahead.take("bundle") is None
 
 
 def test_the_bundle_is_opened_once_and_answers_are_the_same(llmc: Llmc, bundle: Path, opened: list[str]) -> None:
-    FakeExecutor.opens_in_thread = False  # the fixture restores it
+    executor_class("fake").opens_in_thread = False  # the class that the fixture made
     plain = llmc("generate", "bundle", "--prompt", "a river", "--max-tokens", 6)
-    FakeExecutor.opens_in_thread = True
+    executor_class("fake").opens_in_thread = True
     assert llmc("generate", "bundle", "--prompt", "a river", "--max-tokens", 6) == plain
     assert len(opened) == 2 and opened[1] == "llmc-start"
 

@@ -13,18 +13,15 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.store.store import Store
 from llmc.buckets.plan import Plan
-from llmc.compiler.options import CompileOptions
-from llmc.compiler.targets.base import Executable, Lowered, Shape
-from llmc.compiler.targets.fake import FakeTarget
-from llmc.runtime.executors.fake.executor import Program
+from llmc.compiler.targets.base import Lowered, Shape
 from llmc.testing.toy import toy_plan, write_toy
 from tests.artifacts.helpers import child, files_below
 from tests.cli.helpers import Llmc, Ran
 from tests.compiler import tiny
+from tests.devices import negated, use
 
 LIMITS = ("--max-model-len", 32, "--max-num-seqs", 4)
 BUCKETS = 6
-COMPILE = FakeTarget.compile
 
 
 @pytest.fixture
@@ -104,8 +101,7 @@ def test_json_is_one_document_with_the_counts(compile_: Llmc) -> None:
 def test_portable_executables_are_told_as_such_with_what_is_left(
     compile_: Llmc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeTarget, "state", "portable")
-    monkeypatch.setattr(FakeTarget, "remaining", lambda self: "numpy has to be installed")
+    use(monkeypatch, state="portable")
     ran = compile_()
     assert f"native 0, portable {BUCKETS}" in ran.out
     assert ran.out.splitlines()[-1] == "portable: left for the device's own host: numpy has to be installed"
@@ -252,8 +248,7 @@ def test_weights_that_are_damaged(compile_: Llmc, toy: Path) -> None:
 def test_native_that_this_host_cannot_make_is_exit_3_before_any_work(
     compile_: Llmc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: Path
 ) -> None:
-    monkeypatch.setattr(FakeTarget, "state", "portable")
-    monkeypatch.setattr(FakeTarget, "remaining", lambda self: "numpy has to be installed")
+    use(monkeypatch, state="portable")
     assert "numpy has to be installed" in compile_("--require-native").failed(3)
     assert compile_("--require-native", "--dry-run").failed(3)
     assert list(here.iterdir()) == []
@@ -267,8 +262,7 @@ def test_native_executables_meet_require_native(compile_: Llmc) -> None:
 def test_wrong_numbers_are_exit_4_and_publish_nothing(
     compile_: Llmc, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
-    replay = Program.replay
-    monkeypatch.setattr(Program, "replay", lambda *a: tuple(-x for x in replay(*a)))
+    use(monkeypatch, replay=negated)
     assert "compiled graphs disagree with the reference model" in compile_("-q").failed(4)
     assert not (here / "bundle").exists()
 
@@ -331,14 +325,14 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """The user presses Ctrl-C once `after` executables are done."""
     done = 0
 
-    def compile_one(self: FakeTarget, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+    def compile_one(lowered: Lowered, shape: Shape, fields: dict[str, Any]) -> dict[str, Any]:
         nonlocal done
         if done == after:
             raise KeyboardInterrupt
         done += 1
-        return COMPILE(self, lowered, shape, options)
+        return fields
 
-    monkeypatch.setattr(FakeTarget, "compile", compile_one)
+    use(monkeypatch, compiling=compile_one)
 
 
 def test_an_interrupted_compile_goes_on_with_the_flags_it_had(
@@ -363,14 +357,10 @@ def test_an_interrupted_compile_goes_on_with_the_flags_it_had(
 
 def test_a_killed_compile_goes_on(llmc: Llmc, toy: Path, here: Path) -> None:
     script = f"""
-        import os, sys, time
+        import os, sys
         from llmc.cli.main import main
-        from llmc.compiler.targets.fake import FakeTarget
-        compile_one = FakeTarget.compile
-        def slowly(*arguments):
-            time.sleep(0.2)
-            return compile_one(*arguments)
-        FakeTarget.compile = slowly
+        from tests.devices import always, slowly
+        always(compiling=slowly(0.2))
         os.chdir({str(here)!r})
         main(["compile", *sys.argv[1:]])
     """
@@ -413,12 +403,12 @@ def test_what_was_refused_leaves_no_note_but_what_may_still_end_well_does(
     compile_("--quantize", "int8").failed(2)
     assert list(here.iterdir()) == []
 
-    def full(*_: object) -> Executable:
+    def full(*_: object) -> dict[str, Any]:
         from llmc.errors import CapacityError
 
         raise CapacityError("the disk is full; free some space")
 
-    monkeypatch.setattr(FakeTarget, "compile", full)
+    use(monkeypatch, compiling=full)
     assert compile_("-q").failed(1) == "the disk is full; free some space"
     assert [path.name for path in here.iterdir()] == [journal(here).name]
 

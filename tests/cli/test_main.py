@@ -13,10 +13,9 @@ import pytest
 import llmc as package
 from llmc.cli import main as main_module
 from llmc.cli.main import COMMANDS, run
-from llmc.compiler.targets.fake import FakeTarget
-from llmc.runtime.executors.fake.executor import Program
 from tests.artifacts.helpers import REPO, child, finish
 from tests.cli.helpers import Llmc
+from tests.devices import negated, use
 
 SMALL = ("--max-model-len", 32, "--max-num-seqs", 4)
 
@@ -104,12 +103,10 @@ def failure(llmc: Llmc, toy: Path, patch: pytest.MonkeyPatch, code: int) -> list
         case 2:
             return ["compile", toy, "--device", "gpu", "-q"]
         case 3:
-            patch.setattr(FakeTarget, "state", "portable")
-            patch.setattr(FakeTarget, "remaining", lambda self: "numpy has to be installed")
+            use(patch, state="portable")
             return [*compile_, "--require-native"]
         case 4:
-            replay = Program.replay
-            patch.setattr(Program, "replay", lambda *a: tuple(-x for x in replay(*a)))
+            use(patch, replay=negated)
             return compile_
         case _:
             return ["generate", "nowhere", "--prompt", "x", "-q"]

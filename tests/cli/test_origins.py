@@ -21,17 +21,16 @@ from llmc.artifacts.remotes.base import entry_name
 from llmc.artifacts.signing.keys import read_public
 from llmc.artifacts.store.entries import encode_entry
 from llmc.artifacts.store.store import Store
-from llmc.runtime.executors.fake.executor import Program
 from tests.artifacts.archives.helpers import member
 from tests.artifacts.helpers import child, finish, flip, overwrite
 from tests.cli.helpers import Llmc
+from tests.devices import negated, use
 from tests.manifests import edit_manifest
 from tests.server.live import Live
 
 FLAGS = ("--device", "fake", "--max-model-len", 32, "--max-num-seqs", 4, "-q")
 MODEL = ("--reference", "../toy")
 UNKNOWN = "from elsewhere, unsigned: this store does not know it"
-REPLAY = Program.replay
 
 
 class Machine:
@@ -180,9 +179,9 @@ def test_from_a_shared_store(mine: Machine, bundle: Path, theirs: Machine) -> No
 
 
 def test_verify_says_so_in_words_and_clears_it(mine: Machine, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Program, "replay", lambda *a: tuple(-x for x in REPLAY(*a)))
-    assert mine("verify", bundle, *MODEL, "-q").code == 4
-    monkeypatch.setattr(Program, "replay", REPLAY)
+    with monkeypatch.context() as patch:
+        use(patch, replay=negated)
+        assert mine("verify", bundle, *MODEL, "-q").code == 4
     assert mine.told(bundle) == UNKNOWN, "what failed vouches for nothing"
     assert "does it again here" in mine("generate", bundle, "--prompt", "a", "-v").err
     assert mine("verify", bundle, *MODEL).out.splitlines()[2:] == [

@@ -9,15 +9,13 @@ import pytest
 from llmc.artifacts.bundle.manifest import read_manifest
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
-from llmc.runtime.executors.fake.executor import Program
 from llmc.runtime.host import cpu_features
 from llmc.testing.toy import write_toy
 from tests.artifacts.helpers import flip, truncate
 from tests.cli.helpers import Llmc
 from tests.compiler import tiny
+from tests.devices import negated, use
 from tests.manifests import edit_manifest
-
-REPLAY = Program.replay
 
 
 def test_a_sound_bundle_is_told_in_two_lines(llmc: Llmc, bundle: Path) -> None:
@@ -85,7 +83,7 @@ def test_numbers_are_taken_anew_whatever_was_verified_before(
     llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert llmc("verify", bundle).code == 0
-    monkeypatch.setattr(Program, "replay", lambda *a: tuple(-x for x in REPLAY(*a)))
+    use(monkeypatch, replay=negated)
     assert "disagree with the reference model" in llmc("verify", bundle, "-q").failed(4)
 
 

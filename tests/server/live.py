@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.step import Step
 from llmc.server.events import Event, Listening, Ready
@@ -24,6 +23,7 @@ from llmc.server.listening import Listener, listen
 from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
 from llmc.server.warming import WarmUp
+from tests.devices import use, watching
 from tests.toy import Toy
 
 PATIENCE_S = 10.0
@@ -45,13 +45,8 @@ class Gate:
         self._changed = threading.Condition()
         self._allowed = math.inf
         self._error: Exception | None = None
-        run = FakeExecutor.run
-
-        def gated(executor: FakeExecutor, step: Step) -> Any:
-            self._pass(step)
-            return run(executor, step)
-
-        monkeypatch.setattr(FakeExecutor, "run", gated)
+        self.executor = watching(self._pass)
+        use(monkeypatch, executor=self.executor)
 
     def _pass(self, step: Step) -> None:
         with self._changed:

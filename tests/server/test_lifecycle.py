@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.server import serve
 from llmc.server.events import Listening, Ready, Stopped
 from llmc.server.state import Progress, ServerConfig
@@ -156,7 +155,7 @@ def test_opening_alone_runs_two_buckets_and_opens_the_rest(
 ) -> None:
     opened: list[int] = []
     gate = Gate(monkeypatch)
-    monkeypatch.setattr(FakeExecutor, "open_all", lambda executor: opened.append(len(gate.steps)))
+    monkeypatch.setattr(gate.executor, "open_all", lambda executor: opened.append(len(gate.steps)))
     with Live(static_bundle, warm_up="open") as live:
         assert live.wait(Ready).warmed == 2
         assert [(s.phase, s.batch, s.query, s.context) for s in gate.steps] == [

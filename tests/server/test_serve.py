@@ -20,15 +20,14 @@ from tests.server.process import Process
 
 HANGING = """
     import threading
-    from llmc.runtime.executors.fake.executor import FakeExecutor
-    run, steps = FakeExecutor.run, []
-    def hanging(executor, step):
+    from tests.devices import always, watching
+    steps = []
+    def hang(step):
         steps.append(step)
         if len(steps) > {free}:
             print('{{"event": "hanging"}}', flush=True)
             threading.Event().wait()
-        return run(executor, step)
-    FakeExecutor.run = hanging
+    always(executor=watching(hang))
 """
 """Steps of the executor hang, once `free` of them have run."""
 

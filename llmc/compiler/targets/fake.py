@@ -19,15 +19,15 @@ compiler is here a few lines of JSON, which llmc/runtime/executors/fake/executor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import TOY, Executable, Lowered, ReferenceModel, Shape, Target
+from llmc.compiler.targets.base import TOY, Executable, Lowered, ReferenceModel, Shape, State, Target
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 DECAY = -0.9
 """Negative, so that greedy text does not repeat one token: a vector that favours a token now opposes it at the next."""
 
+Compiling: TypeAlias = "Callable[[Lowered, Shape, dict[str, Any]], dict[str, Any]]"
+"""From an executable's fields to those that are written; it may raise, or wait."""
+
 
 class FakeTarget(Target):
     """See the module's docstring."""
@@ -54,10 +57,16 @@ class FakeTarget(Target):
     hidden: ClassVar[bool] = True
     verifying: ClassVar[Verifying] = Verifying(Cost(), Cost(), Cost(), Cost())
 
-    def __init__(self, kind: Kind | None = None) -> None:
+    def __init__(
+        self, kind: Kind | None = None, *, state: State = "native", compiling: Compiling | None = None
+    ) -> None:
+        """What tests vary: a host that makes `portable` executables only, and a compiler that fails, waits or errs.
+
+        `compiling` is called for each executable, in the thread that compiles it.
+        """
         from llmc.runtime.executors.fake.executor import Kind
 
-        self._kind = kind or Kind()
+        self._kind, self._state, self._compiling = kind or Kind(), state, compiling
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
@@ -65,6 +74,15 @@ class FakeTarget(Target):
         from llmc.runtime.executors.fake.executor import Kind
 
         return cls(Kind.of(detail))
+
+    @property
+    def state(self) -> State:
+        """As it was made."""
+        return self._state
+
+    def remaining(self) -> str:
+        """What a real device's own compiler would do there; here it is words."""
+        return "" if self._state == "native" else "numpy has to be installed"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Ragged steps have no fixed shape."""
@@ -163,6 +181,8 @@ class FakeTarget(Target):
         model = {**json.loads(lowered.inputs[PROGRAM].read_bytes()), "weights": lowered.files["weights"]}
         tensors = json.loads(lowered.inputs["placements"].read_bytes())
         program = {"format": FORMAT, **sizes, **model, "tensors": tensors, **options.extensions}
+        if self._compiling is not None:
+            program = self._compiling(lowered, shape, program)
         return Executable(canonical_json(program), self.state)
 
 

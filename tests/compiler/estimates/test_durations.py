@@ -21,9 +21,9 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.costs import LAYERS, PARAMETERS, Cost
 from llmc.compiler.targets.fake import FakeTarget
-from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
 from llmc.settings import Settings
+from tests.devices import use, watching
 from tests.toy import Toy, toy_plan
 
 SMALL = ModelSize(LAYERS, 576, 1536, 9, 3, 64, 49152, tied=True)
@@ -87,14 +87,10 @@ def test_what_is_counted_is_what_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     """Steps of ragged texts that end one by one are not counted to the last."""
     options, plan = KINDS[kind]
     steps: list[Step] = []
-    for name in ("run", "run_each"):
-        run = getattr(FakeExecutor, name)
-        monkeypatch.setattr(FakeExecutor, name, lambda self, step, run=run: (steps.append(step), run(self, step))[1])
-    if kind == "portable":
-        monkeypatch.setattr(FakeTarget, "state", "portable")
+    target = FakeTarget(state="portable" if kind == "portable" else "native")
+    use(monkeypatch, executor=watching(steps.append, "run", "run_each"), state=target.state)
     toy = Toy.make(tmp_path)
     made = toy.compile(plan, **options)
-    target = FakeTarget()
     configured = target.configure(CompileOptions.of("fake", **options))
     work = count(plan.buckets, plan.limits, target, configured, 2 * 8 * 257)
     assert work.executables == made.verification["executables"]

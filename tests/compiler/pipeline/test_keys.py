@@ -24,6 +24,7 @@ from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
+from tests.devices import use
 from tests.toy import Toy
 
 TARGETS: dict[str, type[Target]] = {
@@ -91,7 +92,7 @@ def features(case: Case) -> Keys:
 
 def compiled_for(case: Case) -> Keys:
     """A toy device with instruction sets."""
-    case.patch.setattr(fake.FakeTarget, "isa", lambda self: ("v2",))
+    use(case.patch, target=type("WithIsa", (fake.FakeTarget,), {"isa": lambda self: ("v2",)}))
     return case.keyed.ask()
 
 
@@ -339,5 +340,6 @@ def test_whatever_an_engine_is_opened_with_is_named_by_what_was_verified(
         ("remaining", set()), ("choice", set()),
     ):  # fmt: skip
         with monkeypatch.context() as patch:
-            patch.setattr(fake.FakeTarget, "manifest_options", lambda self, options, name=option: {name: "other"})
+            told = {"manifest_options": lambda self, options, name=option: {name: "other"}}
+            use(patch, target=type("Told", (fake.FakeTarget,), told))
             assert changed(base, keyed.ask()) == expected

@@ -31,6 +31,7 @@ from llmc.runtime.executors.onnxruntime.session import open_session
 from llmc.runtime.step import exact, pad
 from llmc.runtime.top_logits import TopLogits, top_of
 from llmc.testing.toy import VOCAB, toy_plan
+from tests.devices import use
 from tests.toy import Toy
 
 Array = NDArray[np.float32]
@@ -222,8 +223,11 @@ def turned_round(top: TopLogits) -> TopLogits:
 def test_top_logits_that_are_not_the_largest_fail_verification(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, broken: Callable[[TopLogits], TopLogits]
 ) -> None:
-    run_top = FakeExecutor.run_top
-    monkeypatch.setattr(FakeExecutor, "run_top", lambda self, step: broken(run_top(self, step)))
+    class Broken(FakeExecutor):
+        def run_top(self, step: Any) -> TopLogits:
+            return broken(super().run_top(step))
+
+    use(monkeypatch, executor=Broken)
     with pytest.raises(VerificationError, match=r"the largest logits that \S+.* returns are not the largest of all"):
         toy.compile(sample_top_k=8)
     assert not toy.bundle.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline import verification as stage
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.stages import Stages
+from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import ReferenceModel
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.limits import Limits, limits
@@ -29,15 +29,16 @@ from llmc.compiler.verification.windows import load_windows
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.fake.executor import FakeExecutor, Program
+from llmc.runtime.executors.fake.program import Program
+from llmc.runtime.step import Step
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import DECODE, tokenizer_json, toy_plan
+from tests.devices import Replay, computing, use, watching
 from tests.toy import Toy, reference
 
 LONGEST = 32
 """Tokens of a sequence of the toy's plan."""
 
-REPLAY = Program.replay
 KINDS: dict[str, dict[str, Any]] = {
     "static": {},
     "exact": {"specialise": False},
@@ -46,9 +47,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def close(*_: object) -> Limits:
+class Close(FakeTarget):
     """Limits of int8, for whatever is compiled."""
-    return limits("int8", "f32")
+
+    def limits(self, options: CompileOptions) -> Limits:
+        return limits("int8", "f32")
 
 
 def rounded(logits: np.ndarray) -> np.ndarray:
@@ -56,8 +59,8 @@ def rounded(logits: np.ndarray) -> np.ndarray:
     return np.round(logits / 0.4) * 0.4
 
 
-def coarse(self: Program, *given: Any) -> Any:
-    logits, new = REPLAY(self, *given)
+def coarse(program: Program, *given: Any) -> Any:
+    logits, new = program.replay(*given)
     return rounded(logits), new
 
 
@@ -79,11 +82,6 @@ def toy(tmp_path: Path) -> Toy:
     return Toy.make(tmp_path)
 
 
-def loosen(toy: Toy, patch: pytest.MonkeyPatch, replay: Callable[..., Any] = coarse) -> None:
-    patch.setattr(FakeTarget, "limits", close)
-    patch.setattr(Program, "replay", replay)
-
-
 # The figures
 
 
@@ -91,7 +89,7 @@ def loosen(toy: Toy, patch: pytest.MonkeyPatch, replay: Callable[..., Any] = coa
 def test_the_figures_are_what_each_position_gives_by_itself(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    loosen(toy, monkeypatch)
+    use(monkeypatch, target=Close, replay=coarse)
     found = toy.compile(**KINDS[kind]).verification["accuracy"]
     trusted, tokenizer = reference(toy.model), Tokenizer(tokenizer_json().encode())
     rows = [trusted.logits(tokens, range(7, len(tokens))) for tokens in windows(LONGEST, tokenizer)]
@@ -107,7 +105,7 @@ def test_the_figures_are_what_each_position_gives_by_itself(
 
 
 def test_every_way_of_running_the_text_gives_comparable_figures(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    loosen(toy, monkeypatch)
+    use(monkeypatch, target=Close, replay=coarse)
     found = [toy.compile(**options).verification["accuracy"] for options in KINDS.values()]
     assert len({f["text"] for f in found}) == len({f["tokens"] for f in found}) == 1
     assert [f["mean_kl"] for f in found] == pytest.approx([found[0]["mean_kl"]] * len(found), rel=1e-3)
@@ -146,14 +144,19 @@ def test_portable_executables_read_the_end_of_each_part(
     """They are replayed operator by operator, a hundred times slower than on their device: a plan of short sequences,
     whose text falls into many windows, takes them no more steps than one of long ones."""
     plan = toy_plan() if longest == LONGEST else toy_plan([(1, 16, 0)], [(1, 15)], PlanLimits(16, 1, 16, 8))
-    loosen(toy, monkeypatch)
-    monkeypatch.setattr(FakeTarget, "state", "portable")
     steps: list[int] = []
-    run = FakeExecutor.run
-    monkeypatch.setattr(FakeExecutor, "run", lambda self, step: (steps.append(step.query), run(self, step))[1])
+
+    class Coarse(computing(coarse)):  # type: ignore[misc]
+        def run(self, step: Step) -> Any:
+            steps.append(step.query)
+            return super().run(step)
+
+    use(monkeypatch, target=Close, executor=Coarse, state="portable")
     toy.compile(plan, verify="none")
     bundle, stages = Bundle.open(toy.bundle), Stages(toy.store, open_checkpoint(toy.model), plan, lambda _: None)
-    made = stage.run_parts(bundle, stages, stage.probes_stage(stages, FakeTarget()), ["accuracy"], lambda *_: None)
+    made = stage.run_parts(
+        bundle, stages, stage.probes_stage(stages, open_target("fake")), ["accuracy"], lambda *_: None
+    )
     found = made[0]["accuracy"]
     trusted, tokenizer = reference(toy.model), Tokenizer(tokenizer_json().encode())
     cut = windows(longest, tokenizer)
@@ -189,20 +192,20 @@ def unprobed(toy: Toy) -> int:
     return max(set(read) - probed, key=read.count)
 
 
-def damaged(token: int) -> Callable[..., Any]:
+def damaged(token: int) -> Replay:
     """Replays with the embedding of one token lost."""
 
-    def replay(self: Program, *given: Any) -> Any:
-        embedding = self.embedding.copy()
+    def replay(program: Program, *given: Any) -> Any:
+        embedding = program.embedding.copy()
         embedding[token] = 0
-        return REPLAY(replace(self, embedding=embedding), *given)
+        return replace(program, embedding=embedding).replay(*given)
 
     return replay
 
 
 def test_what_no_probe_holds_is_found_by_the_text(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     toy.compile(verify="none")
-    monkeypatch.setattr(Program, "replay", damaged(unprobed(toy)))
+    use(monkeypatch, replay=damaged(unprobed(toy)))
     words = r"over \d+ tokens of text the bundle differs from the reference model by a mean KL of [\d.e-]+ nats "
     words += r"\(limit 1e-05 for exact; p99 [\d.]+\), equal tokens .*; the compiled graphs are wrong for this model"
     with pytest.raises(VerificationError, match=words) as caught:
@@ -212,10 +215,10 @@ def test_what_no_probe_holds_is_found_by_the_text(toy: Toy, monkeypatch: pytest.
 
 
 def test_what_is_too_coarse_is_told_with_a_way_out(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeTarget, "limits", close)
+    use(monkeypatch, target=Close)
     toy.compile(verify="none")
     token = unprobed(toy)
-    monkeypatch.setattr(Program, "replay", damaged(token))
+    use(monkeypatch, replay=damaged(token))
     with pytest.raises(VerificationError, match=re.escape("(limit 0.02 for int8; p99 ")) as caught:
         toy.compile()
     assert "too coarse for this model: choose a finer --quantize or --dtype" in str(caught.value)
@@ -228,12 +231,12 @@ def test_logits_of_text_that_are_no_numbers_do_not_pass(
     toy.compile(verify="none")
     token = unprobed(toy)
 
-    def replay(self: Program, token_ids: Any, past: Any, new: Any, cache: Any) -> Any:
-        logits, vectors = REPLAY(self, token_ids, past, new, cache)
+    def replay(program: Program, token_ids: Any, past: Any, new: Any, cache: Any) -> Any:
+        logits, vectors = program.replay(token_ids, past, new, cache)
         last = token_ids[np.arange(len(token_ids)), new - 1]
         return np.where((last == token)[:, None], np.float32(value), logits), vectors
 
-    monkeypatch.setattr(Program, "replay", replay)
+    use(monkeypatch, replay=replay)
     with pytest.raises(VerificationError, match=r"by a mean KL of (nan|inf) nats"):
         toy.compile()
 
@@ -251,7 +254,7 @@ def test_the_second_compile_needs_neither_the_reference_nor_the_device(
 
     monkeypatch.setattr(ReferenceModel, "open", refuse)
     assert toy.compile(toy_plan(decode=[*DECODE, (3, 24)])).verification["accuracy"] == first["accuracy"]
-    monkeypatch.setattr(FakeExecutor, "run", refuse)
+    use(monkeypatch, executor=watching(refuse))
     assert toy.compile().verification == first
 
 

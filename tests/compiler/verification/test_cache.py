@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.verification.cache import beyond, beyond_in
 from llmc.errors import VerificationError
 from llmc.runtime.executors.fake.executor import FakeExecutor
+from tests.devices import use
 from tests.toy import Toy
 
 INF, NAN = float("inf"), float("nan")
@@ -45,15 +47,18 @@ def test_a_compile_whose_cache_loses_values_is_refused(
 ) -> None:
     """The numbers that a key or value became are in the cache alone: no logit shows them."""
     toy = Toy.make(tmp_path)
-    export = FakeExecutor.export_prefix
 
-    def rounded(self: FakeExecutor, slot: int, length: int) -> Any:
-        held = export(self, slot, length)
-        held[0][0, 0, 0] = lost
-        return held
+    class Rounded(FakeExecutor):
+        def export_prefix(self, slot: int, length: int) -> Any:
+            held = super().export_prefix(slot, length)
+            held[0][0, 0, 0] = lost
+            return held
 
-    monkeypatch.setattr(FakeExecutor, "export_prefix", rounded)
-    monkeypatch.setattr(FakeTarget, "manifest_options", lambda *_: {"kv_cache_dtype": "f16"})
+    class Half(FakeTarget):
+        def manifest_options(self, options: CompileOptions) -> dict[str, Any]:
+            return {"kv_cache_dtype": "f16"}
+
+    use(monkeypatch, target=Half, executor=Rounded)
     with pytest.raises(VerificationError, match=r"\d+ keys and values of prompt.* are beyond what the KV cache's"):
         toy.compile(specialise=specialise)
     assert not toy.bundle.exists()

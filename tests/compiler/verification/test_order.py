@@ -15,6 +15,7 @@ from llmc.compiler.targets.fake import FakeTarget
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.step import Step
+from tests.devices import use
 from tests.toy import Toy
 
 
@@ -22,15 +23,15 @@ def test_a_buckets_outcome_is_the_same_in_every_order(tmp_path: Path, monkeypatc
     """On a device whose results depend a little on pad tokens, and whose cache depends on how a prompt was cut."""
     toy = Toy.make(tmp_path)
     toy.compile(verify="none")
-    run = FakeExecutor.run
 
-    def sloppy(self: FakeExecutor, step: Step) -> Any:
-        logits = run(self, step)
-        for slot, start, count in zip(step.slots, step.past_lengths, step.new_lengths, strict=False):
-            self._cache[slot, start : start + count] += 1e-3 * step.query
-        return logits + 1e-6 * step.token_ids.sum()
+    class Sloppy(FakeExecutor):
+        def run(self, step: Step) -> Any:
+            logits = super().run(step)
+            for slot, start, count in zip(step.slots, step.past_lengths, step.new_lengths, strict=False):
+                self._cache[slot, start : start + count] += 1e-3 * step.query
+            return logits + 1e-6 * step.token_ids.sum()
 
-    monkeypatch.setattr(FakeExecutor, "run", sloppy)
+    use(monkeypatch, executor=Sloppy)
     stages = Stages(toy.store, open_checkpoint(toy.model), toy.plan, lambda _: None)
     probes = probes_stage(stages, FakeTarget())
     parts = list(toy.plan.buckets)

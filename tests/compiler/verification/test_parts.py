@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from llmc.buckets.planner import make_plan
 from llmc.cli.accuracy import verified_line
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.base import Executable, Shape, Target
-from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.targets.base import Shape, Target
 from llmc.compiler.verification import parts as module
 from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations
 from llmc.errors import VerificationError
-from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.testing.toy import DECODE, PROMPT
+from tests.devices import use, watching, wrong_for
 from tests.toy import Toy
 
 SMALL, LARGE = 135_000_000, 8_000_000_000
@@ -112,16 +110,10 @@ def toy(tmp_path: Path) -> Toy:
 def runs(toy: Toy, patch: pytest.MonkeyPatch, **options: Any) -> Counter[tuple[str, int, int, int]]:
     """How often each shape of step was run by the buckets of a verification."""
     seen: list[tuple[str, int, int, int]] = []
-    run = FakeExecutor.run
-
-    def spy(self: FakeExecutor, step: Any) -> Any:
-        seen.append((step.phase, step.batch, step.query, step.context))
-        return run(self, step)
-
     patch.setattr("llmc.compiler.verification.verify.Verification.greedy", lambda self: {"sequences": 0})
     patch.setattr("llmc.compiler.verification.verify.Verification.accuracy", lambda self: {})
     patch.setattr("llmc.compiler.verification.verify.Verification._long_prefix", lambda self, context: [])
-    patch.setattr(FakeExecutor, "run", spy)
+    use(patch, executor=watching(lambda step: seen.append((step.phase, step.batch, step.query, step.context))))
     toy.compile(**options)
     return Counter(seen)
 
@@ -140,23 +132,14 @@ def test_beyond_the_budget_steps_are_run_once(toy: Toy, monkeypatch: pytest.Monk
     assert {shape: found[shape] for shape in begin} == {shape: 1 + (shape == min(begin)) for shape in begin}
 
 
-COMPILE = FakeTarget.compile
-
-
 @pytest.mark.parametrize(
     ("phase", "batch", "query", "context"), [("prompt", *p) for p in PROMPT] + [("decode", b, 1, c) for b, c in DECODE]
 )
 def test_one_wrong_executable_among_many_is_found_without_any_budget(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, phase: str, batch: int, query: int, context: int
 ) -> None:
-    def wrong(self: FakeTarget, lowered: Any, shape: Shape, options: CompileOptions) -> Executable:
-        made = COMPILE(self, lowered, shape, options)
-        if (shape.phase, shape.batch, shape.query, shape.context) != (phase, batch, query, context):
-            return made
-        return Executable(json.dumps({**json.loads(made.data), "decay": -0.8}).encode(), made.state)
-
     monkeypatch.setattr(module, "BUDGET", 0.0)
-    monkeypatch.setattr(FakeTarget, "compile", wrong)
+    use(monkeypatch, compiling=wrong_for(phase, batch, query, context))
     with pytest.raises(VerificationError, match=rf"{phase}\[{batch}x{query}\+{context}\]"):
         toy.compile()
 

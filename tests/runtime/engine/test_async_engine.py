@@ -21,8 +21,8 @@ from llmc.runtime.engine.async_engine import AsyncEngine, Stream
 from llmc.runtime.engine.observer import Observer, RequestSummary
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
-from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from tests.devices import use, watching
 from tests.toy import Toy
 
 
@@ -38,17 +38,14 @@ class Gate:
         self._free = threading.Event()
         self.failing: BaseException | None = None
         self.waiting = threading.Event()
-        run = FakeExecutor.run
+        use(monkeypatch, executor=watching(self._pass))
 
-        def gated(executor: FakeExecutor, step: Any) -> Any:
-            if not self._free.is_set():
-                self.waiting.set()
-                assert self._steps.acquire(timeout=20)
-            if self.failing is not None:
-                raise self.failing
-            return run(executor, step)
-
-        monkeypatch.setattr(FakeExecutor, "run", gated)
+    def _pass(self, step: object) -> None:
+        if not self._free.is_set():
+            self.waiting.set()
+            assert self._steps.acquire(timeout=20)
+        if self.failing is not None:
+            raise self.failing
 
     def step(self, count: int = 1) -> None:
         self.waiting.clear()

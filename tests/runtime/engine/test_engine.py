@@ -25,6 +25,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
+from tests.devices import use
 from tests.toy import Toy
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
@@ -238,14 +239,14 @@ def test_sequences_move_down_when_earlier_ones_end(
     toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves: list[tuple[int, int, int]] = []
-    copy = FakeExecutor.copy_prefix
 
-    def watched(self: FakeExecutor, source: int, target: int, length: int) -> None:
-        if source != target:
-            moves.append((source, target, length))
-        copy(self, source, target, length)
+    class Watched(FakeExecutor):
+        def copy_prefix(self, source: int, target: int, length: int) -> None:
+            if source != target:
+                moves.append((source, target, length))
+            super().copy_prefix(source, target, length)
 
-    monkeypatch.setattr(FakeExecutor, "copy_prefix", watched)
+    use(monkeypatch, executor=Watched)
     counts = (1, 9, 4, 9)
     done = Run(fresh(toy), [Asked([i] * (i + 1), greedy(count)) for i, count in enumerate(counts)])
     assert [tokens for tokens, _ in done.made] == [trusted.greedy([i] * (i + 1), n) for i, n in enumerate(counts)]
@@ -341,17 +342,19 @@ def test_a_long_prompt_runs_in_chunks(toys: dict[str, Toy], trusted: ToyReferenc
 def test_a_compilation_while_serving_is_counted_and_told(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    serving: list[bool] = []
+
+    class Compiling(FakeExecutor):
+        def run(self, step: Any) -> Any:
+            if serving and step.phase == "decode":
+                self.compilations.record("decode batch=1")
+            return super().run(step)
+
+    use(monkeypatch, executor=Compiling)
     engine = fresh(toy)
     run(engine, [Asked([1], greedy(2))])
     assert engine.stats.compilations == 0 and not caplog.records
-    replay = FakeExecutor.run
-
-    def compiling(self: FakeExecutor, step: Any) -> Any:
-        if step.phase == "decode":
-            self.compilations.record("decode batch=1")
-        return replay(self, step)
-
-    monkeypatch.setattr(FakeExecutor, "run", compiling)
+    serving.append(True)
     records = Run(engine, [Asked([1], greedy(2))]).records
     assert [r.miss for r in records] == [False, True] and engine.stats.compilations == 1
     assert "unplanned compilation in step 3 (decode): decode batch=1" in caplog.text
@@ -360,13 +363,12 @@ def test_a_compilation_while_serving_is_counted_and_told(
 def test_with_vllm_xla_check_recompilation_a_compilation_while_serving_is_an_error(
     toy: Toy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay = FakeExecutor.run
+    class Compiling(FakeExecutor):
+        def run(self, step: Any) -> Any:
+            self.compilations.record("prompt batch=1")
+            return super().run(step)
 
-    def compiling(self: FakeExecutor, step: Any) -> Any:
-        self.compilations.record("prompt batch=1")
-        return replay(self, step)
-
-    monkeypatch.setattr(FakeExecutor, "run", compiling)
+    use(monkeypatch, executor=Compiling)
     monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
     with BundleLLM(toy.bundle) as llm, pytest.raises(DeviceError, match=r"prompt batch=1 was compiled while serving"):
         llm.generate([[1]], SamplingParams(max_tokens=1))

@@ -125,8 +125,8 @@ def test_with_drafts(toys: dict[str, Toy], trusted: ToyReference, monkeypatch: p
 def test_nobody_finds_what_it_cached(toy: Toy, trusted: ToyReference, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harm was done once: who begins as the failed one did computes anew, and is well."""
     first = [*range(40, 52), BAD, 3]
-    engine = engine_of(toy)
     spoil(monkeypatch, BAD, times=1)
+    engine = engine_of(toy)
     played = Played(engine, (first, greedy(3)))
     assert played.reasons == ["error"]
     for prompt in (first, [*first, 5], [*first[:-1], 6, 7]):
@@ -147,10 +147,10 @@ def test_what_it_took_over_is_not_kept_either(toy: Toy, trusted: ToyReference) -
 
 
 def test_retained_tokens_of_others_stay(toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(toys["ragged"])
-    Played(engine, (list(range(40, 56)), greedy(2)))
-    kept = engine.scheduler.occupancy.retained_tokens
     spoil(monkeypatch, BAD)
+    engine = engine_of(toys["ragged"])
+    assert Played(engine, (list(range(40, 56)), greedy(2))).reasons == ["length"]
+    kept = engine.scheduler.occupancy.retained_tokens
     Played(engine, ([BAD, 1, 2, 3], greedy(2)))
     assert engine.scheduler.occupancy.retained_tokens == kept
 

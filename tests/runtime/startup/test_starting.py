@@ -18,6 +18,7 @@ from llmc.artifacts.store.layout import Layout
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import executor_class
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.executors.onnxruntime.executor import OnnxRuntimeExecutor
 from llmc.runtime.llm import BundleLLM
@@ -25,6 +26,7 @@ from llmc.runtime.prompts import Prompts
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.startup.overlapped import StartingExecutor
 from tests.artifacts.helpers import flip
+from tests.devices import noting, use
 from tests.manifests import edit_manifest
 from tests.toy import Toy
 
@@ -41,18 +43,8 @@ def bundle(toys: dict[str, Toy], tmp_path: Path) -> Path:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What fake executors, which may be opened in a thread here, do and in which thread."""
     seen: list[tuple[str, str]] = []
-    monkeypatch.setattr(FakeExecutor, "opens_in_thread", True)
-    for name in ("check", "warm", "close"):
-        monkeypatch.setattr(FakeExecutor, name, _noted(getattr(FakeExecutor, name), name, seen))
+    use(monkeypatch, executor=noting(lambda name, _: seen.append((name, threading.current_thread().name))))
     return seen
-
-
-def _noted(method: Any, name: str, seen: list[tuple[str, str]]) -> Any:
-    def run(*args: Any) -> Any:
-        seen.append((name, threading.current_thread().name))
-        return method(*args)
-
-    return run
 
 
 def damage(bundle: Path, name: str) -> None:
@@ -72,7 +64,7 @@ def test_an_executor_that_may_opens_in_a_thread_and_its_first_executables_with_i
 
 
 def test_others_open_in_the_thread_that_asks(bundle: Path, events: list[tuple[str, str]]) -> None:
-    FakeExecutor.opens_in_thread = False  # as it is by default; the fixture restores it
+    executor_class("fake").opens_in_thread = False  # as it is by default; the class is the one that the fixture made
     with BundleLLM(bundle):
         assert {thread for _, thread in events} == {threading.current_thread().name}
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
-from llmc.runtime.executors.fake.program import Array, Program
+from llmc.runtime.executors.fake.program import Array, Ints, Program
 from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class FakeExecutor(Executor):
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
         program, past = self._begin(step)
-        logits, new = program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)
+        logits, new = self.replay(program, step.token_ids, step.past_lengths, step.new_lengths, past)
         self._end(step, new)
         self._buffer.fill(np.nan)
         self._buffer[: len(step.slots)] = logits[: len(step.slots)]
@@ -120,11 +120,17 @@ class FakeExecutor(Executor):
             one = slice(row, row + 1)
             for count in range(1, int(step.new_lengths[row]) + 1):
                 given = step.token_ids[one, :count], step.past_lengths[one], np.array([count])
-                scores.append(program.replay(*given, past[one])[0])
-        self._end(step, program.replay(step.token_ids, step.past_lengths, step.new_lengths, past)[1])
+                scores.append(self.replay(program, *given, past[one])[0])
+        self._end(step, self.replay(program, step.token_ids, step.past_lengths, step.new_lengths, past)[1])
         logits = np.concatenate(scores)
         self._keep(logits, each_of=step)
         return logits
+
+    def replay(
+        self, program: Program, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
+    ) -> tuple[Array, Array]:
+        """The device's arithmetic, see Program.replay: a broken device overrides it."""
+        return program.replay(token_ids, past_lengths, new_lengths, past)
 
     def _begin(self, step: Step) -> tuple[Program, Array]:
         """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size]."""

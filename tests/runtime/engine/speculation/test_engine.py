@@ -24,6 +24,7 @@ from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
+from tests.devices import noting, use
 from tests.toy import Toy
 
 PROPERTY = settings(deadline=None, database=None, derandomize=True, max_examples=60)
@@ -221,8 +222,11 @@ def test_the_cache_is_as_without_drafts_for_those_who_come_after(toy: Toy, trust
 
 
 def test_logits_that_are_no_numbers_end_a_sequence_as_without_drafts(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    score = FakeExecutor.run_each
-    monkeypatch.setattr(FakeExecutor, "run_each", lambda self, step: score(self, step) * math.nan)
+    class Lost(FakeExecutor):
+        def run_each(self, step: Any) -> Any:
+            return super().run_each(step) * math.nan
+
+    use(monkeypatch, executor=Lost)
     engine = engine_of(toy)
     run = Run(engine, [([0, 1] * 4, repeating(9))])
     assert [(e.token_id, e.finish_reason) for e in run.events[0]][-1] == (None, "error")
@@ -242,7 +246,7 @@ def test_graphs_of_fixed_shapes_are_refused_with_what_to_compile(
     toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []
-    monkeypatch.setattr(FakeExecutor, "close", lambda self: closed.append(self.name))
+    use(monkeypatch, executor=noting(lambda name, of: closed.append(of.name) if name == "close" else None))
     said = "its graphs have fixed shapes, .*: leave speculation out, or compile without --specialise"
     with pytest.raises(InputError, match=said) as caught:
         BundleLLM(toys["static"].bundle, speculative_config={"num_speculative_tokens": 2})
@@ -253,7 +257,10 @@ def test_graphs_of_fixed_shapes_are_refused_with_what_to_compile(
 def test_graphs_that_give_the_last_logits_only_are_refused(
     toys: dict[str, Toy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeExecutor, "scores_each", False)
+    class LastOnly(FakeExecutor):
+        scores_each = False  # type: ignore[assignment]
+
+    use(monkeypatch, executor=LastOnly)
     with pytest.raises(InputError, match=r"logits after the last token of a row only, .* compile again, for device"):
         engine_of(toys["exact"])
 
