@@ -126,7 +126,7 @@ class VerifiedFiles:
 
         try:
             settings = Settings.from_environment()
-        except InputError:  # for those to tell who read the settings
+        except InputError:  # code that reads the settings reports it
             settings = Settings()
         cache = settings.cache_dir if _may_hold_own(settings.cache_dir) else settings.user_cache_dir
         name = hashlib.sha256(os.fsencode(os.path.realpath(self._folder))).hexdigest()[:32]

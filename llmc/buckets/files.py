@@ -18,7 +18,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, what: str) -> None
 
     Raises InputError, naming `what` ("plan") and the path, when it cannot be written.
     """
-    import tempfile  # not for reading a plan, which every start does
+    import tempfile  # imported here, because every start reads a plan and does not need it
 
     target = Path(path)
     try:

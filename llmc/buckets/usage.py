@@ -142,7 +142,7 @@ class DecodeUsage(Usage):
         longest, total, after = longest[covered > 0], total[covered > 0], (longest + covered)[covered > 0]
         if not len(longest):
             return
-        # each run becomes one piece for every stair it stands on
+        # each run becomes one piece for every bucket that serves a part of it
         first = np.searchsorted(lasts, longest)
         pieces = np.searchsorted(lasts, after - 1) - first + 1
         run = np.repeat(np.arange(len(longest)), pieces)
@@ -161,7 +161,7 @@ class DecodeUsage(Usage):
         while low < len(count):
             high = max(low + 1, int(np.searchsorted(ends, done + STEPS_AT_ONCE, "right")))
             repeats = count[low:high]
-            # real tokens of a piece's first step, less what the growing step number adds before it
+            # real tokens of a piece's first step, minus the tokens that the step number adds before it
             base = begin[low:high] - batch * (ends[low:high] - repeats)
             real = np.repeat(base, repeats) + batch * np.arange(done, ends[high - 1])
             self.histogram.add(real, np.repeat(padded[low:high], repeats))

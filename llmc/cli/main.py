@@ -84,7 +84,7 @@ def _run(arguments: list[str], verbosity: int) -> int:
     except Exception as e:  # noqa: BLE001 - the last line of defence: one line, the traceback with -v
         return _unexpected(e, verbosity)
     code = result if isinstance(result, int) else 0
-    return _interrupted() if code == INTERRUPTED else code  # what typer makes of KeyboardInterrupt
+    return _interrupted() if code == INTERRUPTED else code  # typer turns KeyboardInterrupt into this
 
 
 def _interrupted() -> int:

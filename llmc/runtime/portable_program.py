@@ -247,6 +247,6 @@ class PortableProgram:
                 made[name] = graph.call_function(builtin.getitem, (call, i)) if several else call
         graph.output(tuple(made[o["as_tensor"]["name"]] for o in source["outputs"]))
         batch, query = (size["as_int"] for size in source["tensor_values"]["token_ids"]["sizes"])
-        # the function alone, which uses no attribute of its module: a tenth of what the graph behind it holds
+        # only the function, which uses no attribute of its module: a tenth of the graph's memory
         forward = type(fx.GraphModule({}, graph)).forward
         return cls(partial(forward, None), inputs, weights, (batch, query), len(source["outputs"]))

@@ -32,7 +32,7 @@ async def read_body(request: Request, model: type[B]) -> B:
     held = _Held(state)
     try:
         raw = await _read(request, state.config.max_body_bytes, held)
-        size = len(raw) if len(raw) >= LARGE else 0  # shorter ones are read sooner than a thread takes over
+        size = len(raw) if len(raw) >= LARGE else 0  # shorter ones are read faster than a thread starts
         return await aside(request, size, lambda: model.parse(strict_json.loads(raw)))
     finally:
         held.release()

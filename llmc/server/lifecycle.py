@@ -92,7 +92,7 @@ class Server:
         """Drain, or, the second time, stop without waiting. From any thread, or a signal handler; returns at once."""
         self._signals.append(signum)
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._news.set)
 
     async def run(self) -> None:

@@ -57,14 +57,14 @@ def load(
         )
     tokenizer = bundle.tokenizer
     tokenizer.load()
-    _ = tokenizer.width  # which takes a look at the whole vocabulary
+    _ = tokenizer.width  # computed now, because it reads the whole vocabulary
     template = None
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:
             template = ConfinedTemplate(bundle.chat_template, bundle.special_tokens, config.template_limits)
             opened.callback(template.close)
             if config.warm_aside:
-                template.start()  # it gets ready while the executor opens
+                template.start()  # the process starts while the executor opens
         executor = open_executor(bundle, options)
         opened.callback(executor.close)
         warmed = warm(executor, bundle.plan, warm_up, tell)

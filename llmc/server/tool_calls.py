@@ -72,7 +72,7 @@ class ToolCallParser:
                 self._inside = True
             else:
                 call = _read(before)
-                if call is None and _in_string(before):  # the tag stands in a string of the call
+                if call is None and _in_string(before):  # the tag is inside a string of the call
                     self._searched = place + len(tag)
                     continue
                 yield from self._text(OPEN + before + CLOSE) if call is None else self._call(call)

@@ -21,7 +21,7 @@ class Watchdog:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put is safe in a signal handler
+        self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # SimpleQueue.put is safe in a signal handler
         self._thread = threading.Thread(target=self._watch, name="llmc-watchdog", daemon=True)
 
     def start(self) -> None:

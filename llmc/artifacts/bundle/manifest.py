@@ -201,7 +201,7 @@ def read_manifest(path: str | Path) -> Manifest:
             with file.open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
             if len(data) > MAX_BYTES:
-                break  # which is the reason to tell, and not that the checksum is of all of it
+                break  # report the size, and not the checksum, which covers the whole file
             if _checksum(file.parent / CHECKSUM_NAME) in (None, checksum_line(digest_bytes(data))):
                 break
         else:

@@ -280,7 +280,7 @@ def _new_folder(folder: Path) -> tuple[Path, int | None]:
         path.mkdir()
         try:
             fd = _lock(path)
-        except (BlockingIOError, FileNotFoundError):  # a sweep was quicker, and is removing it
+        except (BlockingIOError, FileNotFoundError):  # a sweep came first and is removing it
             continue
         except OSError:
             _remove(path)

@@ -134,7 +134,7 @@ class ImageLayout:
         if tag is not None:
             entry["annotations"] = {REF_NAME: tag}
         with writing(self._folder, len(manifest), REMEDY), exclusive(self._folder / ".index.lock"):
-            for _ in range(ATTEMPTS):  # a second time only where locks do nothing and another writer came between
+            for _ in range(ATTEMPTS):  # repeated only where locks do nothing and another writer came between
                 self._write_index(entry)
                 if self._is_published(blob, tag):
                     return True

@@ -71,7 +71,7 @@ def _send(images: Images, part: _Part, moved: Progress) -> None:
 
     def content() -> Iterator[bytes]:
         nonlocal sent
-        moved(-sent)  # what an earlier attempt sent
+        moved(-sent)  # sent by an earlier attempt
         sent = 0
         for piece in part.content():
             moved(len(piece))

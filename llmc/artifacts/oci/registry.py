@@ -195,7 +195,7 @@ class Registry:
 
         try:
             return again(call, self._patience, f"{self.name}: to {what} the registry")
-        except (RequestException, ValueError) as error:  # the latter for a redirection to no address
+        except (RequestException, ValueError) as error:  # ValueError: a redirection without an address
             status = http_status(error)
             reason = str(error) if status else type(error).__name__
             remedy = f"is {self._host} the registry, and is it reachable?"
@@ -257,7 +257,7 @@ def _session(*, proxies: bool) -> Any:
     session = requests.Session()
     session.request = partial(session.request, timeout=TIMEOUT)
     session.trust_env = proxies
-    session.headers["Accept-Encoding"] = "identity"  # parts of a compressed answer would not fit together
+    session.headers["Accept-Encoding"] = "identity"  # a compressed answer cannot be resumed in the middle
     session.auth = lambda request: request
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
     for prefix in ("https://", "http://"):

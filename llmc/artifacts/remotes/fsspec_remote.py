@@ -149,7 +149,7 @@ class FsspecRemote:
     def _piece(self, name: str, at: int, size: int) -> bytes:
         """The piece of an object of `size` bytes that begins at byte `at`."""
         end = min(at + PIECE, size)
-        beyond = int(end == size)  # a byte more is asked for than there should be, to see that there is none
+        beyond = int(end == size)  # one more byte than expected is requested, to check that there is none
 
         def cat() -> bytes:
             data: bytes = self._fs.cat_file(self._path(name), start=at, end=end + beyond)
@@ -195,7 +195,7 @@ class FsspecRemote:
             self._put(source, aside, progress)
             self._fs.mv(aside, path)
         except BaseException:
-            with suppress(Exception):  # the error of the upload itself is the one to tell
+            with suppress(Exception):  # report the error of the upload, not this one
                 self._fs.rm_file(aside)
             raise
 

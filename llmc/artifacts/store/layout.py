@@ -115,7 +115,7 @@ def put_back(aside: Path, path: Path) -> None:
         os.link(aside, path)
     except FileExistsError:
         pass
-    except OSError:  # a folder, or no links here
+    except OSError:  # a folder, or a file system without links
         os.rename(aside, path)  # noqa: PTH104
         return
     aside.unlink()

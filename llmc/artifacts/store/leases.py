@@ -158,7 +158,7 @@ class Lease:
                 self._fd, self._owner = fd, os.getpid()
                 self._drop = weakref.finalize(self, _remove, fd, path, self._owner)
                 return
-            os.close(fd)  # someone who sweeps was quicker
+            os.close(fd)  # a sweep came first
             discard(path)
 
     def _close(self) -> None:

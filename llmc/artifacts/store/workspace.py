@@ -92,7 +92,7 @@ def _locked_folder(temporaries: Path) -> tuple[Path, int]:
         os.mkdir(folder)  # noqa: PTH102
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # someone who sweeps was quicker
+        except FileNotFoundError:  # a sweep came first
             continue
         if flock(fd) is not False and folder.exists():
             return folder, fd

@@ -146,7 +146,7 @@ class _Exchange(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._headed:
             self._end(None)
-        else:  # 1xx: the answer itself is to come
+        else:  # 1xx: the answer itself comes later
             self._headers.clear()
 
     def _end(self, error: Exception | None) -> None:

@@ -163,7 +163,7 @@ class Comparison:
         for one, series in zip(found["series"], self.series, strict=True):
             one["medians"] = {name: series.median(name) for name in series.rounds}
             one["ratios"] = [asdict(ratio) for ratio in self.ratios(series)]
-        for contender in found["contenders"]:  # paths and programs of one host are of no use on another
+        for contender in found["contenders"]:  # paths and programs of one host mean nothing on another
             del contender["python"], contender["model"], contender["options"]
         return {"version": VERSION, "kind": KIND, **found}
 

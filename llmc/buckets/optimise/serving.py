@@ -31,7 +31,7 @@ class Serving:
         self._costs = space.cost(self.buckets)
         self._floors = instance.floors(self.buckets)
         self._columns = [np.ascontiguousarray(column) for column in instance.places.T]
-        # a client that nothing covers counts more than all clients served at the highest cost there is
+        # an uncovered client counts more than all clients together at the highest cost
         dearest = max(space.dearest, self._costs[: self.fixed].max(initial=0.0))
         self._penalties = 2.0 * dearest * instance.weights.sum() / instance.weights
         self._rows: dict[tuple[int, ...], tuple[Points, Costs]] = {}

@@ -88,7 +88,7 @@ def observe(
             real["prompt"] += sum(event.lengths) - sum(event.cached)
             steps: list[Step] = []
             for place, count in enumerate(counts):
-                # the same candidates but for the batch: wider steps than the group change nothing
+                # the same candidates except for the batch: steps wider than the group change nothing
                 if place <= 1 or counts[place - 1].grouping.widest < len(event.lengths):
                     steps = count.grouping.steps(event)
                 for step in steps:

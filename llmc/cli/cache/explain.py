@@ -105,7 +105,7 @@ def _nearest(store: Store, subject: _Subject) -> _Subject | None:
     for entry in store.entries(KIND)[:BUNDLES_COMPARED]:
         try:
             other = _subject(store, entry.key.digest)
-        except ArtifactError:  # a damaged bundle is nothing to compare with; `llmc cache verify` reports it
+        except ArtifactError:  # a damaged bundle is not compared; `llmc cache verify` reports it
             continue
         if other.digest != subject.digest:
             others.append(other)

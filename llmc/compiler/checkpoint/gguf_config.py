@@ -73,7 +73,7 @@ class Metadata:
     def gguf(self) -> Gguf:
         """How GGUF files hold the family."""
         found = self.family.gguf
-        assert found is not None  # its architecture was found among those of GGUF files
+        assert found is not None  # the architecture is one of those in GGUF files
         return found
 
     def error(self, what: str) -> CheckpointError:

@@ -56,7 +56,7 @@ def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
         if value is None or name in known or any(value == allowed for allowed in neutral.get(name, ())):
             continue
-        if name == "rope_scaling" and not config.get("rope_parameters"):  # as transformers takes it
+        if name == "rope_scaling" and not config.get("rope_parameters"):  # transformers reads it only then
             yield from _left_over_rope(name, value)
         else:
             yield f"{name}: {value!r:.60}"

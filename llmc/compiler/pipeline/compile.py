@@ -294,7 +294,7 @@ def _executables(
         except BaseException:
             for pool in pools:
                 pool.stop()
-            threads.shutdown(wait=True, cancel_futures=True)  # before the files that running jobs read are removed
+            threads.shutdown(wait=True, cancel_futures=True)  # wait before removing files that running jobs read
             raise
         return [done[i] for i in range(len(shapes))]
 

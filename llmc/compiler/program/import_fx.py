@@ -125,7 +125,7 @@ class _Importer:
                 self.values[node] = self.tuples[source].outputs[int(index)]
             return
         if not isinstance(node.meta.get("val"), Tensor | tuple | list):
-            return  # shape arithmetic is in the shapes; assertions need not run again
+            return  # shapes already hold this arithmetic, and assertions need not run again
         first = node.args[0] if node.args else None
         if isinstance(first, fx.Node) and self._is_identity(name, node, first):
             source_value = self._operand(first)

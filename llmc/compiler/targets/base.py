@@ -337,7 +337,7 @@ class Target(ABC):
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """The memory in bytes for weights, cache and graphs, and the name of the device that has it; None: unknown."""
-        from llmc.runtime.host import host_memory  # at the top it would be in the key of every executable
+        from llmc.runtime.host import host_memory  # an import at the top would be in the key of every executable
 
         found = host_memory()
         return None if found is None else (found, "of this host")

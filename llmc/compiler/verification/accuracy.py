@@ -74,7 +74,7 @@ def compare(gaps: NDArray[np.uint16], logits: NDArray[np.float32]) -> tuple[NDAr
     Not a number where a row's logits are none.
     """
     p = log_softmax(gaps * -STEP)
-    with np.errstate(invalid="ignore"):  # infinity less infinity
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
         difference = np.where(gaps == UNLIKELY, 0.0, p - log_softmax(logits))
         divergence = np.maximum(0.0, (np.exp(p) * difference).sum(-1))
     best = logits.argmax(-1)[:, None]

@@ -109,7 +109,7 @@ def long_text(encode: Callable[[str], list[int]], count: int) -> list[int]:
             if len(tokens) >= count:
                 break
         if len(tokens) == before:
-            break  # a tokenizer that makes nothing of any text
+            break  # a tokenizer that gives no tokens for any text
         chapter += 1
         random.Random(chapter).shuffle(order)  # noqa: S311 - no secret, and the same everywhere
     return tokens[:count]

@@ -129,7 +129,7 @@ def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int) 
         random = np.random.default_rng(0)
         texts = [random.integers(0, vocab_size, n).tolist() for n in (8, 21, 12, 30, 17, 5)]
         long = random.integers(0, vocab_size, reach).tolist()
-    if len(long) < reach:  # a tokenizer that makes little of any text
+    if len(long) < reach:  # a tokenizer that gives few tokens for any text
         long = np.random.default_rng(0).integers(0, vocab_size, reach).tolist()
     room = max(longest // 2, longest - CONTINUATION)
     return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long[: max(1, longest - 1)]]

@@ -20,7 +20,7 @@ class TransformersReference:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if torch.get_num_threads() > (threads := Settings.from_environment().threads):
-            torch.set_num_threads(threads)  # of quotas torch knows nothing
+            torch.set_num_threads(threads)  # torch does not know about CPU quotas
         self._model = load_real_model(checkpoint)
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:

@@ -206,7 +206,7 @@ class Verification:
             if self.executor.top_k:
                 outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
             second = self._replay(step, live, prefix, _LARGE) if runs > 1 else first
-            with np.errstate(invalid="ignore"):  # infinity less infinity
+            with np.errstate(invalid="ignore"):  # infinity minus infinity
                 change = float(np.abs(first - second).max())
             outcome["leak"] = max(outcome["leak"], change if np.isfinite(change) else float("1e30"))
             outcome["longest"] = max(outcome["longest"], *(row.position + 1 for row in live))

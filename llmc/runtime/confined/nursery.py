@@ -166,7 +166,7 @@ def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], las
     idle_s = None if lasts else config["idle_s"]
     while select.select([connection], [], [], idle_s)[0] and (job := frames.read(connection)) is not None:
         before = now
-        signal.setitimer(signal.ITIMER_PROF, config["seconds"])  # its signal ends the process, whatever it does
+        signal.setitimer(signal.ITIMER_PROF, config["seconds"])  # its signal always ends the process
         try:
             answer = {"done": work(job)}
         except InputError as error:

@@ -189,7 +189,7 @@ class _Place:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place was ours already
+            if turn.done() and not turn.cancelled():  # this job had the place already
                 self._free()
             else:
                 with contextlib.suppress(ValueError):
@@ -256,7 +256,7 @@ class _Nursery:
 
     def child(self) -> _Child:
         ours, theirs = socket.socketpair()
-        with theirs, contextlib.suppress(OSError):  # a nursery that has ended: the child's socket is at its end too
+        with theirs, contextlib.suppress(OSError):  # the nursery has ended, so the child's socket is closed too
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
         return _Child(ours)
 

@@ -107,7 +107,7 @@ class Generator:
 
     async def aprepare(self, request: Request) -> Prepared:
         """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
-        import asyncio  # a first token needs none
+        import asyncio  # the first token needs none
 
         structured, constraint = request.params.structured_outputs, None
         if structured is not None:

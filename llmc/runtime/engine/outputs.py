@@ -113,7 +113,7 @@ def text_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
 
     def text(token: int) -> str:
         alone = tokenizer.decode([token], skip_special_tokens=False)
-        behind = tokenizer.decode([token, token], skip_special_tokens=False)  # not as the first word of all
+        behind = tokenizer.decode([token, token], skip_special_tokens=False)  # not as the first word of a text
         return behind[len(alone) :] if behind.startswith(alone) else alone
 
     return text

@@ -48,7 +48,7 @@ def token_width(backend: Any) -> TokenWidth | None:
     if not (by_bytes or model.byte_fallback) or (lost and not (by_bytes and model.unk_token is None and shrinks == 1)):
         return None
     added = backend.get_added_tokens_decoder().values()
-    if any(token.lstrip or token.rstrip for token in added):  # takes all white space beside it
+    if any(token.lstrip or token.rstrip for token in added):  # such a token takes all white space beside it
         return None
     widest = max(map(len, vocabulary)) if by_bytes else max(len(name.encode()) for name in vocabulary)
     return TokenWidth(max([widest, *(len(token.content.encode()) for token in added)]) * shrinks, lost)

@@ -34,7 +34,7 @@ def loads(raw: bytes) -> Any:
         raise InputError(f"the body is not JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None
     except RecursionError:
         raise InputError(f"the body is nested more than {MAX_DEPTH} deep") from None
-    except ValueError:  # Python reads integers of some thousand digits and no longer ones
+    except ValueError:  # Python limits integers to some thousand digits
         raise InputError("the body holds an integer of too many digits") from None
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         _check_depth(value)

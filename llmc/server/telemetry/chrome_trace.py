@@ -131,7 +131,7 @@ class _Render:
     def _step(self, r: StepRecord) -> str:
         parts = (("schedule", r.schedule_s), ("pad", r.prepare_s), ("execute", r.execute_s), ("sample", r.sample_s))
         total = sum(seconds for _, seconds in parts)
-        # steps follow each other in one thread: where clocks say otherwise by a rounding, the later one gives way
+        # steps follow each other in one thread; if rounding makes two overlap, the later one starts later
         start = max(r.started_s, self._step_end)
         self._step_end = start + total
         begin = (start - self._origin) * 1e6

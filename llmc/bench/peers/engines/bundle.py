@@ -56,7 +56,7 @@ class Engine:
             if index != len(prompts) - 1:
                 continue
             now = time.perf_counter()
-            if min(seen) > 1:  # whole steps of all rows, no prompt beside them
+            if min(seen) > 1:  # only steps with all rows and without a prompt
                 times.append(now - began)
             began = now
         whole = [r for r in self.llm.records if r.phase == "decode" and r.live_rows == r.live_tokens == len(prompts)]
@@ -98,7 +98,7 @@ class Engine:
         try:
             self.llm.generate(list(prompts), params, use_tqdm=False)
         finally:
-            del self.llm.executor.run  # the class's own again
+            del self.llm.executor.run  # restores the method of the class
         start = time.perf_counter()
         for step in steps:
             run(step)

@@ -98,7 +98,7 @@ class Engine:
         if self.pipe is not None:
             self._generated([prompt], 1)
         else:
-            handle = self._add(prompt, 1)  # a request whose handle is gone is dropped
+            handle = self._add(prompt, 1)  # a request without a handle is dropped
             while not handle.can_read():
                 self.paged.step()
         return {"seconds": time.perf_counter() - start}

@@ -30,7 +30,7 @@ def main(source: str, target: str, weights: str) -> None:
     out = Path(target)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        gguf = Path(folder) / "model.gguf"  # what is saved lies beside the file that was read
+        gguf = Path(folder) / "model.gguf"  # the model is saved beside the file that was read
         gguf.symlink_to(Path(source).absolute())
         ovg.LLMPipeline(str(gguf), "CPU", enable_save_ov_model=True, ATTENTION_BACKEND="SDPA")
         for file in Path(folder).glob("openvino_*token*"):

@@ -32,7 +32,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     if kind not in known.values():
         raise _unsupported(checkpoint, f"architecture {kind!r}", ", ".join(known.values()))
     gguf = family(config).gguf
-    assert gguf is not None  # it is among those that are known
+    assert gguf is not None  # its kind is among the known ones
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise _unsupported(checkpoint, f"rotary scaling {rope['rope_type']!r}", "default")

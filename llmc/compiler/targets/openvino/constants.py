@@ -81,7 +81,7 @@ def place(xml: str, placements: Mapping[str, Placement]) -> str:
     def placed(match: re.Match[str]) -> str:
         head, name, size = match.groups()
         at = placements.get(name)
-        if at is None or at.length not in (0, int(size)):  # OpenVINO gives what is empty a byte
+        if at is None or at.length not in (0, int(size)):  # OpenVINO gives an empty constant one byte
             raise CompileError(f"constant {name!r} of {size} bytes has no such place in the weights file: {at}")
         return f'{head} offset="{at.offset}" size="{size}"'
 

@@ -66,7 +66,7 @@ class StaticModel(GraphModel):
         """The inputs that the operators know: B · Q tokens end to end."""
         (batch, query, _), small = self.sizes, self.constants.small
         positions = ops.reshape(self._positions.of_tokens, small([batch * query]), False)
-        if self.graph.tables:  # padding may lie behind the last position
+        if self.graph.tables:  # padding may be beyond the last position
             last = min(len(table) for table in self.graph.tables.values()) - 1
             positions = ops.minimum(positions, small(last))
         begins = self.constants.table(f"begins_{batch}_{query}", np.arange(batch, dtype=np.int32) * query - 1)

@@ -82,7 +82,7 @@ def step_function(core: Core, phase: str, context: int) -> Callable[..., tuple[A
 
         out = core.run(token_ids, past_lengths, new_lengths, read, weights)
         live = jnp.where(slots >= 0, new_lengths, 0)
-        # adds 0, which only the logits can tell: all reads of the cache come before the writes, and XLA copies nothing
+        # adds 0, computed from the logits: so all reads of the cache come before the writes, and XLA copies nothing
         past_lengths = past_lengths + (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)
         places = (jnp.maximum(slots, 0), past_lengths, live)
         written = _write(keys, out.keys, *places), _write(values, out.values, *places)

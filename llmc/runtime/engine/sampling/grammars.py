@@ -32,7 +32,7 @@ def open_tokenizer(tokenizer_json: str, eos_token_ids: Sequence[int]) -> Any:
             "structured outputs need llguidance, which is not installed; run: pip install 'llmc[serve]'"
         ) from error
     text = tokenizer_json.lstrip("\ufeff \t\r\n")
-    if not text.startswith("{"):  # llguidance would take it for a file's name
+    if not text.startswith("{"):  # llguidance would read it as a file name
         raise ArtifactError("tokenizer.json holds no JSON object; compile the bundle again")
     try:
         plain = LLTokenizer(text, eos_token=list(eos_token_ids) or None, slices=[])
@@ -71,7 +71,7 @@ def _source(kind: str, form: Any) -> str:
             return str(LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE}))
         case "regex":
             return str(LLMatcher.grammar_from_regex(form))
-        case "choice":  # in one terminal: rules would be as many items at once, of which there is a limit
+        case "choice":  # one terminal: with rules, each choice would be an item at once, and items are limited
             choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in form)
             return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
         case _:

@@ -73,7 +73,7 @@ class ConstraintFactory:
         self._tokenizer = grammars.open_tokenizer(tokenizer_json, eos_token_ids)
         self._vocab_size = vocab_size
         self._end_ids = tuple(index for index in eos_token_ids if index < vocab_size)
-        # llguidance wants an end token: without one, the id that stands in for it is never allowed
+        # llguidance needs an end token; without one, the id used in its place is never allowed
         self._stand_ins = () if eos_token_ids else tuple(i for i in self._tokenizer.eos_tokens if i < vocab_size)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
@@ -158,7 +158,7 @@ class ConstraintFactory:
         return _on_stack(stack, lambda: grammars.build(self._tokenizer, kind, form))
 
     def _constraint(self, compiled: _Compiled) -> GrammarConstraint:
-        with self._lock:  # a matcher is not for two threads, even to copy it
+        with self._lock:  # a matcher may not be used by two threads, not even to copy it
             matcher = compiled.matcher.deep_copy()
         return GrammarConstraint(matcher, self._vocab_size, self._end_ids, self._stand_ins)
 

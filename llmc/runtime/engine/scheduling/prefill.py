@@ -67,9 +67,9 @@ class Prefill:
         companions = [s for s in prompts[1:] if self._cap(s.prompt_length, decoding) == cap]
         chosen = [first, *companions[: self._widest - 1]]
         spans = [self._span(sequence, cap) for sequence in chosen]
-        # as if each prompt ended with its span: one step takes it there, and the path shares steps among them
+        # each prompt is treated as if it ended with its span, so that one step gets there and prompts share steps
         path = prefill_path(self._view(cap), [stop for _, stop in spans], [start for start, _ in spans])
-        step = path[0]  # of prompts[0], since steps come by their first row
+        step = path[0]  # the step of prompts[0]: steps are ordered by their first row
         return PromptStep(step.bucket, tuple(chosen[row] for row in step.rows), step.spans, step.bucket.tokens)
 
     def ran(self, sequence: ScheduledSequence, span: Span) -> None:

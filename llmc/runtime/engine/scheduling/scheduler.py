@@ -56,7 +56,7 @@ class Scheduler(LiveSequences[SlotTable]):
         self._check_new(sequence, prompt)
         length = len(prompt)
         if group is not None and (length < 2 or not self._prefill.start(length, length - 1, False)):
-            group = None  # no prefix of it can be shared: better prefilled together
+            group = None  # no prefix of it can be shared, so prefill them together
         self._add(sequence, prompt, priority, group)
 
     def next(self) -> ScheduledBatch | None:
@@ -128,7 +128,7 @@ class Scheduler(LiveSequences[SlotTable]):
         if ready and not self._arranged:
             ready = self._slots.placeable(ready)
             if len(ready) < len(self._decoding):
-                # every slot is live, and prompts in low slots hold up sequences in higher ones: those prompts first
+                # every slot is live, and prompts in low slots block sequences in higher slots: run those prompts first
                 prompts = sorted(prompts, key=lambda sequence: sequence.slot)
         if not ready:
             self._spent = 0

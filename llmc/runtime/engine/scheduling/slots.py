@@ -117,7 +117,7 @@ class SlotTable:
         if movers:
             members = set(ready)
             holes = [slot for slot in range(count) if self.live[slot] not in members]
-            # holes without a live sequence first: each frees the mover's slot, to which others can get out of the way
+            # holes without a live sequence first: each frees the mover's slot, and other sequences can then move there
             holes.sort(key=lambda slot: (self.live[slot] is not None, slot))
             for hole, mover in zip(holes, movers, strict=True):
                 self._place(mover, hole, count)

@@ -106,7 +106,7 @@ class Executables:
             self.session(executable)
 
     def _open(self, executable: Executable) -> Any:
-        self._bundle.files.path("weights")  # intact, or an error that names it, before the runtime maps it
+        self._bundle.files.path("weights")  # verified before the runtime maps it
         path = str(self._bundle.files.path(executable.blob))
         library = None
         if KERNELS in self._bundle.manifest.files:

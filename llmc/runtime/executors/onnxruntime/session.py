@@ -41,7 +41,7 @@ def open_session(
         options.optimized_model_filepath = saved_as
     if library is not None:
         options.register_custom_ops_library(library)
-        options.enable_mem_pattern = False  # a plan for each number of tokens that a step ever had, all of them kept
+        options.enable_mem_pattern = False  # it would keep a plan for each number of tokens that a step ever had
     for name, value in entries.items():
         options.add_session_config_entry(name.replace("__", "."), value)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -54,5 +54,5 @@ def _share_pool(threads: int | None) -> None:
             _pool_threads = threads or Settings.from_environment().threads
             ort.set_global_thread_pool_sizes(_pool_threads, 1)
             info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-            ort.disable_telemetry_events()  # where something else imported it before llmc.quiet could say so
+            ort.disable_telemetry_events()  # for programs that imported onnxruntime before llmc.quiet
             ort.create_and_register_allocator(info, ort.OrtArenaCfg({"arena_extend_strategy": 1}))

@@ -183,7 +183,7 @@ class OpenVinoExecutor(RaggedExecutor):
         self._leave_starter()
         kept = min(start, self._tables.used[slot])
         self._tables.prepare(slot, kept, kept)
-        if kept % BLOCK:  # as for a token more, so that the last block is the slot's own
+        if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
             self._tables.prepare(slot, kept, kept + 1)
             self._cache.poison(self._tables.tables[slot], kept, value)
         self._cache.poison([self._filler], 0, value)

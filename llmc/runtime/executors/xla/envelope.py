@@ -63,7 +63,7 @@ def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes]) -> 
         raise ValueError(f"{odd[0]!r:.80} is not the name of a section")
     sizes = {name: len(sections[name]) for name in sorted(sections)}
     encoded = b""
-    while len(encoded) != len(encoded := _encode(header, _layout(len(encoded), sizes))):  # offsets have digits too
+    while len(encoded) != len(encoded := _encode(header, _layout(len(encoded), sizes))):  # offsets change its length
         pass
     if len(encoded) > MAX_HEADER:
         raise ValueError(f"the header has {len(encoded)} bytes, more than {MAX_HEADER}")
