@@ -2,8 +2,22 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
+
+from llmc.artifacts.store.layout import Layout
+from llmc.artifacts.store.store import Store
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    return Layout(tmp_path / "store")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

@@ -73,3 +73,11 @@ def copied(made: Path, tmp_path: Path, here: Path) -> Path:
     """A copy of the bundle in `made`, beside one of its store: for the many tests that are not about compiling it."""
     shutil.copytree(made / "cache", tmp_path / "cache")
     return shutil.copytree(made / "bundle", here / "bundle")
+
+
+@pytest.fixture
+def keys(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A key in ./release, and an empty folder of trusted keys."""
+    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(here / "trusted"))
+    assert llmc("cache", "keygen", "release").code == 0
+    return here

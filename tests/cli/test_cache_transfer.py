@@ -20,14 +20,6 @@ from tests.cli.helpers import Llmc
 
 
 @pytest.fixture
-def keys(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A key in ./release, and an empty folder of trusted keys."""
-    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(here / "trusted"))
-    assert llmc("cache", "keygen", "release").code == 0
-    return here
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "cache")
 

@@ -21,14 +21,6 @@ from tests.manifests import write_manifest
 
 
 @pytest.fixture
-def keys(llmc: Llmc, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A key in ./release, and an empty folder of trusted keys."""
-    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(here / "trusted"))
-    assert llmc("cache", "keygen", "release").code == 0
-    return here
-
-
-@pytest.fixture
 def signed(llmc: Llmc, keys: Path, bundle: Path) -> Path:
     assert llmc("cache", "sign", bundle, "--key", "release").code == 0
     return bundle

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.buckets.limits import Limits
 from llmc.testing.toy import toy_plan, write_toy
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys
+from tests.toy import Toy
 
 SMALL = toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))
 
@@ -36,3 +39,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 @pytest.fixture(params=DEVICES)
 def keyed(request: pytest.FixtureRequest, compiled: Compiled) -> Keyed:
     return compiled(request.param)[0]
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy.make(tmp_path)

@@ -23,11 +23,6 @@ CONTENT = bytes(range(256)) * 20
 REGION = 97
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def build(space: Workspace) -> dict[str, Blob]:
     space.meta["seconds"] = 2.5
     return {"graph": space.put_bytes(CONTENT), "notes": space.put_bytes(b"")}

@@ -84,11 +84,6 @@ def test_a_file_system_that_is_full_at_any_point_breaks_nothing(mounts: None, tm
     assert '"no room": 0' in ends, "what the store has no room for goes elsewhere"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def build(space: Workspace) -> dict[str, Blob]:
     return {"graph": space.put_bytes(b"graph" * 1000)}
 

@@ -16,11 +16,6 @@ OLD, NEW = b"old content" * 100, b"new content" * 100
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "source"
     path.write_bytes(OLD)

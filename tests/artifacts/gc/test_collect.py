@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,6 @@ from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 from tests.artifacts.gc.collecting import DAY, SIZE, age_blobs, content, fill, kept, key, own_size, use
 from tests.artifacts.helpers import files_below
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "store")
 
 
 def test_the_least_recently_used_goes_first(layout: Layout) -> None:

@@ -6,8 +6,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import add_bundle, bundle_key
 from llmc.artifacts.gc.collect import collect
@@ -16,11 +14,6 @@ from llmc.artifacts.store.pins import pin
 from llmc.artifacts.store.store import Store
 from tests.artifacts.gc.collecting import DAY, add, age_blobs, bundle
 from tests.artifacts.helpers import files_below, manifest
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "store")
 
 
 def test_a_bundle_folder_goes_with_its_entry(layout: Layout, tmp_path: Path) -> None:

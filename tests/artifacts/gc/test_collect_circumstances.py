@@ -17,12 +17,6 @@ from llmc.artifacts.store.store import Store
 from tests.artifacts.gc.collecting import DAY, SIZE, add, age_blobs, content, fill, kept, key, own_size, use
 from tests.artifacts.helpers import child, files_below, finish, mounted
 
-
-@pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "store")
-
-
 # Remains
 
 

@@ -42,11 +42,6 @@ VERIFIED = {"mode": "sample", "mean_kl": 0.0}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def us(tmp_path: Path) -> Signer:
     return signer(tmp_path, 1)
 

@@ -27,11 +27,6 @@ DIGEST = manifest().digest
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def archive(tmp_path: Path, store: Store) -> Path:
     """An archive that has been there for a while."""
     path = tmp_path / "a.tar.zst"

@@ -74,11 +74,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def server(tmp_path: Path, store: Store) -> Iterator[Server]:
     """Serves a bundle."""
     push_bundle(store, make_bundle(store), f"oci-layout:{tmp_path / 'images'}:v1")

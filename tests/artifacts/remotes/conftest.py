@@ -124,11 +124,6 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def other(tmp_path: Path) -> Store:
     """Another machine's store, empty."""
     return Store(tmp_path / "other")

@@ -41,16 +41,6 @@ def taken(ring: Trust, content: bytes, signature: bytes | None, *, native: bool 
     return ring.require(content, signature, native=native, origin=ORIGIN)
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Signer:
-    return signer(tmp_path, 1)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Signer:
-    return signer(tmp_path, 2)
-
-
 # What is taken
 
 

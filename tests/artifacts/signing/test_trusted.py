@@ -14,19 +14,9 @@ from llmc.artifacts.signing.signer import Signer
 from llmc.artifacts.signing.trusted import TrustedKeys
 from llmc.errors import CapacityError, InputError
 from tests.artifacts.helpers import Faults, files_below
-from tests.artifacts.signing.helpers import CONTENT, keyring, private_pem, secrets_of, signer
+from tests.artifacts.signing.helpers import CONTENT, keyring, private_pem, secrets_of
 from tests.artifacts.signing.test_keyring import refused, taken
 from tests.artifacts.signing.test_keys import RSA
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Signer:
-    return signer(tmp_path, 1)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Signer:
-    return signer(tmp_path, 2)
 
 
 def test_a_key_that_was_removed_is_not_trusted_from_then_on(tmp_path: Path, one: Signer) -> None:

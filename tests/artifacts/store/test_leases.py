@@ -21,11 +21,6 @@ HOUR = 3600.0
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "store")
-
-
-@pytest.fixture
 def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that grants every lock, as NFS without its lock service does."""
     monkeypatch.setattr("fcntl.flock", lambda *_: None)

@@ -25,11 +25,6 @@ def make(space: Workspace) -> Outputs:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def reasons(caplog: pytest.LogCaptureFixture) -> Callable[[Store, Key], list[str]]:
     """What is logged as the reason while a key is asked for, and built."""
 

@@ -19,11 +19,6 @@ from llmc.errors import ArtifactError
 from tests.artifacts.helpers import files_below, flip, key, overwrite, truncate
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def build_graph(space: Workspace) -> Mapping[str, Blob]:
     space.meta["seconds"] = 1.5
     (space.folder / "graph.onnx").write_bytes(b"graph")

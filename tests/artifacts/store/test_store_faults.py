@@ -23,11 +23,6 @@ DATA = b"x" * 10_000
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch, store: Store) -> Faults:
     return Faults(monkeypatch, store.root)
 

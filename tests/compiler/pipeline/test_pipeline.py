@@ -58,11 +58,6 @@ from tests.toy import Toy, greedy
 BUCKETS = len(PROMPT) + len(DECODE)
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Toy:
-    return Toy.make(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a toy, its bundle, and a store that has all executables of both kinds."""

@@ -44,11 +44,6 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Toy:
-    return Toy.make(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
     """The bundle of a tiny model for a target and a K, verified in every bucket."""

@@ -77,11 +77,6 @@ def divergence(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
     return (p * np.log(p / q)).sum(-1)
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Toy:
-    return Toy.make(tmp_path)
-
-
 # The figures
 
 

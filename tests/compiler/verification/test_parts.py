@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,11 +99,6 @@ def test_what_is_compiled_for_the_check_alone_is_sampled() -> None:
 
 
 # What is run
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Toy:
-    return Toy.make(tmp_path)
 
 
 def runs(toy: Toy, patch: pytest.MonkeyPatch, **options: Any) -> Counter[tuple[str, int, int, int]]:
