@@ -2,7 +2,7 @@
 
 There is no supported way to compile for Gaudi without a card, so this target never claims a native executable. Before
 deployment, it fixes the plan, each bucket's graph at its fixed shape, and the weights in the device's form, and it
-proves the numbers with NaN in the padding. `remaining` lists the work that is left for the device's host.
+proves the numbers with NaN in the unused cache. `remaining` lists the work that is left for the device's host.
 
 Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
 all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with
