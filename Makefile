@@ -9,6 +9,8 @@ PEERS := .venv-peers
 NEWEST := .venv-newest
 UV := uv==0.13.9
 export ORT_DISABLE_TELEMETRY ?= 1
+# some containers set it, and then each of the thousands of processes that tests start compiles llmc's modules again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
 
