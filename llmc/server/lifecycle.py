@@ -27,7 +27,6 @@ from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
 from llmc.server.state import Progress, ServerConfig, ServerState
 from llmc.server.telemetry.metrics import Metrics
 from llmc.server.telemetry.snapshot import Snapshot
-from llmc.settings import Settings
 
 if TYPE_CHECKING:
     from llmc.runtime.startup.opening import EngineOptions
@@ -70,7 +69,6 @@ class Server:
         self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up
         self._report, self._loaded = report, loaded
         self._cache_counters = cache_counters
-        self._settings = Settings.from_environment()
         self._observer = Observers([metrics, snapshot, *observers])
         self._signals: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -181,7 +179,7 @@ class Server:
     def _begin(self, loaded: Loaded) -> None:
         served = loaded.served
         plan, device = served.bundle.plan, served.bundle.manifest.device
-        origin = verification_origin(served.bundle.files, None, self._settings).name
+        origin = verification_origin(served.bundle.files, None, served.bundle.settings).name
         self.state.metrics.bind(
             served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device, origin
         )  # fmt: skip
