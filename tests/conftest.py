@@ -15,8 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import llmc  # noqa: F401 - before onnxruntime, whose telemetry it turns off
+
+settings.register_profile("llmc", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("llmc")  # how long an example takes says how much else the machine has to do
 
 PACKAGES = ("chromium", "docker-registry", "openssl", "strace", "zstd")
 """Debian's packages that tests use; .ci/run installs them."""
