@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 
+SHOWN = 5
+"""Buckets that a line names."""
+
+
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     """One line: what was run against the reference, of how many executables, and the result."""
     v = verification
@@ -19,11 +23,14 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     poisons = f"{v['twice']} under two poisons"
     if left_out:
         poisons += f", {len(left_out)} sampled ones under one to keep within the budget: {', '.join(left_out)}"
+    far = v.get("unreached", [])
+    more = f" and {len(far) - SHOWN} more" if len(far) > SHOWN else ""
+    beyond = f"; not run to the longest sequences that they take: {', '.join(far[:SHOWN])}{more}" if far else ""
     return (
         f"against {v['reference']}: {run} executable{'s' * (executables > 1)} run, {buckets}{of} buckets ({poisons}), "
         f"{v['rows']} rows of up to {v['longest']} tokens: mean KL {v['mean_kl']:.2g} (limit "
         f"{v['limits']['mean_kl']:.2g}), equal tokens {v['top1']:.1%}, greedy texts equal "
-        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}"
+        f"{v['greedy_equal']}/{v['greedy_sequences']}, padding leak {v['leak']:.2g}{beyond}"
     )
 
 

@@ -51,14 +51,17 @@ class Footprint:
         bench: Bench | None = None,
         bundle: BundleFiles | None = None,
         weights: Sequence[Weights] | None = None,
+        turns: Sequence[int] = (),
     ) -> None:
-        """`weights` are the checkpoint's own where they are known; None: what the model's sizes say."""
+        """`weights` are the checkpoint's own where they are known; None: what the model's sizes say. The model `turns`
+        there (verification/probes.py)."""
         self._why, self._half = "", ""
         self._model = model
         self._weights = list(weights if weights is not None else model.weights if model else [])
         self._target = target
         self._options = target.configure(options)
         self._limits = limits
+        self._turns = turns
         self.durations = Durations(self._target, self._options, model, sum(w.count for w in self._weights), store)
         self._bench = bench
         self._store = store
@@ -91,6 +94,7 @@ class Footprint:
         from llmc.artifacts.store.store import Store
         from llmc.compiler.targets import open_target
         from llmc.compiler.targets.base import Deployment
+        from llmc.compiler.verification.probes import turns_of
 
         files = None if bundle is None else BundleFiles.open(bundle)
         if files is not None and files.manifest.device != device:
@@ -111,6 +115,7 @@ class Footprint:
             None if bench is None else Bench.load(bench),
             files,
             weights,
+            turns_of(config),
         )
         found._why, found._half = why, str(config.get("dtype") or config.get("torch_dtype"))
         return found
@@ -139,7 +144,9 @@ class Footprint:
         """Seconds of verification; without `reference`, its predictions are there."""
         if self._options.verify == "none":
             return 0.0
-        work = count(buckets, self._limits, self._target, self._options, sum(w.count for w in self._weights))
+        work = count(
+            buckets, self._limits, self._target, self._options, sum(w.count for w in self._weights), self._turns
+        )
         return self.durations.verification(work, reference)
 
     def graph_bytes(self, buckets: Sequence[Bucket]) -> int:

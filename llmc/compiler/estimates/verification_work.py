@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose
+from llmc.compiler.verification.parts import Once, Serving, bucket_of, choose, past_length, steps_beyond
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
@@ -33,12 +33,17 @@ class Work:
 
 
 def count(
-    buckets: Sequence[Bucket], limits: Limits, target: Target, options: CompileOptions, parameters: int
+    buckets: Sequence[Bucket], limits: Limits, target: Target, options: CompileOptions, parameters: int,
+    turns: Sequence[int] = (),
 ) -> Work:  # fmt: skip
-    """Of a plan's `buckets`, for a target with its configured options and a model of so many `parameters`."""
+    """Of a plan's `buckets`, for a target with its configured options and a model of so many `parameters`, which
+    `turns` there (`turns_of`)."""
+    from llmc.compiler.verification.probes import reach_of
+
     shapes = target.shapes(buckets, options)
     serving, padded = Serving(target, shapes), bool(target.static_dims(options))
-    chosen = choose(buckets, options.verify == "all", target, shapes, parameters)
+    chosen = choose(buckets, limits, options.verify == "all", target, shapes, parameters)
+    beyond, reach = steps_beyond(limits, parameters), reach_of(parameters, turns)
     opened, steps, tokens, pasts = set(), 0, 0, set()
     for part in chosen.parts:
         if isinstance(part, str):
@@ -49,17 +54,12 @@ def count(
         if bucket.phase == "prompt":
             tokens += runs * bucket.tokens
         if bucket.context:
-            pasts.add(_past(bucket.context, limits))
+            pasts.add(min(past_length(bucket, limits, beyond), reach))
     if not padded:
         tokens //= 2  # rows are spread evenly from the longest to the shortest
-    return Work(len(opened), steps + len(pasts), tokens + sum(pasts)) + _texts(buckets, limits, target, padded)
-
-
-def _past(context: int, limits: Limits) -> int:
-    """Tokens of the past that a bucket's rows are cut from (verify.py)."""
-    from llmc.compiler.verification.probes import LONGEST
-
-    return min(1 << (context - 1).bit_length(), limits.longest_prompt, LONGEST)
+    prompts = [min(past, limits.longest_prompt) for past in pasts]
+    steps += len(pasts) + sum(pasts) - sum(prompts)  # one for each token beyond the longest prompt
+    return Work(len(opened), steps, tokens + sum(prompts)) + _texts(buckets, limits, target, padded)
 
 
 def _texts(buckets: Sequence[Bucket], limits: Limits, target: Target, padded: bool) -> Work:

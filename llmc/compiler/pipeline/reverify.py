@@ -48,7 +48,7 @@ def verify_again(
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = target_of(manifest)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
-    chosen = choose(bundle.plan.buckets, every, target, manifest.executables, stages.parameters)
+    chosen = choose(bundle.plan.buckets, bundle.plan.limits, every, target, manifest.executables, stages.parameters)
     settings = stages.settings
     probes, origin = vouched_probes(stages, target, origins_of(stages, settings), anew=True)
     result = summarise(run_parts(bundle, stages, probes, chosen.parts, progress), limits)

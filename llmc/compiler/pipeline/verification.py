@@ -28,7 +28,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
 from llmc.compiler.verification.outcomes import readable
-from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose
+from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose, past_length, steps_beyond
 from llmc.errors import ArtifactError, CapacityError
 from llmc.runtime.executors import executor_module, open_executor
 from llmc.runtime.host import cpu_features
@@ -70,11 +70,14 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
 
     They may come from elsewhere, unless they are to be the store's `own`.
     """
-    longest = stages.plan.limits.longest_prompt + 1
+    limits = stages.plan.limits
+    longest = limits.longest_prompt + 1
+    farthest = min(longest + steps_beyond(limits, stages.parameters), limits.max_model_len - 1)
     components: dict[str, Value] = {
         "reference": target.reference.name,
         **stages.reading(),
         "longest": longest,
+        "farthest": farthest,
         **toolchain("numpy", "tokenizers"),
         "code": code_digest(probes_stage, type(stages.checkpoint), target.reference.module),
         **(toolchain(*target.reference.packages, python=True) if target.reference.packages else {}),
@@ -86,7 +89,7 @@ def probes_stage(stages: Stages, target: Target, *, own: bool = False) -> Entry:
 
         reference = target.reference.open(stages.checkpoint)
         vocab_size = int(stages.checkpoint.config["vocab_size"])
-        probes = make_probes(stages.checkpoint, reference, longest, vocab_size)
+        probes = make_probes(stages.checkpoint, reference, longest, vocab_size, farthest)
         windows = make_windows(stages.checkpoint, reference, longest, vocab_size)
         return {
             "probes": workspace.put_bytes(save_probes(probes)),
@@ -115,7 +118,7 @@ def verify_stage(
     probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
     limits = target.limits(options)
     every = options.verify == "all"
-    chosen = choose(stages.plan.buckets, every, target, manifest.executables, stages.parameters)
+    chosen = choose(stages.plan.buckets, stages.plan.limits, every, target, manifest.executables, stages.parameters)
     serving = Serving(target, manifest.executables)
     keys = [(part, _key(stages, serving, manifest, probes, part)) for part in chosen.parts]
     outcomes: dict[str, Mapping[str, Any]] = {}
@@ -170,7 +173,11 @@ def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probe
         return Key("verify", components)
     bucket = bucket_of(part)
     components["executables"] = _joint(serving.of(bucket))
-    if bucket.context:  # the bundle's own prompt graphs, as the plan selects them, make the past
+    past = past_length(bucket, plan.limits, steps_beyond(plan.limits, stages.parameters))
+    if past > plan.limits.longest_prompt:  # decode graphs make its end
+        components["past.executables"] = _joint(manifest.executables)
+        components["past.plan"] = _buckets_digest(plan, plan.buckets)
+    elif past:  # the bundle's own prompt graphs, as the plan selects them, make the past
         components["past.executables"] = _joint([e for e in manifest.executables if e.phase in ("any", "prompt")])
         components["past.plan"] = _buckets_digest(plan, plan.prompt)
     return Key("verify", components)
@@ -209,11 +216,13 @@ def run_parts(
     progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:
     """The outcome of each part of an opened bundle."""
+    from llmc.compiler.verification.probes import turns_of
     from llmc.compiler.verification.verify import Verification
 
     executor = open_executor(bundle)
     try:
-        verification = Verification(bundle, executor, *_load(stages, probes, parts))
+        beyond, turns = steps_beyond(stages.plan.limits, stages.parameters), turns_of(stages.checkpoint.config)
+        verification = Verification(bundle, executor, *_load(stages, probes, parts), beyond, turns)
         outcomes = []
         for done, part in enumerate(parts, 1):
             if part == "greedy":

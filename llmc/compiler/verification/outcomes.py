@@ -33,6 +33,7 @@ def _list(check: Check) -> Check:
 _BUCKET: Mapping[str, Check] = {
     "runs": _count, "kl": _list(_number), "equal": _list(lambda value: isinstance(value, bool)), "max_abs": _number,
     "leak": _number, "longest": _count, "executables": _list(_text), "beyond": _count,
+    "unreached": _count,
 }  # fmt: skip
 _GREEDY: Mapping[str, Check] = {"sequences": _count, "differing": _list(_text)}
 _ACCURACY: Mapping[str, Check] = {

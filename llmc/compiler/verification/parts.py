@@ -1,7 +1,8 @@
 """The parts of verification. They depend on the plan and the model's size alone, so they are the same on every host.
 
 Greedy texts, the accuracy over a text and every executable are always run. Sampled buckets are run a second time with
-another poison, as long as all runs of buckets stay within BUDGET; the smallest bucket of each phase always is.
+another poison, as long as all runs of buckets, and the steps that make
+a past longer than the longest prompt, stay within BUDGET; the smallest bucket of each phase always is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from llmc.buckets.bucket import PHASES
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
 
 SAMPLES = 4
 """Buckets of each phase that are sampled."""
@@ -24,6 +26,9 @@ SAMPLES = 4
 BUDGET = 1.2e13
 """Floating-point operations of all runs of buckets, above which no second run is added: 45,000 tokens of a model of 135
 million parameters, which take about a minute on two cores."""
+
+STEPPED = BUDGET / 8
+"""Floating-point operations of the decode steps that lengthen a past beyond the longest prompt; part of BUDGET."""
 
 LEAST = 16
 """Tokens that a run counts for at least: one of fewer tokens takes as long, since it reads all weights."""
@@ -123,8 +128,9 @@ def sample_buckets(buckets: Sequence[Bucket], every: bool) -> list[Bucket]:
 
 
 def choose(
-    buckets: Sequence[Bucket], every: bool, target: Shaping, executables: Iterable[Sized], parameters: int
-) -> Chosen:
+    buckets: Sequence[Bucket], limits: Limits, every: bool, target: Shaping, executables: Iterable[Sized],
+    parameters: int,
+) -> Chosen:  # fmt: skip
     """What verification runs of a plan's `buckets`, for a model of so many `parameters`: greedy texts, the sampled
     buckets, one for each other executable, and the text. `every`: all buckets twice, whatever that takes.
 
@@ -139,6 +145,7 @@ def choose(
             run.update(more)
             once.append(bucket)
     left = BUDGET - sum(operations(bucket, parameters) for bucket in [*sampled, *once])
+    left -= steps_beyond(limits, parameters) * 2.0 * parameters * LEAST
     smallest = {order[0] for order in _by_size(sampled)}
     left_out: list[Bucket] = []
     for bucket in sorted(sampled, key=lambda b: (b not in smallest, operations(b, parameters), b)):
@@ -154,6 +161,23 @@ def choose(
 def operations(bucket: Bucket, parameters: int) -> float:
     """Floating-point operations of one run of a bucket, padding included, attention left out."""
     return 2.0 * parameters * max(bucket.tokens, LEAST)
+
+
+def steps_beyond(limits: Limits, parameters: int) -> int:
+    """Decode steps that lengthen a past beyond the longest prompt, for a model of so many parameters: to the last step
+    that a server takes, as far as STEPPED allows."""
+    last = limits.max_model_len - 2  # the step's token and the one after it have room
+    return max(0, min(last - limits.longest_prompt, int(STEPPED / (2.0 * max(1, parameters) * LEAST))))
+
+
+def past_length(bucket: Bucket, limits: Limits, beyond: int) -> int:
+    """Tokens of the past that rows of a bucket are cut from: a power of two, so that buckets share it, or the end.
+
+    The end is the longest prompt, or for decode of longer contexts what so many steps `beyond` it make.
+    """
+    if bucket.phase == "decode" and bucket.context > limits.longest_prompt:
+        return limits.longest_prompt + beyond
+    return min(1 << (bucket.context - 1).bit_length(), limits.longest_prompt) if bucket.context else 0
 
 
 def bucket_of(part: Bucket | Once) -> Bucket:

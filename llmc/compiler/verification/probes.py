@@ -69,10 +69,13 @@ class Probe:
         return [int(t) for t in self.tokens[self.prompt_length :]]
 
 
-def make_probes(checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int) -> list[Probe]:
-    """Run the reference over all probe sequences of at most `longest` tokens; the long sequence comes last."""
+def make_probes(
+    checkpoint: Checkpoint, reference: Reference, longest: int, vocab_size: int, farthest: int
+) -> list[Probe]:
+    """Run the reference over all probe sequences of at most `longest` tokens, the long one, which comes last, of at
+    most `farthest`: decode goes beyond the longest prompt."""
     turns = turns_of(checkpoint.config)
-    prompts = _prompts(checkpoint, longest, vocab_size, _reach(checkpoint.config, turns))
+    prompts = _prompts(checkpoint, longest, vocab_size, _reach(checkpoint.config, turns), farthest)
     probes = []
     for left, prompt in zip(range(len(prompts) - 2, -1, -1), prompts, strict=False):
         count = max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
@@ -97,19 +100,32 @@ def _reach(config: Mapping[str, Any], turns: Sequence[int]) -> int:
     parameters = hidden * (
         int(config["vocab_size"]) + layers * (4 * hidden + 3 * int(config.get("intermediate_size", 0)))
     )
-    return min(FARTHEST, max(LONGEST, int(REFERENCE_WORK / (2 * parameters)), *(turn + BEYOND for turn in turns)))
+    return reach_of(parameters, turns)
+
+
+def reach_of(parameters: int, turns: Sequence[int]) -> int:
+    """The same, for a model of so many parameters that turns there."""
+    return min(
+        FARTHEST, max(LONGEST, int(REFERENCE_WORK / (2 * max(1, parameters))), *(turn + BEYOND for turn in turns))
+    )
+
+
+def around(turns: Sequence[int]) -> set[int]:
+    """Positions before, at and beyond each turn."""
+    return {position for turn in turns for position in (turn - 1, turn, turn + 1, turn + turn // 2)}
 
 
 def _positions(length: int, turns: Sequence[int]) -> list[int]:
     """Positions of the long sequence that are compared.
 
-    The first ones and ever fewer of the later; the last before each multiple of 128 or more, where contexts of buckets
-    end; those at each turn; and the end.
+    The first ones and ever fewer of the later; the last of a prompt and the one after it where buckets end, which is at
+    powers of two and multiples of 128 or more; those around each turn; and the end.
     """
     step = 128 * -(-length // (16 * 128))
-    wanted = {0, 1, 2, 5, 9, length - 2, length - 1, *range(step - 1, length, step)}
+    wanted = {0, 1, 2, 5, 9, length - 2, length - 1}
+    ends = {*range(step, length + 1, step), *(1 << bits for bits in range(3, length.bit_length()))}
+    wanted |= ends | {end - 1 for end in ends} | around(turns)
     wanted |= {int(p) for p in np.geomspace(13, max(13, length - 1), 24)}
-    wanted |= {position for turn in turns for position in (turn - 1, turn, turn + 1, turn + turn // 2)}
     return sorted(p for p in wanted if 0 <= p < length)
 
 
@@ -118,7 +134,7 @@ def _probe(reference: Reference, tokens: Sequence[int], prompt_length: int, posi
     return Probe(np.array(tokens, np.int64), prompt_length, np.array(at, np.int64), reference.logits(tokens, at))
 
 
-def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int) -> list[list[int]]:
+def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int, farthest: int) -> list[list[int]]:
     try:
         from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -132,7 +148,7 @@ def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int) 
     if len(long) < reach:  # a tokenizer that gives few tokens for any text
         long = np.random.default_rng(0).integers(0, vocab_size, reach).tolist()
     room = max(longest // 2, longest - CONTINUATION)
-    return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long[: max(1, longest - 1)]]
+    return [*(t[: max(1, room - i)] for i, t in enumerate(texts)), long[: max(1, farthest)]]
 
 
 def save_probes(probes: Sequence[Probe]) -> bytes:

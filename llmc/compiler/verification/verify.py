@@ -20,8 +20,9 @@ from llmc.compiler.verification import accuracy
 from llmc.compiler.verification.cache import beyond_in, require_held
 from llmc.compiler.verification.divergence import kl_divergence, tied
 from llmc.compiler.verification.limits import Limits
-from llmc.compiler.verification.probes import Probe
-from llmc.compiler.verification.steps import empty, fitting, prompt_steps
+from llmc.compiler.verification.parts import past_length
+from llmc.compiler.verification.probes import Probe, around
+from llmc.compiler.verification.steps import decode_step, empty, fitting, prompt_steps
 from llmc.compiler.verification.windows import Window
 from llmc.errors import VerificationError
 from llmc.runtime.bundle import Bundle
@@ -43,7 +44,7 @@ class Result:
     """Outcome over all rows that were compared; `leak` is the largest logit change that poison and pads caused.
 
     `executables` were run, at `buckets`, `twice` of them under two poisons; `longest` is the most tokens that a row
-    had, past and new. `accuracy` is accuracy.py's, over a text.
+    had, past and new. `accuracy` is accuracy.py's, over a text. `unreached` buckets take more tokens than were run.
     """
 
     executables: int
@@ -58,6 +59,7 @@ class Result:
     leak: float
     greedy_sequences: int
     greedy_equal: int
+    unreached: list[str]
     accuracy: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ def summarise(outcomes: Sequence[Mapping[str, Any]], limits: Limits) -> Result:
         greedy_sequences=sum(o.get("sequences", 0) for o in outcomes),
         greedy_equal=sum(o.get("sequences", 0) for o in outcomes) - len(differing),
         accuracy=next((o["accuracy"] for o in outcomes if "accuracy" in o), None),
+        unreached=[o["bucket"] for o in buckets if o.get("unreached")],
     )  # fmt: skip
     for o in buckets:
         require_held(o)
@@ -135,14 +138,22 @@ class _Row(NamedTuple):
 
 
 class Verification:
-    """The checks of one opened bundle; each part returns its outcome as JSON values."""
+    """The checks of one opened bundle; each part returns its outcome as JSON values.
 
-    def __init__(self, bundle: Bundle, executor: Executor, probes: Sequence[Probe], windows: Sequence[Window]) -> None:
+    `beyond` decode steps at most lengthen a past beyond the longest prompt; the model `turns` there (`turns_of`).
+    """
+
+    def __init__(
+        self, bundle: Bundle, executor: Executor, probes: Sequence[Probe], windows: Sequence[Window], beyond: int,
+        turns: Sequence[int],
+    ) -> None:  # fmt: skip
         self.plan = bundle.plan
         self.portable = all(e.state == "portable" for e in bundle.manifest.executables)
         self.executor = executor
         self.probes = probes
         self.windows = windows
+        self.beyond = beyond
+        self.turning = around(turns)
         self.vocab_size = bundle.size("vocab_size")
         self.engine = Engine(self.plan, executor, self.vocab_size, min_prefix=0, on_compilation="ignore")
         self.random = np.random.default_rng(0)
@@ -189,9 +200,9 @@ class Verification:
         self.random = np.random.default_rng(0)
         outcome: dict[str, Any] = {
             "bucket": str(bucket), "runs": runs, "kl": [], "equal": [], "max_abs": 0.0, "leak": 0.0, "longest": 0,
-            "executables": [], "beyond": 0,
+            "executables": [], "beyond": 0, "unreached": self._unreached(bucket),
         }  # fmt: skip
-        prefix = self._long_prefix(bucket.context)
+        prefix = self._long_prefix(bucket)
         if prefix:
             outcome["beyond"] = self._prefixes_beyond[prefix[0].shape[1]]
         rows = list(self._rows(bucket, prefix[0].shape[1] if prefix else 0))
@@ -223,24 +234,31 @@ class Verification:
         wanted: NDArray[np.float32] = probe.logits[int(np.searchsorted(probe.positions, row.position))]
         return wanted
 
-    def _long_prefix(self, context: int) -> list[NDArray[np.float32]]:
-        """The cache of at least `context` tokens of the long sequence, as the bundle's own prompt graphs make it.
+    def _unreached(self, bucket: Bucket) -> int:
+        """By how many tokens a sequence that a server brings to the bucket may be longer than the long sequence."""
+        limits, long = self.plan.limits, len(self.probes[-1].tokens)
+        longest = limits.longest_prompt if bucket.phase == "prompt" else limits.max_model_len - 1
+        return max(0, min(bucket.context + bucket.query, longest) - min(long, self.executor.cache_tokens or long))
 
-        Lengths are powers of two where the sequence goes so far, so that buckets share them.
-        """
-        long = self.probes[-1]
-        length = min(len(long.tokens), self.plan.limits.longest_prompt, 1 << (context - 1).bit_length())
+    def _long_prefix(self, bucket: Bucket) -> list[NDArray[np.float32]]:
+        """The cache of the long sequence that rows of the bucket continue, as the bundle's own prompt graphs make it,
+        and, token by token, its decode graphs beyond the longest prompt."""
+        long = self.probes[-1].tokens.tolist()
+        length = min(len(long), past_length(bucket, self.plan.limits, self.beyond))
         length = min(length, self.executor.cache_tokens or length)
-        if context and length not in self._prefixes:
+        if length and length not in self._prefixes:
             empty(self.executor)
-            for step in prompt_steps(self.plan, self.executor, 0, long.tokens[:length].tolist()):
+            prompt = min(length, self.plan.limits.longest_prompt)
+            for step in prompt_steps(self.plan, self.executor, 0, long[:prompt]):
                 self.executor.run(step)
+            for past in range(prompt, length):
+                self.executor.run(decode_step(self.plan, self.executor, [long[past]], [past]))
             self._prefixes[length] = self.executor.export_prefix(0, length)
             self._prefixes_beyond[length] = beyond_in(self.executor, [(0, 0, length)])
-        return self._prefixes[length] if context else []
+        return self._prefixes[length] if length else []
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:
-        """Ragged rows for a bucket: the first as long as fits, the others spread below."""
+        """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below."""
         long = len(self.probes) - 1
         if bucket.context == 0:
             fits = [
@@ -257,8 +275,9 @@ class Verification:
                     fits.append(_Row(long, p, past))
             fits.sort(key=lambda r: r.past)
         if fits:
-            for i in np.linspace(len(fits) - 1, 0, bucket.batch):
-                yield fits[round(i)]
+            spread = [fits[round(i)] for i in np.linspace(len(fits) - 1, 0, bucket.batch)]
+            turns = [row for row in fits if row.position in self.turning][: bucket.batch - 1]
+            yield from [spread[0], *turns, *spread[1 + len(turns) :]]
 
     def _tokens(self, row: _Row) -> list[int]:
         tokens: list[int] = self.probes[row.probe].tokens[row.past : row.position + 1].tolist()

@@ -78,6 +78,8 @@ KINDS: dict[str, tuple[dict[str, Any], Plan]] = {
     "all": ({"verify": "all"}, toy_plan()),
     "one sequence": ({}, toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))),
     "portable": ({}, toy_plan([(1, 16, 0)], [(1, 15)], Limits(16, 1, 16, 8))),
+    "beyond prompts": ({}, toy_plan(limits=Limits(32, 4, 64, 8, 12))),
+    "far beyond prompts": ({}, toy_plan([(2, 16, 0)], [(2, 16), (2, 128)], Limits(128, 2, 32, 8, 16))),
     "longer": ({}, toy_plan([(1, 32, 0), (1, 64, 0), (2, 64, 0)], [(1, 32), (2, 64)], Limits(64, 2, 128, 8))),
 }
 

@@ -22,7 +22,7 @@ from tests.toy import Toy
 BUCKET = Bucket("decode", 2, 1, 16)
 SOUND: dict[str, Any] = {
     "bucket": str(BUCKET), "runs": 2, "kl": [0.0, 1e-9], "equal": [True, False], "max_abs": 0.5, "leak": 0,
-    "longest": 9, "executables": ["decode batch=2"], "beyond": 0,
+    "longest": 9, "executables": ["decode batch=2"], "beyond": 0, "unreached": 0,
 }  # fmt: skip
 ACCURACY = {
     "tokens": 4, "mean_kl": 0.1, "p99_kl": 0.2, "max_kl": 0.2, "top1": 1.0, "parts": {"prose": 0.1}, "text": "sha256:0",
@@ -39,6 +39,11 @@ def test_what_runs_leave_is_readable() -> None:
     assert readable(Once(BUCKET), {**SOUND, "runs": 1})
     assert readable("greedy", {"sequences": 6, "differing": ["a text"]})
     assert readable("accuracy", {"accuracy": ACCURACY})
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_an_outcome_of_before_a_field_was_is_not(name: str) -> None:
+    assert not readable(BUCKET, {key: value for key, value in SOUND.items() if key != name})
 
 
 @pytest.mark.parametrize(

@@ -16,21 +16,22 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Shape, Target
 from llmc.compiler.verification import parts as module
-from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations
+from llmc.compiler.verification.parts import BUDGET, Chosen, Once, bucket_of, choose, operations, steps_beyond
 from llmc.errors import VerificationError
 from llmc.testing.toy import DECODE, PROMPT
 from tests.devices import use, watching, wrong_for
 from tests.toy import Toy
 
 SMALL, LARGE = 135_000_000, 8_000_000_000
-MANY = make_plan(Limits(1024, 4), "linear").buckets
+LIMITS = Limits(1024, 4)
+MANY = make_plan(LIMITS, "linear").buckets
 
 
 def chosen(
     buckets: tuple[Bucket, ...] = MANY, parameters: int = SMALL, device: str = "onnxruntime", every: bool = False
 ) -> Chosen:
     target, shapes = specialised(device, buckets)
-    return choose(buckets, every, target, shapes, parameters)
+    return choose(buckets, LIMITS, every, target, shapes, parameters)
 
 
 def specialised(device: str, buckets: tuple[Bucket, ...]) -> tuple[Target, list[Shape]]:
@@ -68,6 +69,17 @@ def test_second_runs_are_those_that_fit_into_what_is_left() -> None:
     spent += sum(operations(bucket, SMALL * 13 // 10) for bucket in twice(between))
     assert smallest < twice(between) < twice(small) and spent <= BUDGET
     assert set(between.left_out) == {str(bucket) for bucket in twice(small) - twice(between)}
+
+
+def test_steps_beyond_the_longest_prompt_are_part_of_the_budget() -> None:
+    parameters, far = SMALL * 11 // 10, Limits(1024, 4, None, 128, 256)
+    within, beyond = (
+        sum(operations(bucket_of(part), parameters) * (2 - isinstance(part, Once)) for part in found.parts[1:-1])
+        for limits in (LIMITS, far)
+        for found in [choose(MANY, limits, False, *specialised("onnxruntime", MANY), parameters)]
+    )
+    steps = steps_beyond(far, parameters) * 2 * parameters * module.LEAST
+    assert within <= BUDGET < within + steps and beyond + steps <= BUDGET
 
 
 def test_all_is_all_whatever_it_takes() -> None:

@@ -36,7 +36,7 @@ def long_probe(folder: Path, longest: int, **config: object) -> Probe:
     """The long sequence for a model of that configuration, where a plan allows `longest` tokens."""
     checkpoint = open_checkpoint(write_toy(folder / "toy"))
     wrapped: Any = SimpleNamespace(config={**checkpoint.config, **config}, tokenizer_json=checkpoint.tokenizer_json)
-    return make_probes(wrapped, Counting(), longest, 2)[-1]
+    return make_probes(wrapped, Counting(), longest, 2, longest - 1)[-1]
 
 
 def test_no_stretch_of_the_long_text_comes_twice() -> None:
@@ -80,6 +80,13 @@ def test_a_model_is_compared_before_at_and_beyond_its_turns(tmp_path: Path, conf
     probe = long_probe(tmp_path, 100_000, **LARGE, **config)
     assert len(probe.tokens) == max(LONGEST, turn + BEYOND)
     assert {turn - 1, turn, turn + 1} <= set(probe.positions.tolist())
+
+
+def test_the_ends_of_buckets_are_compared_as_a_prompts_and_as_a_pasts(tmp_path: Path) -> None:
+    """The last token of a prompt that fills one, and the token that continues as many."""
+    positions = set(long_probe(tmp_path, 1000, **SMALL).positions.tolist())
+    ends = {8, 16, 32, 64, 128, 256, 384, 512, 640, 768, 896}
+    assert ends | {end - 1 for end in ends} <= positions
 
 
 @pytest.mark.parametrize(("config", "tokens"), [(SMALL, FARTHEST), (LARGE, LONGEST)])
