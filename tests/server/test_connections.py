@@ -16,6 +16,12 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/j
 
 
 @pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """To be named before `live`, which opens the device."""
+    return Gate(monkeypatch)
+
+
+@pytest.fixture
 def live(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Live:
     """Heads within 0.3 s, bodies within 0.6 s."""
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
@@ -121,9 +127,8 @@ def test_an_oversized_head_behind_others_ends_the_connection_after_them(live: Li
     assert said.count(b"HTTP/1.1 200") == 3 == said.count(b"HTTP/1.1")
 
 
-def test_who_leaves_ends_all_that_it_pipelined(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_ends_all_that_it_pipelined(gate: Gate, live: Live) -> None:
     """The one that runs is not the last that came."""
-    gate = Gate(monkeypatch)
     gate.hold()
     before = len(gate.steps)
     data = json.dumps(completion(max_tokens=20)).encode()
@@ -155,8 +160,7 @@ def test_who_does_not_read_is_cut_off(live: Live, monkeypatch: pytest.MonkeyPatc
         until(lambda: live.server.state.clients.open == 0)
 
 
-def test_an_answer_may_take_longer_than_any_of_it(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
+def test_an_answer_may_take_longer_than_any_of_it(gate: Gate, live: Live) -> None:
     gate.hold()
     with live.begin() as connection:
         connection.settimeout(1.0)
@@ -188,9 +192,8 @@ def test_the_next_head_on_a_kept_connection_is_bounded_too(live: Live) -> None:
         assert answered(connection)[0] == 408
 
 
-def test_a_request_behind_one_that_runs_may_take_its_time(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_behind_one_that_runs_may_take_its_time(gate: Gate, live: Live) -> None:
     """Pipelined: the second is not read before the first is answered, and no clock runs for it."""
-    gate = Gate(monkeypatch)
     gate.hold()
     data = json.dumps(completion()).encode()
     whole = HEAD + b"content-length: %d\r\n\r\n" % len(data) + data

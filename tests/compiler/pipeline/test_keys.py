@@ -204,7 +204,7 @@ EVERYWHERE: dict[str, tuple[Change, set[str]]] = {
     "tokenizer": (output("tokenizer", "tokenizer.json"), {"verify:file.tokenizer.json"}),
     "template": (output("tokenizer", "chat_template.jinja"), {"verify:file.chat_template.jinja"}),
     "placements": (output("weights", "placements"), {"executable:input.placements"}),
-    "longer": (longer, {"reference:longest", "verify:past.plan", "verify:plan"}),
+    "longer": (longer, {"reference:farthest", "reference:longest", "verify:past.plan", "verify:plan"}),
     "bucket": (another_bucket, {"executable:shape.context", "verify:bucket", "verify:plan"}),
 }
 TRACED = {"trace:toolchain.numpy", "reference:toolchain.numpy", "verify:toolchain.numpy"}
