@@ -13,6 +13,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.async_engine import AsyncEngine
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.text.confined_chat import ConfinedTemplate
+from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.server.state import Progress, Served, ServerConfig
 from llmc.server.warming import warm
 
@@ -74,7 +75,8 @@ def load(
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
     name = config.served_model_name or model_name(bundle)
-    return Loaded(Served(bundle, engine, tokenizer, template, name), warmed, executor.compilations.count)
+    encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
+    return Loaded(Served(bundle, engine, tokenizer, encoder, template, name), warmed, executor.compilations.count)
 
 
 def model_name(bundle: Bundle) -> str:

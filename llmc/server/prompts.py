@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmc.runtime.text.confined_encoding import LONG
 from llmc.server.aside import aside
 from llmc.server.disconnect import unless_disconnected
 from llmc.server.errors import ApiError, bad_request
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fastapi import Request
 
     from llmc.buckets.limits import Limits
+    from llmc.runtime.text.confined_encoding import Encoded
     from llmc.server.protocol.chat import Message, Tool
     from llmc.server.protocol.completions import CompletionRequest
     from llmc.server.state import Served
@@ -33,35 +35,35 @@ async def fitting(
 ) -> list[list[int]]:  # fmt: skip
     """Token ids of `texts`, each `truncated`; what is surely too long is refused before it is tokenised."""
     most = served.limits.longest_prompt if keep in (None, -1) else keep
-
-    def encoded() -> list[tuple[list[int], int]]:
-        if keep is None:
-            for text in texts:
-                check_length(served, text, field)
-        return encode_each(served, texts, add_special_tokens, most, shortened=keep is not None)
-
-    found = await aside(request, sum(map(len, texts)), encoded)
+    if keep is None:
+        await aside(request, sum(map(len, texts)), lambda: check_lengths(served, texts, field))
+    found = await encode_each(request, served, texts, add_special_tokens, most, shortened=keep is not None)
     return [truncated(served, ids, keep, field, count) for ids, count in found]
 
 
-def encode_each(
-    served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None, shortened: bool = False
-) -> list[tuple[list[int], int]]:
+async def encode_each(
+    request: Request, served: Served, texts: Sequence[str], add_special_tokens: bool, most: int | None,
+    shortened: bool = False,
+) -> Encoded:  # fmt: skip
     """Token ids of each text and their number; of more than `most` the last, or none where a text may not be
-    `shortened`. Long texts take seconds: for `aside`."""
-    return [served.tokenizer.encode_last(text, most, add_special_tokens, shortened) for text in texts]
+    `shortened`. Long ones are tokenised in another process."""
+    how: dict[str, Any] = {"most": most, "add_special_tokens": add_special_tokens, "shortened": shortened}
+    size = sum(map(len, texts))
+    if size >= LONG:
+        return await unless_disconnected(request.receive, served.encoder.encode_each(texts, **how))
+    return await aside(request, size, lambda: [served.tokenizer.encode_last(text, **how) for text in texts])
 
 
-def check_length(served: Served, text: str, field: str = "prompt") -> None:
+def check_lengths(served: Served, texts: Sequence[str], field: str = "prompt") -> None:
     """Raise ApiError for a text that is too long whatever its tokens are, which takes no tokenizer to see."""
     longest, width = served.limits.longest_prompt, served.tokenizer.width
-    if width is None or 4 * len(text) <= longest:  # a character has at most 4 bytes, and a token at least one
-        return
-    least = width.least_tokens(text)
-    if least > longest:
-        raise _too_long(
-            served.limits, f"the prompt has {len(text)} characters, which are at least {least} tokens", field
-        )
+    for text in texts:
+        if width is None or 4 * len(text) <= longest:  # a character has at most 4 bytes, and a token at least one
+            continue
+        least = width.least_tokens(text)
+        if least > longest:
+            what = f"the prompt has {len(text)} characters, which are at least {least} tokens"
+            raise _too_long(served.limits, what, field)
 
 
 def truncated(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.async_engine import AsyncEngine
     from llmc.runtime.text.chat import ChatTemplate
+    from llmc.runtime.text.confined_encoding import ConfinedEncoder
     from llmc.runtime.text.tokenizer import Tokenizer
     from llmc.server.telemetry.metrics import Metrics
     from llmc.server.telemetry.snapshot import Snapshot
@@ -70,11 +71,13 @@ class Served:
     bundle: Bundle
     engine: AsyncEngine
     tokenizer: Tokenizer
+    encoder: ConfinedEncoder
     chat_template: ChatTemplate | None
     model_name: str
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop the engine, see AsyncEngine.close, and the processes beside it."""
+        self.encoder.close()
         if self.chat_template is not None:
             self.chat_template.close()
         return self.engine.close(timeout_s)

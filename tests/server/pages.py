@@ -48,7 +48,7 @@ class MadeUp:
         bundle = SimpleNamespace(plan=plan, manifest=SimpleNamespace(device="fake"))
         self.state.metrics.bind(model_name, lambda: self.engine.stats, plan=plan, device="fake")
         self.state.snapshot.bind(plan)
-        self.state.served = Served(bundle, self.engine, None, None, model_name)  # type: ignore[arg-type]
+        self.state.served = Served(bundle, self.engine, None, None, None, model_name)  # type: ignore[arg-type]
 
     def compiled(self, times: int) -> None:
         self.engine.stats = EngineStats(2, 1, 4, 1, 0.375, 10, times)

@@ -16,6 +16,7 @@ from llmc.runtime.engine.observer import FinishReason
 from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
 from llmc.runtime.text.chat import ChatTemplate
+from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.server.app import build_app
 from llmc.server.state import Served, ServerConfig, ServerState
 from llmc.server.telemetry.metrics import Metrics
@@ -98,8 +99,9 @@ class Api:
         source = bundle.chat_template if template == "" else template
         self.state = ServerState(ServerConfig(**config), Metrics(), Snapshot())
         if phase != "loading":
+            encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
             chat = None if source is None else ChatTemplate(source, bundle.special_tokens)
-            self.state.served = Served(bundle, self.engine, bundle.tokenizer, chat, "toy")  # type: ignore[arg-type]
+            self.state.served = Served(bundle, self.engine, bundle.tokenizer, encoder, chat, "toy")  # type: ignore[arg-type]
         self.state.draining = phase == "draining"
 
     @cached_property

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from llmc.errors import InputError
+from llmc.runtime.text.confined_encoding import LONG
+from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.server import aside, body
 from llmc.server.app import BODIES
 from llmc.server.protocol import bounds, strict_json
@@ -103,6 +105,21 @@ def test_a_prompt_that_no_tokens_could_shorten_is_refused_before_it_is_tokenised
     for error in (refusal(api.complete(prompt="x" * 1000)), refusal(api.chat("x" * 1000))):
         assert error["code"] == "context_length_exceeded"
         assert re.search(r"has 10\d\d characters, which are at least 14\d tokens; .* 31 tokens", error["message"])
+
+
+def test_long_texts_are_tokenised_in_another_process(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode_last = Tokenizer.encode_last
+
+    def seen(self: Tokenizer, text: str, *how: Any, **named: Any) -> Any:
+        assert len(text) < LONG, "tokenised here"
+        return encode_last(self, text, *how, **named)
+
+    monkeypatch.setattr(Tokenizer, "encode_last", seen)
+    text = "x" * (LONG + 1)
+    error = refusal(api.post("/tokenize", {"prompt": text}))
+    assert error["message"] == f"the text has {len(text)} tokens; at most {bounds.MAX_VALUES} are returned"
+    assert api.complete(prompt=text + "yz", truncate_prompt_tokens=3).status_code == 200
+    assert api.engine.tokenizer.decode(api.engine.requests[-1].prompt_token_ids) == "xyz"
 
 
 def test_a_full_queue_is_told_before_work_is_done(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

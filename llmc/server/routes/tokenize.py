@@ -46,8 +46,7 @@ async def tokenize(request: Request) -> Response:
                 request, served, body.messages or [], body.tools, body.add_generation_prompt,
                 body.continue_final_message, body.chat_template_kwargs,
             )  # fmt: skip
-        found = await aside(request, len(text), lambda: encode_each(served, [text], bool(special), MAX_VALUES))
-        ids, count = found[0]
+        ((ids, count),) = await encode_each(request, served, [text], bool(special), MAX_VALUES)
         if count > MAX_VALUES:
             raise bad_request(f"the text has {count} tokens; at most {MAX_VALUES} are returned", "prompt")
     except InputError as e:

@@ -1,0 +1,106 @@
+"""Long texts, tokenised in a child: the ids are the tokenizer's, and what it takes is bounded and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import psutil
+import pytest
+
+from llmc.errors import InputError
+from llmc.runtime.confined.limits import Limits
+from llmc.runtime.text.confined_encoding import ConfinedEncoder
+from llmc.runtime.text.tokenizer import Tokenizer
+from llmc.testing import toy
+from tests.server.live import until
+
+HOW: dict[str, Any] = {"most": 5, "add_special_tokens": True, "shortened": True}
+
+
+def _file() -> bytes:
+    return toy.tokenizer_json().encode()
+
+
+@contextlib.asynccontextmanager
+async def encoder(**options: Any) -> AsyncIterator[ConfinedEncoder]:
+    opened = ConfinedEncoder(_file, **options)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def processes() -> list[int]:
+    return [one.pid for one in psutil.Process().children(recursive=True)]
+
+
+@pytest.mark.parametrize("most", [None, 3, 100_000])
+@pytest.mark.parametrize("shortened", [True, False])
+def test_it_says_what_the_tokenizer_says(most: int | None, shortened: bool) -> None:
+    texts = ["abc " * 5000, "", "z"]
+    how = {"most": most, "add_special_tokens": False, "shortened": shortened}
+
+    async def asked() -> object:
+        async with encoder() as opened:
+            return await opened.encode_each(texts, **how)
+
+    here = Tokenizer(_file())
+    assert asyncio.run(asked()) == [here.encode_last(text, **how) for text in texts]
+
+
+def test_text_that_is_not_unicode_is_refused_in_the_tokenizers_words() -> None:
+    async def asked() -> None:
+        async with encoder() as opened:
+            await opened.encode_each(["a\ud800"], **HOW)
+
+    with pytest.raises(InputError, match="lone surrogate at character 1"):
+        asyncio.run(asked())
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [(Limits(seconds=0.05), "0.05 s of processor time"), (Limits(memory_bytes=16 << 20), "16 MiB of memory")],
+    ids=["time", "memory"],
+)
+def test_beyond_a_limit_it_is_an_error_that_names_it_and_the_next_text_is_tokenised(limits: Limits, words: str) -> None:
+    async def asked() -> None:
+        async with encoder(limits=limits) as opened:
+            with pytest.raises(InputError, match=f"cannot be tokenised: it takes more than {words}; send a shorter"):
+                await opened.encode_each(["abc " * 1_000_000], **HOW)
+            ((ids, count),) = await opened.encode_each(["abc"], **HOW)
+            assert len(ids) == count == 3
+
+    asyncio.run(asked())
+
+
+def test_when_nobody_asks_any_more_its_processes_end_and_the_next_text_starts_them_again() -> None:
+    before = processes()
+
+    async def asked() -> None:
+        async with encoder(idle_s=0.1) as opened:
+            for _ in range(2):
+                both = await asyncio.gather(*(opened.encode_each([text], **HOW) for text in ("ab", "cde")))
+                assert [count for ((_, count),) in both] == [2, 3]
+                assert processes() != before
+                await asyncio.to_thread(until, lambda: processes() == before)
+
+    asyncio.run(asked())
+
+
+def test_who_leaves_takes_the_child_along() -> None:
+    async def asked() -> None:
+        async with encoder() as opened:
+            await opened.encode_each(["a"], **HOW)
+            waiting = asyncio.ensure_future(opened.encode_each(["abc " * 1_000_000], **HOW))
+            await asyncio.sleep(0.2)
+            busy = set(processes())
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await asyncio.to_thread(until, lambda: len(set(processes()) & busy) < len(busy))
+            assert (await opened.encode_each(["abc"], **HOW))[0][1] == 3
+
+    asyncio.run(asked())
