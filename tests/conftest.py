@@ -38,20 +38,23 @@ FAST = (
 """The fast tier (`make test-fast`): folders and files below tests/ that need the fake target and numpy."""
 
 SLOW = (
-    "api/test_api.py", "artifacts/archives/test_damage.py", "artifacts/bundle/test_bundle_processes.py",
-    "artifacts/gc/test_collect_model.py", "artifacts/gc/test_collect_processes.py",
-    "artifacts/local/test_precompiled.py", "artifacts/store/test_store_faults.py",
-    "artifacts/store/test_store_processes.py", "buckets/optimise/test_choice.py", "buckets/optimise/test_parts.py",
-    "buckets/test_bench_file.py", "buckets/test_choice.py", "buckets/test_coverage.py", "buckets/test_evaluation.py",
-    "buckets/test_outside_strategy.py", "buckets/test_plots.py", "buckets/test_plots_data.py",
-    "buckets/traffic/test_memory.py", "buckets/traffic/test_schedule.py", "compiler/estimates/test_durations.py",
+    "api/test_api.py", "artifacts/archives/test_damage.py", "artifacts/archives/test_round_trip.py",
+    "artifacts/bundle/test_bundle_processes.py", "artifacts/gc/test_collect_model.py",
+    "artifacts/gc/test_collect_processes.py", "artifacts/local/test_precompiled.py",
+    "artifacts/store/test_store_faults.py", "artifacts/store/test_store_processes.py",
+    "buckets/optimise/test_choice.py", "buckets/optimise/test_parts.py", "buckets/test_bench_file.py",
+    "buckets/test_choice.py", "buckets/test_coverage.py", "buckets/test_evaluation.py", "buckets/test_from_file.py",
+    "buckets/test_lookup.py", "buckets/test_outside_strategy.py", "buckets/test_plots.py",
+    "buckets/test_plots_data.py", "buckets/traffic/test_memory.py", "buckets/traffic/test_schedule.py",
+    "compiler/estimates/test_durations.py", "compiler/estimates/test_footprint.py",
     "compiler/verification/test_accuracy.py", "compiler/verification/test_beyond.py",
     "compiler/verification/test_outcomes.py", "compiler/verification/test_parts.py",
-    "runtime/engine/sampling/test_filters.py",
-    "runtime/engine/sampling/test_guided.py", "runtime/engine/sampling/test_sample.py",
-    "runtime/engine/scheduling/test_simulation.py", "runtime/engine/speculation/test_engine.py",
-    "runtime/engine/test_async_engine.py", "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py",
-    "runtime/text/test_chat.py", "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py",
+    "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_guided.py",
+    "runtime/engine/sampling/test_sample.py", "runtime/engine/scheduling/test_simulation.py",
+    "runtime/engine/speculation/test_engine.py", "runtime/engine/test_async_engine.py",
+    "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py", "runtime/text/test_chat.py",
+    "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_chrome_trace.py",
+    "server/telemetry/test_recorder.py",
 )  # fmt: skip
 """Files of these folders that take several seconds, or import more."""
 
