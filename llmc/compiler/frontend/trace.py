@@ -3,6 +3,8 @@
 Two forms: `trace` leaves weights in the program as parameters, for lowerings that replace them; `trace_weightless`
 takes them as inputs, for programs that are kept as they are.
 
+Each traced layer takes time, so of layers that are alike a few are traced, and the others made from them (repeat.py).
+
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
            cache: key and value of each layer in turn, [B, Hkv, S, D]
@@ -15,9 +17,10 @@ Program contract, in the order of the traced signature:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +30,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
+from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
+from llmc.compiler.frontend.repeat import repeat
 from llmc.compiler.frontend.skeleton import as_fake, build_skeleton
 from llmc.errors import CompileError
+
+T = TypeVar("T")
 
 
 class Step(nn.Module):
@@ -69,15 +76,40 @@ class Step(nn.Module):
 
 def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
     """Trace the model of `config` with symbolic B, Q and S; needs no weights. Raises CompileError."""
+    return _few_layers_first(lambda few: _trace(config, dialect, few))
+
+
+def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedProgram:
     model = build_skeleton(config, attention_name(dialect))
+    plan = LayerPlan.of(model) if few else None
     shape = CacheShape.of(config)
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
+    step = Step(model, dialect)
+    tensors = step.state_dict(keep_vars=True)
+    if plan is not None:
+        plan.apply(model)
+    layers = len(plan.traced) if plan else shape.layers
     with mode:
-        args = _example(shape, batch=2, query=4, capacity=8)
+        args = _example(shape, layers, batch=2, query=4, capacity=8)
     d = Dim.DYNAMIC
-    dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * (2 * shape.layers))
-    return _export(Step(model, dialect), args, dims, config)
+    dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * (2 * layers))
+    exported = _export(step, args, dims, config)
+    if plan is None:
+        return exported
+    return repeat(exported, plan, _inputs(layers), (0, 0, 0, [0] * (2 * shape.layers)), tensors)
+
+
+def _few_layers_first(make: Callable[[bool], T]) -> T:
+    """`make(True)`, which traces a few layers, or `make(False)`, all, where these do not show what the others are."""
+    with suppress(NotRepeatableError, CompileError):
+        return make(True)
+    return make(False)
+
+
+def _inputs(layers: int, weights: Iterable[str] = ()) -> list[str]:
+    """Names of a step's inputs, in order."""
+    return ["token_ids", "past_lengths", "new_lengths", *(f"cache.{i}" for i in range(2 * layers)), *weights]
 
 
 class WeightlessStep(nn.Module):
@@ -122,28 +154,45 @@ def trace_weightless(
     Without `cached` the program has no cache inputs: it is the first step of a sequence. With `top_k` it also returns
     so many of the largest logits. Raises CompileError.
     """
+    return _few_layers_first(lambda few: _trace_weightless(config, dialect, cached, dtype, top_k, few))
+
+
+def _trace_weightless(
+    config: Mapping[str, Any], dialect: Dialect, cached: bool, dtype: torch.dtype, top_k: int, few: bool
+) -> WeightlessProgram:
     model = build_skeleton(config, attention_name(dialect))
+    plan = LayerPlan.of(model) if few else None
     shape = CacheShape.of(config)
-    parameters = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    buffers = dict(model.named_buffers())
+    parameters, buffers = _shapes(model), dict(model.named_buffers())
+    if plan is not None:
+        plan.apply(model)
+    layers = len(plan.traced) if plan else shape.layers
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     with mode:
-        weights = {name: torch.empty(size, dtype=dtype) for name, size in parameters.items()}
+        weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model).items()}
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
-        args = (*_example(shape, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
+        args = (*_example(shape, layers, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
     d = Dim.DYNAMIC
     dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * len(args[3]), dict.fromkeys(weights))
     # of results that it looks up torch computes the symbolic sizes again: attention's many took a fifth longer with it
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
         exported = _export(WeightlessStep(Step(model, dialect, top_k)), args, dims, config)
+    if plan is not None:
+        cache = 2 * shape.layers if cached else 0
+        example = (0, 0, 0, [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
+        exported = repeat(exported, plan, _inputs(layers if cached else 0, weights), example, {})
     return WeightlessProgram(exported, parameters, buffers)
 
 
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
 def _example(
-    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
+    shape: CacheShape, layers: int, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Any, ...]:
     size = (batch, shape.kv_heads, capacity, shape.head_dim)
-    cache = [torch.empty(size, dtype=dtype) for _ in range(2 * shape.layers)] if capacity else []
+    cache = [torch.empty(size, dtype=dtype) for _ in range(2 * layers)] if capacity else []
     ones = torch.ones(batch, dtype=torch.long)
     return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
 
