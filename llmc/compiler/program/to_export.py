@@ -18,9 +18,11 @@ import threading
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._export.serde import serialize as serde
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
@@ -34,7 +36,8 @@ _SAME_SHAPE_IS_SAME = frozenset(
     for name in ("slice.Tensor", "view.default", "reshape.default", "expand.default", "alias.default", "detach.default")
 )
 _WALKING = threading.Lock()
-"""Fake tensors keep caches per process; the interpreter lock leaves nothing to gain from two walks at once."""
+"""Fake tensors keep caches per process; the interpreter lock leaves nothing to gain from two walks at once. What is
+replaced in torch while one program is written is that of all."""
 
 
 def serialise(exported: ExportedProgram) -> Fields:
@@ -43,7 +46,9 @@ def serialise(exported: ExportedProgram) -> Fields:
         held = [*exported.state_dict, *exported.constants]
         raise CompileError(f"the traced program holds tensors ({', '.join(held[:3])}), which portable programs may not")
     buffer = io.BytesIO()
-    torch.export.save(exported, buffer)
+    # torch also makes a canonical copy, to see that it can, and drops it: half of the time
+    with _WALKING, patch.object(serde, "canonicalize"):
+        torch.export.save(exported, buffer)
     with zipfile.ZipFile(buffer) as archive:
         program: Fields = json.loads(archive.read(ROOT + MODEL))
     for node in program["graph_module"]["graph"]["nodes"]:

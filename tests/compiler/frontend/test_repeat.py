@@ -29,8 +29,8 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 FULL, SLIDING = "full_attention", "sliding_attention"
 CASES: dict[str, dict[str, Any]] = {
     **{name: tiny.config(name) | {"num_hidden_layers": 4} for name in tiny.ARCHITECTURES},
-    "deep, tied, with biases": tiny.config(tiny.TIED) | {"num_hidden_layers": 6},
-    "windows at the end": {**tiny.config("qwen2"), **WINDOWS, "num_hidden_layers": 8, "max_window_layers": 4},
+    "deep, tied, with biases": tiny.config(tiny.TIED) | {"num_hidden_layers": 5},
+    "windows at the end": {**tiny.config("qwen2"), **WINDOWS, "num_hidden_layers": 7, "max_window_layers": 4},
     "windows in turn": {
         **tiny.config("qwen3"), **WINDOWS, "num_hidden_layers": 7, "layer_types": [SLIDING, FULL] * 3 + [SLIDING],
     },
@@ -40,6 +40,9 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TRACED = {"windows at the end": 6, "windows in turn": 6, "one window of many": 4}
 """Layers that are traced; in all other cases 3."""
+CACHED = ["llama", "qwen3", *TRACED]
+"""Cases that are also traced with a cache in dialect two_part, which takes longest."""
+
 TOP = 3
 BUCKETS = [(3, 1, 16), (2, 8, 24), (2, 8, 0)]
 
@@ -84,8 +87,7 @@ def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs:
     assert list(made.state_dict) == list(known.state_dict)
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["first", "cached"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "cached"), [*((c, False) for c in CASES), *((c, True) for c in CACHED)])
 def test_the_weightless_program_is_that_of_a_whole_trace_but_for_names(case: str, cached: bool) -> None:
     assert canonical(two_part(case, cached, True)) == canonical(two_part(case, cached, False))
 
@@ -101,7 +103,7 @@ def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int
     weights = {n: torch.randn(shape, generator=random) * 0.1 for n, shape in shapes.items()} | dict(
         model.named_buffers()
     )
-    kept = [torch.randn(batch, 2, context, 16, generator=random) for _ in range(16 if context else 0)]
+    kept = [torch.randn(batch, 2, context, 16, generator=random) for _ in range(14 if context else 0)]
     tokens = torch.randint(config["vocab_size"], (batch, query), generator=random)
     lengths = torch.full((batch,), context // 2), torch.full((batch,), query)
     assert made.weights == known.weights
