@@ -29,8 +29,8 @@ class Cost:
 TRACE = Cost(fixed=3.0, layers=1.0)
 """One trace in dialect fused. Few layers are traced; the others are made from these, and put into the graph."""
 
-EXPORT = Cost(fixed=3.5, layers=5.0)
-"""One trace in dialect two_part, most of it torch's writing of every layer."""
+EXPORT = Cost(fixed=3.5, layers=2.5)
+"""One trace in dialect two_part, and the writing of its program, layer by layer."""
 
 LOWER = Cost(fixed=1.0, layers=3.0)
 REFERENCE = Cost(fixed=2.0, parameters=12.0)
