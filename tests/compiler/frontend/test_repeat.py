@@ -239,13 +239,17 @@ def canonical(program: Fields) -> Fields:
     named = {sympy.sympify(size["as_expr"]["expr_str"]): sympy.Symbol(s) for s, size in symbols.items()}
     sizes = {**graph["sym_int_values"], **graph["sym_bool_values"]}
 
+    @cache
+    def written(expression: str) -> str:
+        return str(sympy.expand(sympy.sympify(expression).xreplace(named)))
+
     def said(value: Any) -> Any:
         if isinstance(value, list):
             return [said(v) for v in value]
         if not isinstance(value, dict):
             return value
         if "expr_str" in value:
-            return str(sympy.expand(sympy.sympify(value["expr_str"]).xreplace(named)))
+            return written(value["expr_str"])
         if "as_name" in value:
             return said(sizes[value["as_name"]])
         return {k: place[v] if k == "name" and v in place else said(v) for k, v in value.items() if k != "hint"}
