@@ -32,11 +32,6 @@ PLAN = toy_plan(limits=LIMITS)
 """Prompts of at most 12 tokens; the last step of a sequence of 32 continues 30."""
 
 
-@pytest.fixture
-def toy(tmp_path: Path) -> Toy:
-    return Toy.make(tmp_path)
-
-
 def spoil(monkeypatch: pytest.MonkeyPatch, wrong: range, phase: str = "decode") -> None:
     """Let the logits of rows that continue so many tokens be wrong, and nothing else."""
     run = FakeExecutor.run
