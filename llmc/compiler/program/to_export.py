@@ -16,9 +16,9 @@ import io
 import json
 import threading
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -40,14 +40,24 @@ _WALKING = threading.Lock()
 replaced in torch while one program is written is that of all."""
 
 
+@contextmanager
+def _no_canonical_copy() -> Iterator[None]:
+    """torch also makes a canonical copy, to see that it can, and drops it: half of the time of saving."""
+    copy = serde.canonicalize
+    serde.canonicalize = lambda program, *_, **__: program
+    try:
+        yield
+    finally:
+        serde.canonicalize = copy
+
+
 def serialise(exported: ExportedProgram) -> Fields:
     """The graph of a traced program as torch's model.json, without debug information. Raises CompileError."""
     if exported.state_dict or exported.constants:
         held = [*exported.state_dict, *exported.constants]
         raise CompileError(f"the traced program holds tensors ({', '.join(held[:3])}), which portable programs may not")
     buffer = io.BytesIO()
-    # torch also makes a canonical copy, to see that it can, and drops it: half of the time
-    with _WALKING, patch.object(serde, "canonicalize"):
+    with _WALKING, _no_canonical_copy():
         torch.export.save(exported, buffer)
     with zipfile.ZipFile(buffer) as archive:
         program: Fields = json.loads(archive.read(ROOT + MODEL))
