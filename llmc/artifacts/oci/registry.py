@@ -33,6 +33,9 @@ RECEIVED = 128 << 10
 LOGINS = 3
 """Requests that one may take: without a login, with one that expired or is for reading only, with a fresh one."""
 LONGEST_REASON = 64 << 10
+_TORN_LINK = "DIGEST_INVALID"
+"""Docker's registry (2.8) says it of a manifest, whose request states no digest, while another push writes the link to
+a blob that both have: the file is empty for a moment."""
 _DIGEST = "Docker-Content-Digest"
 _OK, _CREATED, _ACCEPTED, _PARTIAL, _UNAUTHORIZED, _FORBIDDEN, _MISSING = 200, 201, 202, 206, 401, 403, 404
 T = TypeVar("T")
@@ -123,6 +126,8 @@ class Registry:
 
     def publish(self, reference: Reference, manifest: bytes) -> bool:
         """See base.Images."""
+        from requests import HTTPError
+
         digest = digest_bytes(manifest)
         url = self._manifest_url(reference)
 
@@ -130,8 +135,12 @@ class Registry:
             with self._send("HEAD", url, (_OK, _MISSING), {"Accept": MANIFEST_TYPE}) as answer:
                 if answer.status_code == _OK and answer.headers.get(_DIGEST) == digest:
                     return None
-            with self._send("PUT", url, (_CREATED,), {"Content-Type": MANIFEST_TYPE}, lambda: manifest) as answer:
-                return str(answer.headers.get(_DIGEST, digest))
+            try:
+                with self._send("PUT", url, (_CREATED,), {"Content-Type": MANIFEST_TYPE}, lambda: manifest) as answer:
+                    return str(answer.headers.get(_DIGEST, digest))
+            except HTTPError as error:
+                error.passes = _TORN_LINK in str(error)
+                raise
 
         stored = self._again("send a manifest to", put)
         if stored is not None:

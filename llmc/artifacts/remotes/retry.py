@@ -86,10 +86,13 @@ def again(call: Callable[[], T], patience: Patience = PATIENT, what: str = "") -
 def may_pass(error: BaseException) -> bool:
     """Whether a failure may pass by itself: a time-out, a dropped connection, a server that is busy or broken.
 
-    Never so for an object that is missing (404) or may not be had (401, 403).
+    Never so for an object that is missing (404) or may not be had (401, 403). An error's own attribute `passes` wins
+    over its status.
     """
     if not isinstance(error, Exception) or isinstance(error, FileNotFoundError | PermissionError):
         return False
+    if getattr(error, "passes", False):
+        return True
     links = [(link, {base.__name__ for base in type(link).__mro__}) for link in _chain(error)]
     if any(names & _TORN_NAMES for _, names in links):
         return True

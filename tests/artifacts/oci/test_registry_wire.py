@@ -30,6 +30,14 @@ def test_an_error_that_lasts_is_not_asked_again(server: Server, tmp_path: Path, 
     assert len(server.seen) == 1
 
 
+def test_a_manifest_is_sent_again_while_another_push_writes_the_link_of_a_blob(server: Server, store: Store) -> None:
+    torn = b'{"errors": [{"code": "DIGEST_INVALID"}]}'
+    server.answers.append(times(99, lambda handler: handler.reply(404), "HEAD"))
+    server.answers.append(times(2, lambda handler: handler.reply(400, torn), "PUT /v2/x/manifests/"))
+    push_it(server, store)
+    assert sum(request.startswith("PUT /v2/x/manifests/") for request in server.seen) == 3
+
+
 def test_a_registry_that_stays_broken_is_an_error_with_its_code(server: Server, tmp_path: Path) -> None:
     body = b'{"errors": [{"code": "TOOMANYREQUESTS", "message": "secret"}]}'
     server.answers.append(lambda handler: handler.reply(429, body))
