@@ -1,6 +1,7 @@
 """Implementations by name: llmc's own, and those that other installed packages bring.
 
-A package names its own in an entry-point group ("llmc.targets", "llmc.executors", "llmc.strategies"):
+A package names its own in an entry-point group ("llmc.targets", "llmc.executors", "llmc.servers",
+"llmc.strategies"):
 
     [project.entry-points."llmc.targets"]
     lpu = "llmc_lpu.target:LpuTarget"
@@ -20,7 +21,7 @@ from llmc.errors import InputError, UnknownNameError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-GROUPS = ("llmc.targets", "llmc.executors", "llmc.strategies")
+GROUPS = ("llmc.targets", "llmc.executors", "llmc.servers", "llmc.strategies")
 
 
 @cache

@@ -104,7 +104,7 @@ def _steps(
                     heappush(longest, (step - prompt, step + output - 1))
                 following = next(arrivals, None)
             group = PromptGroup(tuple(lengths), tuple(cached))
-            clock += _positive(step_time.prompt(group.lengths, group.cached))
+            clock += positive(step_time.prompt(group.lengths, group.cached))
             yield group
             continue
         while longest[0][1] <= step:
@@ -114,7 +114,7 @@ def _steps(
         if following is None:
             step = end
         while step < end and (until is None or clock < until):
-            seconds = _positive(step_time.decode(batch, top + step - start, bases + batch * step))
+            seconds = positive(step_time.decode(batch, top + step - start, bases + batch * step))
             taken = min(PIECE, end - step)
             if until is not None and clock + taken * seconds >= until:
                 taken = min(taken, max(1, math.ceil((until - clock) / seconds)))
@@ -126,7 +126,8 @@ def _steps(
             batch -= 1
 
 
-def _positive(seconds: float) -> float:
+def positive(seconds: float) -> float:
+    """`seconds` of a step. Raises InputError where they are not above 0 and finite."""
     if not 0 < seconds < math.inf:
         raise InputError(f"a step time of {seconds} seconds; every step must take more than 0, and end")
     return seconds

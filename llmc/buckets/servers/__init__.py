@@ -1,0 +1,28 @@
+"""Models of the servers that people run, by name, each imported when it is first asked for.
+
+Other packages bring theirs in the entry-point group "llmc.servers" (registry.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.registry import Registry
+
+if TYPE_CHECKING:
+    from llmc.buckets.servers.base import Server
+
+SERVERS = Registry(
+    "server",
+    "llmc.servers",
+    {
+        "vllm": "llmc.buckets.servers.vllm:Vllm",
+    },
+)
+"""Classes that take no arguments."""
+
+
+def create(name: str) -> Server:
+    """The model of the server `name`. Raises UnknownNameError, listing the known ones."""
+    made: Server = SERVERS.get(name)()
+    return made

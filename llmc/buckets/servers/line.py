@@ -1,0 +1,72 @@
+"""Families of one number: the next graph above is taken, and the best list of any length is found exactly."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from llmc.buckets.optimise.line import Line
+from llmc.buckets.servers.base import Demand, Found, Miss, Shape
+from llmc.errors import InputError
+
+
+class NextAbove:
+    """Takes the least number at or above the one asked for; above the largest, a step runs in its own shape."""
+
+    def __init__(self, shapes: Sequence[Shape], miss: Miss) -> None:
+        self._values = [value for (value,) in shapes]
+        self._miss: Miss = miss
+
+    def find(self, shape: Shape) -> Found:
+        """The graph that a step of `shape` takes."""
+        place = bisect_left(self._values, shape[0])
+        return Found((self._values[place],)) if place < len(self._values) else Found(shape, self._miss)
+
+
+def shapes(values: Iterable[int]) -> tuple[Shape, ...]:
+    """`values` as shapes of one number, ascending and distinct."""
+    return tuple((value,) for value in sorted(set(values)))
+
+
+def doubling(least: int, most: int) -> list[int]:
+    """least, 2 · least, 4 · least … below `most`, then `most`."""
+    found = []
+    while least < most:
+        found.append(least)
+        least *= 2
+    return [*found, most]
+
+
+def choose(
+    demands: Mapping[Shape, Demand],
+    candidates: Iterable[int],
+    required: Iterable[int],
+    most: int,
+    work: Callable[[int], float] = float,
+) -> tuple[Shape, ...]:
+    """At most `most` of `candidates` that pad the steps of `demands` least, all `required` ones among them.
+
+    A step runs in the least chosen number at or above its own; steps above the largest candidate run without a graph
+    and count nowhere. `work` of a number is what one run costs, and rises with it. Exact: dynamic programming over the
+    candidates (optimise/line.py). Raises InputError where `required` are more than `most`.
+    """
+    needed = set(required)
+    if len(needed) > most:
+        raise InputError(f"at most {most} graphs, but {len(needed)} are needed in any case: {_few(sorted(needed))}")
+    places = sorted({*candidates, *needed})
+    weights = np.zeros(len(places))
+    for (value,), demand in demands.items():
+        place = bisect_left(places, value)
+        if place < len(places):
+            weights[place] += demand.steps
+    costs = np.array([work(place) for place in places], np.float64)
+    last = int(np.flatnonzero([place in needed for place in places] | (weights > 0))[-1])
+    forced = np.array([place in needed for place in places[: last + 1]])
+    line = Line(costs[: last + 1], weights[: last + 1], forced)
+    return tuple((places[place],) for place in line.solve([most])[0].tolist())
+
+
+def _few(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values[:8])) + (", …" if len(values) > 8 else "")

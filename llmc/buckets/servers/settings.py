@@ -1,0 +1,135 @@
+"""A server's own settings: declared once, read from its flags and variables, written back in the same spelling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmc.errors import InputError, UnknownNameError
+
+Value = bool | int | float | str | None
+
+TRUE, FALSE = ("1", "true", "yes", "on", "y", "t"), ("0", "false", "no", "off", "n", "f")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A number, switch or word that a server's rules depend on.
+
+    name        as llmc's --set and JSON spell it
+    kind        type of its value; a `default` None means that the server derives it
+    flag        the server's command-line flag, or ""
+    variable    the server's environment variable, or ""
+    path        keys into a flag whose value is a JSON object, as in ("compilation_config", "max_size")
+    choices     all values of a word that has a few
+    """
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    default: Value
+    help: str
+    flag: str = ""
+    variable: str = ""
+    path: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+
+    @property
+    def spelling(self) -> str:
+        """How the server's users know it."""
+        return self.variable or ".".join((self.flag, *self.path)) or self.name
+
+    def parse(self, text: str) -> Value:
+        """The value that `text` spells. Raises InputError for text that spells none."""
+        if self.kind is bool:
+            word = text.strip().lower()
+            if word in TRUE or word in FALSE:
+                return word in TRUE
+            raise InputError(f"{self.spelling} {text!r} is neither true nor false")
+        try:
+            return self.check(self.kind(text))
+        except ValueError:
+            raise InputError(f"{self.spelling} {text!r} is not of type {self.kind.__name__}") from None
+
+    def check(self, value: Value) -> Value:
+        """`value`, if the setting can have it. Raises InputError, or UnknownNameError among a few words."""
+        if value is None:
+            return None
+        fits = isinstance(value, (int, float) if self.kind is float else self.kind)
+        if not fits or (isinstance(value, bool) and self.kind is not bool):
+            raise InputError(f"{self.spelling} {value!r} must be of type {self.kind.__name__}")
+        if self.choices and value not in self.choices:
+            raise UnknownNameError(self.name.replace("_", " "), str(value), self.choices)
+        if self.least is not None and not isinstance(value, str) and value < self.least:
+            raise InputError(f"{self.spelling} {value} must be at least {self.least}")
+        return value
+
+
+def complete(settings: Sequence[Setting], given: Mapping[str, Value]) -> dict[str, Value]:
+    """All `settings` by name: what is given, checked, else the default. Raises as `Setting.check`, and for a name
+    that no setting has."""
+    known = {setting.name: setting for setting in settings}
+    for name in given:
+        if name not in known:
+            raise UnknownNameError("setting of this server", name, sorted(known))
+    return {name: known[name].check(given.get(name, known[name].default)) for name in known}
+
+
+def from_flags(
+    settings: Sequence[Setting], flags: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, Value]:
+    """The values of `settings` that a command line and an environment state, by name; a flag wins.
+
+    `flags` maps "--name" to its text ("" for a switch). Raises InputError for text that is no value.
+    """
+    found: dict[str, Value] = {}
+    for setting in settings:
+        if setting.variable and environment.get(setting.variable):
+            found[setting.name] = setting.parse(environment[setting.variable])
+        if setting.flag in flags:
+            text = flags[setting.flag]
+            if setting.path:
+                value = within(setting.flag, text, setting.path)
+                if value is not None:
+                    found[setting.name] = setting.check(value)  # type: ignore[arg-type]
+            elif setting.kind is bool and text == "":
+                found[setting.name] = True
+            else:
+                found[setting.name] = setting.parse(text)
+    return found
+
+
+def within(flag: str, text: str, path: Sequence[str]) -> object:
+    """What is at `path` of the JSON object that `flag` was given, or None. Raises InputError where it is no object."""
+    try:
+        place: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{flag}: not valid JSON: {error}; quote the whole object") from None
+    for depth, key in enumerate(path):
+        if not isinstance(place, dict):
+            raise InputError(f"{'.'.join((flag, *path[:depth]))} must be a JSON object")
+        if key not in place:
+            return None
+        place = place[key]
+    return place
+
+
+def flags_of(arguments: Sequence[str]) -> dict[str, str]:
+    """Flags with their values from words of a command line: "--a 1", "--a=1", and "--a", a switch, with "".
+
+    A dash within a name may be written as an underscore, as servers' parsers allow. The last of two equal flags wins.
+    Words that belong to no flag are left out: a model's name, a command.
+    """
+    found: dict[str, str] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word.partition("=")
+            name = name.replace("_", "-")
+            found[name] = value
+            if equals:
+                name = ""
+        elif name:
+            found[name] = f"{found[name]} {word}".strip()
+    return found

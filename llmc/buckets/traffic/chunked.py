@@ -1,0 +1,136 @@
+"""Continuous batching with chunked prefill, simulated: prompts and decodes share steps of a token budget.
+
+The rule of vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py, 0.11 to 0.22): in every step the running sequences
+come first, in order of arrival, each with the tokens that it still has to compute, at most what the budget
+max_num_batched_tokens leaves; then waiting requests are admitted while a slot of max_num_seqs and budget are left, the
+last of them with the part of its prompt that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.schedule import PIECE, positive
+from llmc.buckets.traffic.step_time import StepTime
+
+Ints = NDArray[np.int64]
+
+
+class Chunk(NamedTuple):
+    """A part of a prompt: a step computes `new` tokens behind `past` tokens in the cache; `last`: the prompt's end."""
+
+    new: int
+    past: int
+    last: bool
+
+
+class MixedSteps(NamedTuple):
+    """`steps` steps in a row of the same sequences; more than one only where no prompt is in them.
+
+    `chunks` are prompts' parts; `cached` int64 [batch] the tokens in the cache of each decoding sequence at the first
+    step, ascending by arrival; at step t (from 0) they are cached + t.
+    """
+
+    chunks: tuple[Chunk, ...]
+    cached: Ints
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of one step, one for each decoding sequence."""
+        return len(self.cached) + sum(chunk.new for chunk in self.chunks)
+
+
+@dataclass
+class _Prompt:
+    length: int
+    computed: int
+    output: int
+
+
+def chunked_steps(
+    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime, *, chunk_most: int | None = None
+) -> Iterator[MixedSteps]:
+    """The steps that a server takes for `requests`, which keep to `limits` and come in order of arrival.
+
+    A request of p prompt and o output tokens is in prompt chunks until all p are cached, which yields its first token,
+    and then in o − 1 decode steps. `chunk_most` bounds the tokens of one chunk (vLLM's
+    --long-prefill-token-threshold). With nothing to run, time passes to the next arrival; requests without times
+    (all 0) saturate the server. Raises InputError for a step time that is not above 0 and finite. Takes
+    O(max_num_seqs) a request, whatever its length.
+    """
+    arrivals = iter(requests)
+    following = next(arrivals, None)
+    clock, step = 0.0, 0
+    prompts: deque[_Prompt] = deque()
+    finishing: list[tuple[int, int]] = []
+    bases: dict[int, int] = {}
+    number = 0
+    while bases or prompts or following is not None:
+        if not bases and not prompts and following is not None:
+            clock = max(clock, following.time)
+        room = limits.max_num_batched_tokens - len(bases)
+        chunks: list[Chunk] = []
+        ready: list[_Prompt] = []
+        for prompt in prompts:
+            if room > 0:
+                room -= _advance(prompt, min(room, chunk_most or room), chunks, ready)
+        while (
+            following is not None
+            and following.time <= clock
+            and room > 0
+            and len(bases) + len(prompts) < limits.max_num_seqs
+        ):
+            prompt = _Prompt(following.prompt, following.cached, following.output)
+            prompts.append(prompt)
+            room -= _advance(prompt, min(room, chunk_most or room), chunks, ready)
+            following = next(arrivals, None)
+        cached = np.fromiter(bases.values(), np.int64, len(bases)) + step
+        if chunks:
+            yield MixedSteps(tuple(chunks), cached, 1)
+            clock += positive(step_time.prompt([c.new + c.past for c in chunks], [c.past for c in chunks]))
+            if len(cached):
+                clock += positive(step_time.decode(len(cached), int(cached.max()), int(cached.sum())))
+            step += 1
+            for prompt in ready:
+                prompts.remove(prompt)
+                if prompt.output > 1:
+                    bases[number] = prompt.length - step
+                    heappush(finishing, (step + prompt.output - 1, number))
+                    number += 1
+        elif bases:
+            until = None if following is None or len(bases) == limits.max_num_seqs else following.time
+            start, end = step, finishing[0][0]
+            batch, longest, total = len(cached), int(cached.max()), int(cached.sum())
+            while step < end and (until is None or clock < until):
+                done = step - start
+                seconds = positive(step_time.decode(batch, longest + done, total + batch * done))
+                taken = min(PIECE, end - step)
+                if until is not None and clock + taken * seconds >= until:
+                    taken = min(taken, max(1, math.ceil((until - clock) / seconds)))
+                clock += taken * seconds
+                step += taken
+            yield MixedSteps((), cached, step - start)
+        while finishing and finishing[0][0] <= step:
+            del bases[heappop(finishing)[1]]
+
+
+def _advance(prompt: _Prompt, most: int, chunks: list[Chunk], ready: list[_Prompt]) -> int:
+    """Give `prompt` at most `most` tokens of the step; returns how many it takes."""
+    new = min(prompt.length - prompt.computed, most)
+    last = prompt.computed + new == prompt.length
+    chunks.append(Chunk(new, prompt.computed, last))
+    prompt.computed += new
+    if last:
+        ready.append(prompt)
+    return new
