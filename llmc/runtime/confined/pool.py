@@ -29,6 +29,8 @@ _BY_SIGNAL: dict[int, Limit] = {
     signal.SIGPROF: "time", signal.SIGXCPU: "time", signal.SIGSEGV: "stack", signal.SIGBUS: "stack",
     signal.SIGABRT: "memory", signal.SIGKILL: "memory",
 }  # fmt: skip
+_ROOT = str(Path(__file__).parents[3])
+"""Where the package llmc is: an editable install finds it by a hook, not by sys.path, and a nursery has no hooks."""
 _END_S = 2.0
 _RETRY_S = 1.0
 
@@ -240,7 +242,7 @@ class _Nursery:
             file.write(json.dumps(config).encode())
             file.seek(0)
             fds = (theirs.fileno(), file.fileno())
-            path = [str(Path(entry).absolute()) for entry in sys.path]
+            path = list(dict.fromkeys([*(str(Path(entry).absolute()) for entry in sys.path), _ROOT]))
             self._process = subprocess.Popen(
                 [sys.executable, "-E", "-s", "-S", "-c", _RUN.format(path=path, control=fds[0], config=fds[1])],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=fds,

@@ -56,6 +56,16 @@ def test_a_job_gets_and_gives_json(pool):
     assert job.value[2] not in (os.getpid(), pool.pid)
 
 
+def test_a_package_that_a_hook_finds_is_found_in_the_nursery_too(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if not (Path(p) / "llmc").exists()])
+    made = Pool("llmc.runtime.text.confined_chat:open_renderer", {"source": "hi", "special_tokens": {}}, LIMITS)
+    try:
+        assert made.run({"messages": []}).value == "hi"
+    finally:
+        made.close()
+
+
 def test_a_large_job_is_carried_whole(pool):
     text = "x" * (5 << 20)
     assert pool.run(["echo", text]).value[1] == text
