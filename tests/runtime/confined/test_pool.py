@@ -61,7 +61,7 @@ def test_a_package_that_a_hook_finds_is_found_in_the_nursery_too(monkeypatch, tm
     monkeypatch.setattr(sys, "path", [p for p in sys.path if not (Path(p) / "llmc").exists()])
     made = Pool("llmc.runtime.text.confined_chat:open_renderer", {"source": "hi", "special_tokens": {}}, LIMITS)
     try:
-        assert made.run({"messages": []}).value == "hi"
+        assert made.run({"messages": [{"role": "user", "content": "hello"}]}).value == "hi"
     finally:
         made.close()
 
