@@ -1,15 +1,13 @@
-"""Putting a bundle back whose replacement was cut off, and the names that folders have while one is replaced."""
+"""Putting a bundle back whose replacement was cut off."""
 
 from __future__ import annotations
 
-import os
-import re
 from contextlib import suppress
 from pathlib import Path
 
 from llmc.artifacts.bundle.manifest_schema import FILE_NAME
+from llmc.artifacts.folder_swap import siblings
 from llmc.artifacts.log import logger
-from llmc.artifacts.store.layout import scan
 
 
 def recover(folder: Path) -> bool:
@@ -26,9 +24,3 @@ def recover(folder: Path) -> bool:
             logger().warning("%s: put back after an interrupted replacement", folder)
             return True
     return False
-
-
-def siblings(folder: Path, role: str) -> list[os.DirEntry[str]]:
-    """The folders beside `folder` that writers made for it: of role "new" or "old"."""
-    pattern = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{16}}\.{role}")
-    return [item for item in scan(folder.parent) if pattern.fullmatch(item.name)]

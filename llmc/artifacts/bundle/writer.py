@@ -1,15 +1,8 @@
 """Writing a bundle folder: whole or not at all, also with other writers at once and after a power cut.
 
-The new bundle is built in a sibling folder `.<name>.<random>.new`, made durable, and then takes the place of
-the old one:
-
-    nothing there     rename                              atomic
-    a bundle there    exchange of the two names (Linux)   atomic; the old one is the sibling now, deleted
-    elsewhere         rename the old one to               no bundle between the two renames; whoever is
-                      `.<name>.<random>.old`, rename      killed there leaves the old one, and `recover`
-                      the new one, delete the old         puts it back
-
-Siblings of dead writers are swept by the next one: a live writer holds a flock on its folder.
+The new bundle is built in a sibling folder, made durable, and then takes the place of the old one (folder_swap.py).
+Where names cannot be exchanged, whoever is killed between the two renames leaves the old bundle, and `recover` puts it
+back.
 """
 
 from __future__ import annotations
@@ -17,10 +10,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from llmc.artifacts.atomic_write import (
@@ -43,20 +34,14 @@ from llmc.artifacts.bundle.manifest_schema import (
     checksum_line,
 )
 from llmc.artifacts.bundle.reader import BLOBS, BundleFiles, blob_path
-from llmc.artifacts.bundle.recovery import recover, siblings
+from llmc.artifacts.bundle.recovery import recover
 from llmc.artifacts.digest import BUFFER, PREFIX, open_regular
-from llmc.artifacts.flock import flock
+from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.store.blobs import BlobMissingError
 from llmc.errors import ArtifactError
 
 REMEDY = "choose another place with -o"
-ATTEMPTS = 100
-STALE_SECONDS = 24 * 3600
-RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
-_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
 _COPY_INSTEAD = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES})
-_OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _WRITABLE = 0o222
 _OURS = re.compile(r"blobs|manifest\..*|signature.*|\.stamps\.json|\.DS_Store|\.nfs.*|[0-9a-f]{24}")
 
@@ -83,16 +68,16 @@ def write_bundle(
         raise ArtifactError(f"{folder}: {much} that can be read; plan fewer buckets")
     recover(folder)
     check_replaceable(folder)
-    _sweep(folder)
+    SWAP.sweep(folder)
     if is_same(folder, manifest):
         if signature is not None:
             write_signature(folder, signature)
         return folder
     with writing(folder, manifest.size, REMEDY):
         make_folder(folder.parent)
-        with _sibling(folder) as new:
+        with SWAP.sibling(folder) as new:
             _fill(new, manifest, blob_sources, signature)
-            _install(new, folder)
+            SWAP.install(new, folder)
     return folder
 
 
@@ -205,118 +190,6 @@ def _pieces(source: Path) -> Iterator[bytes]:
         raise BlobMissingError(f"{source}: cannot be read ({error.strerror})") from error
 
 
-def _install(new: Path, folder: Path) -> None:
-    """Move the finished bundle to its place; the previous content is then at `new` or gone."""
-    for _ in range(ATTEMPTS):
-        try:
-            os.rename(new, folder)  # noqa: PTH104 - succeeds when nothing, or an empty folder, is there
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                message = f"{folder}: a mount point cannot be replaced; name a folder inside it with -o"
-                raise UnwritableError(message) from error
-            if error.errno not in _OCCUPIED:
-                raise
-        else:
-            break
-        check_replaceable(folder)
-        if _exchange(new, folder) or _replace(new, folder):
-            break
-    else:
-        raise ArtifactError(f"{folder}: other processes keep replacing it; try again")
-    sync_folder(folder.parent)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system cannot, or one of them has gone."""
-    import ctypes
-
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        return False
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _NO_EXCHANGE or code == errno.ENOENT:
-        return False
-    raise OSError(code, os.strerror(code), str(other))
-
-
-def _replace(new: Path, folder: Path) -> bool:
-    """Swap in two renames; False when another process came between, which may be tried again."""
-    old = _name(folder, "old")
-    try:
-        os.rename(folder, old)  # noqa: PTH104
-    except FileNotFoundError:
-        return False
-    try:
-        os.rename(new, folder)  # noqa: PTH104
-    except OSError as error:
-        if error.errno not in _OCCUPIED:
-            with suppress(OSError):
-                os.rename(old, folder)  # noqa: PTH104
-            raise
-        return False
-    finally:
-        if folder.exists():
-            _remove(old)
-    return True
-
-
-@contextmanager
-def _sibling(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, locked against the sweep; removed at the end, whatever is in it then."""
-    path, fd = _new_folder(folder)
-    try:
-        yield path
-    finally:
-        _remove(path)
-        if fd is not None:
-            os.close(fd)
-
-
-def _new_folder(folder: Path) -> tuple[Path, int | None]:
-    while True:
-        path = _name(folder, "new")
-        path.mkdir()
-        try:
-            fd = _lock(path)
-        except (BlockingIOError, FileNotFoundError):  # a sweep came first and is removing it
-            continue
-        except OSError:
-            _remove(path)
-            raise
-        if path.exists():
-            return path, fd
-        if fd is not None:
-            os.close(fd)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what dead writers left beside `folder`."""
-    for item in [*siblings(folder, "new"), *(siblings(folder, "old") if folder.exists() else ())]:
-        with suppress(OSError):
-            fd = _lock(Path(item.path))
-            if fd is not None or time.time() - item.stat().st_mtime > STALE_SECONDS:
-                _remove(Path(item.path))
-            if fd is not None:
-                os.close(fd)
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a folder while the descriptor is open; None where that fails, BlockingIOError if it is held."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if (mine := flock(fd)) is True:
-        return fd
-    os.close(fd)
-    if mine is False:
-        raise BlockingIOError(errno.EWOULDBLOCK, "in use", str(path))
-    return None
-
-
-def _name(folder: Path, role: str) -> Path:
-    return folder.parent / f".{folder.name}.{secrets.token_hex(8)}.{role}"
-
-
 def _claims_to_be_bundle(file: Path) -> bool:
     """Whether a file is a manifest, or the rest of a damaged one."""
     try:
@@ -333,3 +206,6 @@ def _remove(path: Path) -> None:
         # the manifest goes first, so that a half-removed folder is never taken for a bundle
         (path / FILE_NAME).unlink()
     shutil.rmtree(path, ignore_errors=True)
+
+
+SWAP = FolderSwap(check_replaceable, _remove, "name a folder inside it with -o")

@@ -19,11 +19,12 @@ from tests.artifacts.helpers import child, finish, manifest, mounted, sources
 WRITER = """
     import sys
     from pathlib import Path
+    from llmc.artifacts import folder_swap
     from llmc.artifacts.bundle import writer as bundle_writer
     from tests.artifacts.helpers import manifest, sources
     folder, name, rounds, exchange = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if exchange == "without":
-        bundle_writer._exchange = lambda *_: False
+        folder_swap._exchange = lambda *_: False
     found = sources(folder / "model", mode=0o644)
     print("ready", flush=True)
     for count in range(rounds):
@@ -80,11 +81,12 @@ def test_kill_9_at_any_moment_leaves_a_bundle(tmp_path: Path, exchange: str) -> 
 STEPS = """
     import os, signal, sys
     from pathlib import Path
+    from llmc.artifacts import folder_swap
     from llmc.artifacts.bundle import writer as bundle_writer
     from tests.artifacts.helpers import manifest, sources
     folder, call, countdown, exchange = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if exchange == "without":
-        bundle_writer._exchange = lambda *_: False
+        folder_swap._exchange = lambda *_: False
     found = sources(folder / "model", mode=0o644)
     original = getattr(os, call)
     def deadly(*arguments, **named):
@@ -141,7 +143,7 @@ def test_the_sweep_spares_live_writers_and_other_bundles(tmp_path: Path) -> None
     found = sources(tmp_path / "model")
     other = tmp_path / ".other.0123456789abcdef.new"
     other.mkdir()
-    with bundle_writer._sibling(tmp_path / "bundle") as live:
+    with bundle_writer.SWAP.sibling(tmp_path / "bundle") as live:
         write_bundle(tmp_path / "bundle", manifest(), found)
         assert live.is_dir()
     assert not live.exists()
