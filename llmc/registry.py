@@ -1,7 +1,6 @@
 """Implementations by name: llmc's own, and those that other installed packages bring.
 
-A package names its own in an entry-point group ("llmc.targets", "llmc.executors", "llmc.servers",
-"llmc.strategies"):
+A package names its own in an entry-point group (`GROUPS`):
 
     [project.entry-points."llmc.targets"]
     lpu = "llmc_lpu.target:LpuTarget"
@@ -21,7 +20,7 @@ from llmc.errors import InputError, UnknownNameError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-GROUPS = ("llmc.targets", "llmc.executors", "llmc.servers", "llmc.strategies")
+GROUPS = ("llmc.caches", "llmc.executors", "llmc.servers", "llmc.strategies", "llmc.targets")
 
 
 @cache

@@ -54,6 +54,10 @@ Variables
     VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
                                    doubling; 0: never
     VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
+    VLLM_CACHE_ROOT, XDG_CACHE_HOME, HOME, NEURON_PLATFORM_TARGET_OVERRIDE, PT_HPU_RECIPE_CACHE_CONFIG,
+    JAX_COMPILATION_CACHE_DIR, VLLM_XLA_CACHE_PATH
+                                where other servers keep their compile caches, and for what chip: `llmc cache unpack`
+                                puts a packed one there
     VLLM_SKIP_WARMUP            true | 1: `llmc serve` opens every graph and runs only two before it is ready; has no
                                 effect on a plan, which a warning says
 
@@ -66,7 +70,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -115,6 +119,11 @@ _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (
     ("decode_batch", (("DECODE_BS", False),)),
     ("decode_context", (("DECODE_CTX", True), ("DECODE_BLOCK", True), ("DECODE_SEQ", False))),
 )
+
+
+def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Those of these variables that are set: other servers' own, which say where they keep their compile caches."""
+    return {name: environ[name] for name in names if environ.get(name)}
 
 
 @dataclass(frozen=True)

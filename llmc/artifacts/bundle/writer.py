@@ -16,7 +16,6 @@ from pathlib import Path
 
 from llmc.artifacts.atomic_write import (
     BLOB_MODE,
-    UnwritableError,
     create_exclusive,
     make_folder,
     sync_folder,

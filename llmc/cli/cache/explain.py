@@ -1,4 +1,4 @@
-"""`llmc cache explain`: which components make two keys, or two bundles, differ."""
+"""`llmc cache explain`: which components make two keys, two bundles, or two packed caches differ."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 LINES_SHOWN = 20
+FILES_SHOWN = 3
 BUNDLES_COMPARED = 32
 
 
 class _Subject(NamedTuple):
-    """What is compared: its name for people, its kind, the digest that tells it from others, and its components."""
+    """What is compared: its name for people, its kind, the digest that tells it from others, its components, and the
+    digests of the files of a packed cache."""
 
     name: str
     kind: str
     digest: str
     components: Mapping[str, Value]
+    files: Mapping[str, str] = {}
 
 
 def explain(
@@ -38,7 +41,8 @@ def explain(
 ) -> None:
     """Print which components make two keys, or two bundles, differ: why B was not taken for A.
 
-    With A alone: how it differs from the entry of its kind, or the bundle, that is most like it. To see why a compile
+    Of two packed caches of other servers it prints the facts that differ (version, card, dtype, sizes), and how many
+    files do. With A alone: how it differs from the entry of its kind, or the bundle, that is most like it. To see why a compile
     builds something again: llmc compile --dry-run, or -v.
 
     \b
@@ -57,9 +61,10 @@ def explain(
         raise InputError(f"compare two keys or two bundles, not {a} ({one.kind}) with {b} ({other.kind})")
     found = _differences(one, other)
     if as_json:
-        print_json({"a": a, "b": b, "differences": [_difference_json(item) for item in found]})
+        print_json({"a": a, "b": b, "differences": [_difference_json(item) for item in found], **_files(one, other)})
     else:
         _print(found)
+        _print_files(one, other)
 
 
 def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
@@ -68,12 +73,14 @@ def _print_nearest(store: Store, subject: _Subject, as_json: bool) -> None:
     found = [] if near is None else _differences(near, subject)
     if as_json:
         name = None if near is None else near.name
-        print_json({"a": name, "b": subject.name, "differences": [_difference_json(item) for item in found]})
+        files = {} if near is None else _files(near, subject)
+        print_json({"a": name, "b": subject.name, "differences": [_difference_json(item) for item in found], **files})
     elif near is None:
         typer.echo(f"{store.root} has no other {subject.kind} to compare it with")
     else:
         typer.echo(f"from {near.kind} {near.name}, the nearest, to {subject.name}:")
         _print(found)
+        _print_files(near, subject)
 
 
 def _subject(store: Store, text: str) -> _Subject:
@@ -81,6 +88,7 @@ def _subject(store: Store, text: str) -> _Subject:
     from llmc.artifacts.bundle.components import manifest_components
     from llmc.artifacts.bundle.manifest import read_manifest
     from llmc.artifacts.bundle.stored import KIND, read_bundle
+    from llmc.artifacts.foreign.contents import KIND as FOREIGN
 
     if is_bundle(text):
         manifest = read_manifest(bundle_folder(text, store))
@@ -89,7 +97,8 @@ def _subject(store: Store, text: str) -> _Subject:
     if entry.key.kind == KIND:
         manifest, _ = read_bundle(store, entry)
         return _Subject(entry.key.digest, KIND, manifest.digest, manifest_components(manifest))
-    return _Subject(entry.key.digest, entry.key.kind, entry.key.digest, entry.key.components)
+    files = {name: blob.digest for name, blob in entry.outputs.items()} if entry.key.kind == FOREIGN else {}
+    return _Subject(entry.key.digest, entry.key.kind, entry.key.digest, entry.key.components, files)
 
 
 def _nearest(store: Store, subject: _Subject) -> _Subject | None:
@@ -113,11 +122,14 @@ def _nearest(store: Store, subject: _Subject) -> _Subject | None:
 
 
 def _differences(one: _Subject, other: _Subject) -> list[Difference]:
-    """Components that differ; those of single executables last."""
+    """Components that differ; those of single executables, and the digest of a cache's files, last."""
     from llmc.artifacts.key import Difference, differences
 
     found = [] if one.kind == other.kind else [Difference("kind", one.kind, other.kind)]
-    return sorted([*found, *differences(one.components, other.components)], key=lambda item: "[" in item.name)
+    return sorted(
+        [*found, *differences(one.components, other.components)],
+        key=lambda item: "[" in item.name or item.name == "tree",
+    )
 
 
 def _print(found: list[Difference]) -> None:
@@ -131,6 +143,27 @@ def _print(found: list[Difference]) -> None:
         typer.echo(f"and {len(found) - LINES_SHOWN} more; --json lists all")
     if not found:
         typer.echo("no component differs")
+
+
+def _files(one: _Subject, other: _Subject) -> dict[str, Any]:
+    """The files in which two packed caches differ, by path; nothing for anything else."""
+    if not one.files or not other.files:
+        return {}
+    common = one.files.keys() & other.files.keys()
+    found = {
+        "differ": [name for name in common if one.files[name] != other.files[name]],
+        "only_a": one.files.keys() - other.files.keys(),
+        "only_b": other.files.keys() - one.files.keys(),
+    }
+    return {"files": {side: sorted(names) for side, names in found.items()}}
+
+
+def _print_files(one: _Subject, other: _Subject) -> None:
+    for side, names in _files(one, other).get("files", {}).items():
+        if names:
+            words = {"differ": "with other content", "only_a": "in A alone", "only_b": "in B alone"}[side]
+            shown = ", ".join(names[:FILES_SHOWN]) + (" …" if len(names) > FILES_SHOWN else "")
+            typer.echo(f"{len(names)} {words}: {shown}")
 
 
 def _difference_json(item: Difference) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""Files of a packed cache, copied out of the store: servers write to their caches, so nothing is linked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from llmc.artifacts.atomic_write import create_exclusive, sync_folder, write_all
+from llmc.artifacts.digest import BUFFER, open_regular
+from llmc.artifacts.foreign.contents import Contents, PackedFile
+from llmc.artifacts.foreign.packing import JOBS, Progress
+from llmc.artifacts.store.store import Store
+from llmc.errors import CapacityError
+
+REMEDY = "choose another folder with -o"
+
+
+class Files:
+    """Copies the files of a packed cache out of the store."""
+
+    def __init__(self, store: Store, contents: Contents, progress: Progress | None) -> None:
+        self._store = store
+        self._total, self._done = contents.size, 0
+        self._progress = progress
+
+    def require_room(self, folder: Path, files: Iterable[PackedFile]) -> None:
+        """Raise CapacityError when the disk of `folder` has no room for these files."""
+        needed = sum(file.blob.size for file in files)
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if needed > (free := shutil.disk_usage(existing).free):
+            raise CapacityError(f"{folder}: needs {needed} bytes, {free} are free; free some space, or {REMEDY}")
+
+    def fill(self, folder: Path, files: Mapping[str, PackedFile], empty: Iterable[str]) -> None:
+        """Make files and empty folders below an empty folder, durable. Raises OSError and BlobMissingError."""
+        folders = {folder / path for path in empty} | {(folder / path).parent for path in files}
+        for path in folders:
+            path.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(JOBS, thread_name_prefix="llmc-unpack") as pool:
+            try:
+                for size in pool.map(lambda item: self._copy(folder / item[0], item[1]), files.items()):
+                    self._done += size
+                    if self._progress is not None:
+                        self._progress(self._done, self._total)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        for path in {
+            parent for below in folders for parent in (below, *below.parents) if parent.is_relative_to(folder)
+        }:
+            sync_folder(path)
+
+    def _copy(self, path: Path, file: PackedFile) -> int:
+        source = self._store.path(file.blob)
+        fd = create_exclusive(path, 0o777 if file.executable else 0o666)
+        try:
+            with open_regular(source) as stream:
+                while piece := stream.read(BUFFER):
+                    write_all(fd, piece)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return file.blob.size

@@ -1,0 +1,239 @@
+"""Unpacking: a packed cache is put where its server looks, each part of it in one step.
+
+A part is a unit of the cache (see base.ForeignCache.unit). Where the folder is not there yet, all of it appears in one
+step. Whoever is killed leaves whole parts, and unpacking again puts the rest; what a dead writer left is swept then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from llmc.artifacts.atomic_write import make_folder, sync_folder, writing
+from llmc.artifacts.digest import digest_file
+from llmc.artifacts.folder_swap import FolderSwap
+from llmc.artifacts.foreign.base import ForeignCache
+from llmc.artifacts.foreign.contents import Contents, PackedFile
+from llmc.artifacts.foreign.copying import REMEDY, Files
+from llmc.artifacts.foreign.facts import Comparison, compare, merge, versions
+from llmc.artifacts.foreign.packing import Progress
+from llmc.artifacts.store.store import Store
+from llmc.errors import ArtifactError
+
+SHOWN = 3
+
+Differing = Literal["refuse", "keep", "replace"]
+"""What to do about a part that is there with other content."""
+
+
+class Unpacked(NamedTuple):
+    """The units that were put in place, those that were there already, and those that were there with other content and
+    were kept, or replaced."""
+
+    placed: tuple[str, ...]
+    present: tuple[str, ...]
+    kept: tuple[str, ...]
+    replaced: tuple[str, ...]
+
+
+class _Unit(NamedTuple):
+    """A part of the cache: its files by path, and its empty folders. `whole`: all are below a folder of its name."""
+
+    name: str
+    files: Mapping[str, PackedFile]
+    folders: tuple[str, ...]
+    whole: bool
+
+
+class _PresentError(Exception):
+    """Another process put the same content in place meanwhile."""
+
+
+class _OccupiedError(Exception):
+    """Another process made the folder meanwhile."""
+
+
+def compare_with_host(
+    cache: ForeignCache, contents: Contents, folder: Path, given: Mapping[str, str], environment: Mapping[str, str]
+) -> Comparison:
+    """How the facts of a packed cache compare with those `given`, and with what this host is known to be.
+
+    Raises InputError as `facts.compare`.
+    """
+    found = {**merge(versions(cache.packages)), **cache.here(environment, folder)}
+    return compare(contents.facts, cache.must_match, given, found)
+
+
+def unpack(
+    store: Store,
+    cache: ForeignCache,
+    contents: Contents,
+    folder: Path,
+    *,
+    differing: Differing = "refuse",
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Put a cache into `folder`, which need not exist; other caches in it stay.
+
+    Equal parts are left alone. A part that is there with other content is refused before anything is written, unless
+    `differing` says otherwise. Raises ArtifactError for that, BlobMissingError for a cache that the store has not
+    whole, CapacityError or UnwritableError where the folder cannot be written.
+    """
+    folder = Path(os.path.realpath(folder))
+    units = _units(cache, contents)
+    files = Files(store, contents, progress)
+    with writing(folder, contents.size, REMEDY):
+        if not folder.exists():
+            with suppress(_OccupiedError):
+                _place_all(files, contents, folder)
+                return Unpacked(tuple(unit.name for unit in units), (), (), ())
+        return _place_units(files, units, folder, differing)
+
+
+def _place_all(files: Files, contents: Contents, folder: Path) -> None:
+    def occupied(_: Path) -> None:
+        raise _OccupiedError
+
+    make_folder(folder.parent)
+    files.require_room(folder.parent, contents.files.values())
+    swap = FolderSwap(occupied, _remove, REMEDY)
+    swap.sweep(folder)
+    with swap.sibling(folder) as new:
+        files.fill(new, contents.files, contents.folders)
+        swap.install(new, folder)
+
+
+def _place_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
+    found: dict[str, list[_Unit]] = {"absent": [], "same": [], "differs": []}
+    for unit in units:
+        found[_state(folder, unit)].append(unit)
+    others = found["differs"]
+    if others and differing == "refuse":
+        raise _refusal(folder, others)
+    wanted = [*found["absent"], *(others if differing == "replace" else ())]
+    files.require_room(folder, [file for unit in wanted for file in unit.files.values()])
+    present = [unit.name for unit in found["same"]]
+    placed: list[str] = []
+    for unit in wanted:
+        place = _place_folder if unit.whole else _place_files
+        done = place(files, unit, folder, replace=differing == "replace")
+        (placed if done else present).append(unit.name)
+    names = {unit.name for unit in others}
+    return Unpacked(
+        tuple(name for name in placed if name not in names), tuple(present),
+        tuple(sorted(names)) if differing == "keep" else (), tuple(name for name in placed if name in names),
+    )  # fmt: skip
+
+
+def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
+    """Put a unit that is a folder in place, in one step; False when another process did."""
+
+    def check(_: Path) -> None:
+        state = _state(folder, unit)
+        if state == "same":
+            raise _PresentError
+        if state == "differs" and not replace:
+            raise _refusal(folder, [unit])
+
+    final = folder / unit.name
+    swap = FolderSwap(check, _remove, REMEDY)
+    make_folder(final.parent)
+    swap.sweep(final)
+    with suppress(_PresentError), swap.sibling(final) as new:
+        cut = len(unit.name) + 1
+        files.fill(
+            new,
+            {path[cut:]: file for path, file in unit.files.items()},
+            [path[cut:] for path in unit.folders if path != unit.name],
+        )
+        swap.install(new, final)
+        return True
+    return False
+
+
+def _place_files(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
+    """Put the files of a unit in place one by one, each in one step; False when another process did."""
+    if (state := _state(folder, unit)) == "same":
+        return False
+    if state == "differs" and not replace:
+        raise _refusal(folder, [unit])
+    swap = FolderSwap(lambda _: None, _remove, REMEDY)
+    make_folder(folder)
+    swap.sweep(folder / "llmc")
+    with swap.sibling(folder / "llmc") as new:
+        files.fill(new, unit.files, unit.folders)
+        for path in sorted(unit.files):
+            make_folder((folder / path).parent)
+            os.rename(new / path, folder / path)  # noqa: PTH104 - the system call, by its name
+        for path in unit.folders:
+            make_folder(folder / path)
+    for parent in {(folder / path).parent for path in unit.files}:
+        sync_folder(parent)
+    return True
+
+
+def _units(cache: ForeignCache, contents: Contents) -> list[_Unit]:
+    grouped: dict[str, tuple[dict[str, PackedFile], list[str]]] = {}
+    for path, file in contents.files.items():
+        grouped.setdefault(cache.unit(path), ({}, []))[0][path] = file
+    for path in contents.folders:
+        grouped.setdefault(cache.unit(path), ({}, []))[1].append(path)
+    return [
+        _Unit(name, files, tuple(folders), all(path.startswith(f"{name}/") for path in files) and bool(files))
+        for name, (files, folders) in sorted(grouped.items())
+    ]
+
+
+def _state(folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
+    """What is in a unit's place."""
+    if unit.whole:
+        final = folder / unit.name
+        if not os.path.lexists(final):
+            return "absent"
+        there = _names_below(final, unit.name)
+        if there == set() and final.is_dir() and not final.is_symlink():
+            return "absent" if unit.files else "same"
+        return "same" if there == set(unit.files) and _same_files(folder, unit.files) else "differs"
+    there = {path for path in unit.files if os.path.lexists(folder / path)}
+    if not there:
+        return "absent" if unit.files or not all((folder / path).is_dir() for path in unit.folders) else "same"
+    if not _same_files(folder, {path: unit.files[path] for path in there}):
+        return "differs"
+    return "same" if there == set(unit.files) else "absent"
+
+
+def _names_below(final: Path, name: str) -> set[str]:
+    """The paths of all that is not a folder below `final`, which is called `name`; of a file or link, its own."""
+    if final.is_symlink() or not final.is_dir():
+        return {name}
+    found: set[str] = set()
+    for folder, _, files in os.walk(final):
+        below = Path(folder).relative_to(final).as_posix()
+        found |= {f"{name}/{file}" if below == "." else f"{name}/{below}/{file}" for file in files}
+    return found
+
+
+def _same_files(folder: Path, files: Mapping[str, PackedFile]) -> bool:
+    """Whether regular files with these contents are there. The mode of a file that is there is its owner's business."""
+    try:
+        sizes = all((folder / path).lstat().st_size == file.blob.size for path, file in files.items())
+        return sizes and all(digest_file(folder / path) == file.blob.digest for path, file in files.items())
+    except OSError:
+        return False
+
+
+def _refusal(folder: Path, units: list[_Unit]) -> ArtifactError:
+    names = ", ".join(repr(unit.name)[:100] for unit in units[:SHOWN])
+    more = f" and {len(units) - SHOWN} more" if len(units) > SHOWN else ""
+    return ArtifactError(
+        f"{folder}: {names}{more} is there with other content; --keep leaves it as it is, --replace puts the packed "
+        "one in its place"
+    )
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)

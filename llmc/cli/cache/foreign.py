@@ -1,0 +1,266 @@
+"""`llmc cache pack|unpack`: other servers' compile caches in llmc's store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.cli.cache.common import CacheDirFlag, JsonFlag, count_text, open_cache, print_json, print_table, size_text
+from llmc.cli.options import option
+from llmc.errors import ArtifactError, InputError
+from llmc.paths import expanded
+
+if TYPE_CHECKING:
+    from llmc.artifacts.foreign.base import ForeignCache
+    from llmc.artifacts.foreign.contents import Contents
+    from llmc.artifacts.foreign.facts import Comparison
+    from llmc.artifacts.foreign.packing import Packed
+    from llmc.artifacts.foreign.unpacking import Unpacked
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+
+FACTS_SHOWN = 12
+
+
+def pack(
+    name: Annotated[str, typer.Argument(metavar="CACHE", help="Whose: vllm, vllm-neuron, gaudi or jax.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder where that server keeps its cache.")],
+    fact: Annotated[
+        list[str] | None,
+        option("--fact", "NAME=VALUE", "A key fact that the cache does not say itself; may be repeated."),
+    ] = None,
+    leave_out_incomplete: Annotated[
+        bool, typer.Option("--leave-out-incomplete", help="Pack the rest of a cache that is half written.")
+    ] = False,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put another server's compile cache into the store, to be signed, pushed, exported and unpacked elsewhere.
+
+    The entry records what decides whether that server takes the cache: what its files say of the model, the card and
+    the versions, and which versions of the server's packages are installed here. Its files are never executed or
+    unpickled. They count as native code: elsewhere, they have to be signed by a key that is trusted there.
+
+    \b
+    Example:
+      llmc cache pack vllm ~/.cache/vllm --fact model=Qwen/Qwen3-8B
+      llmc cache pack vllm-neuron ~/.cache/vllm/neuron/compile_cache
+      llmc cache pack gaudi /mnt/recipes --fact num_hpu_blocks=2100
+      llmc cache pack jax /mnt/jax-cache --json
+    """
+    from llmc.artifacts.foreign import foreign_cache
+    from llmc.artifacts.foreign.facts import parse_facts
+    from llmc.artifacts.foreign.packing import pack as pack_folder
+    from llmc.cli.output import TransferProgress
+
+    cache = foreign_cache(name)
+    facts = parse_facts(fact or (), "--fact")
+    store = open_cache(cache_dir)
+    with TransferProgress("pack") as progress:
+        done = pack_folder(
+            store, cache, expanded(folder), facts=facts, leave_out_incomplete=leave_out_incomplete, progress=progress
+        )
+    _print_packed(cache, done, folder, as_json)
+
+
+def unpack(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY | URL | FILE",
+            help="A key of the store, or its first digits; oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG; an archive.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        option(
+            "--output -o", "DIR", "Where to. Default: where the server looks, by its environment.", show_default=False
+        ),
+    ] = None,
+    expect: Annotated[
+        list[str] | None,
+        option("--expect", "NAME=VALUE", "What a fact of the cache has to be; may be repeated."),
+    ] = None,
+    allow: Annotated[
+        list[str] | None, option("--allow", "NAME", "Take the cache though this fact differs; may be repeated.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a cache of which a fact that has to match cannot be checked here.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave parts as they are that are there with other content.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace parts that are there with other content.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the facts, and write nothing.")] = False,
+    allow_unsigned: Annotated[
+        bool, typer.Option("--allow-unsigned", help="Take a cache without a signature by a trusted key.")
+    ] = False,
+    cache_dir: CacheDirFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Put a packed compile cache where its server looks, if it is of this server's version, card and model.
+
+    The facts of the cache are compared with what --expect says and with what is found here: versions of installed
+    packages, the machine, the card, the folder. Every one that differs is named, and nothing is written then (exit
+    status 5). Each part of the cache appears in one step; what is there already and equal is left alone.
+
+    \b
+    Example:
+      llmc cache unpack 3fa9c2 --expect model=Qwen/Qwen3-8B
+      llmc cache unpack oci://registry.example.com/caches/qwen3:h100 --keep
+      llmc cache unpack qwen3.tar.zst -o /cache/vllm --expect tensor_parallel_size=2 --strict
+    """
+    from llmc.artifacts.foreign import foreign_cache
+    from llmc.artifacts.foreign.contents import read_contents
+    from llmc.artifacts.foreign.facts import parse_facts
+    from llmc.artifacts.foreign.unpacking import compare_with_host
+    from llmc.settings import variables
+
+    if keep and replace:
+        raise InputError("--keep and --replace contradict each other: give one of them")
+    given = parse_facts(expect or (), "--expect")
+    store = open_cache(cache_dir)
+    entry = _entry(store, source, allow_unsigned)
+    contents = read_contents(entry, f"{entry.key.kind} {entry.key.short}")
+    cache = foreign_cache(contents.cache)
+    environment = variables(cache.variables)
+    folder = _folder(cache, output, environment)
+    comparison = compare_with_host(cache, contents, folder, given, environment)
+    _require_match(comparison, contents, allow or (), strict)
+    done = None
+    if not dry_run:
+        done = _place(store, cache, contents, folder, keep, replace)
+    _print_unpacked(entry, contents, folder, comparison, done, as_json)
+
+
+def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
+    """The entry of a packed cache, which is pulled or imported first where it is not in the store."""
+    from llmc.artifacts.archives.writer import is_archive_name
+    from llmc.artifacts.foreign.contents import KIND
+    from llmc.artifacts.signing.keyring import Keyring
+    from llmc.cli.output import TransferProgress
+    from llmc.settings import Settings
+
+    if not is_archive_name(source):
+        return store.find(source)
+    from llmc.artifacts.archives.reader import import_archive
+
+    settings = Settings.from_environment()
+    trust = Keyring.from_settings(settings, allow_unsigned)
+    with TransferProgress("import") as progress:
+        done = import_archive(
+            store, expanded(source), trust=trust, required=settings.require_signatures, progress=progress
+        )
+    found = [entry for entry in done.entries if entry.key.kind == KIND]
+    if len(found) != 1:
+        raise InputError(f"{source}: {len(found)} packed caches are in it; import it, and unpack one by its KEY")
+    return found[0]
+
+
+def _folder(cache: ForeignCache, output: Path | None, environment: Mapping[str, str]) -> Path:
+    if output is not None:
+        return expanded(output)
+    place = cache.place(environment)
+    if place is None:
+        raise InputError(
+            f"where {cache.name} looks is not known here: name the folder with -o, or set "
+            f"{' or '.join(cache.variables)} as for the server"
+        )
+    return expanded(place)
+
+
+def _require_match(comparison: Comparison, contents: Contents, allow: list[str] | tuple[()], strict: bool) -> None:
+    from llmc.artifacts.foreign.facts import resolve
+
+    allowed = {resolve(name, contents.facts) for name in allow}
+    wrong = [str(item) for item in comparison.mismatches if item.name not in allowed]
+    if wrong:
+        raise ArtifactError(
+            f"not unpacked: {'; '.join(wrong)}; take a cache that was made for this, or --allow NAME where the server "
+            "does not mind"
+        )
+    if strict and (unknown := set(comparison.unchecked) - allowed):
+        raise ArtifactError(
+            f"not unpacked: nothing here says what {', '.join(sorted(unknown))} should be; say it with --expect "
+            "NAME=VALUE, or leave out --strict"
+        )
+
+
+def _place(
+    store: Store, cache: ForeignCache, contents: Contents, folder: Path, keep: bool, replace: bool
+) -> Unpacked:  # fmt: skip
+    from llmc.artifacts.foreign.unpacking import unpack as unpack_entry
+    from llmc.cli.output import TransferProgress
+
+    with TransferProgress("unpack") as progress:
+        return unpack_entry(
+            store, cache, contents, folder, differing="keep" if keep else "replace" if replace else "refuse",
+            progress=progress,
+        )  # fmt: skip
+
+
+def _print_packed(cache: ForeignCache, done: Packed, folder: Path, as_json: bool) -> None:
+    contents = done.contents
+    if as_json:
+        print_json({
+            "cache": cache.name, "kind": done.entry.key.kind, "key": done.entry.key.digest, "new": done.new,
+            "files": len(contents.files), "bytes": contents.size, "facts": dict(contents.facts),
+            "left_out": dict(done.left_out),
+        })  # fmt: skip
+        return
+    files = count_text(len(contents.files), "file", "files")
+    new = "" if done.new else ", which the store had already"
+    typer.echo(f"packed {cache.name} cache {folder}: {files}, {size_text(contents.size)}{new}")
+    for unit, why in done.left_out.items():
+        typer.echo(f"left out: {unit} {why}")
+    _print_facts(cache, contents)
+    typer.echo(f"key: {done.entry.key.digest}")
+
+
+def _print_facts(cache: ForeignCache, contents: Contents) -> None:
+    from fnmatch import fnmatchcase
+
+    decisive = [name for name in contents.facts if any(fnmatchcase(name, item) for item in cache.must_match)]
+    others = [name for name in contents.facts if name not in decisive]
+    shown = [*decisive, *others][:FACTS_SHOWN]
+    if shown:
+        print_table(("FACT", "VALUE"), [(name, contents.facts[name]) for name in shown])
+    if len(contents.facts) > len(shown):
+        typer.echo(f"and {len(contents.facts) - len(shown)} more facts; `llmc cache show KEY` lists all")
+
+
+def _print_unpacked(
+    entry: Entry, contents: Contents, folder: Path, comparison: Comparison, done: Unpacked | None, as_json: bool
+) -> None:
+    if as_json:
+        found: dict[str, Any] = {
+            "cache": contents.cache, "key": entry.key.digest, "folder": str(folder), "written": done is not None,
+            "matching": list(comparison.matching), "unchecked": list(comparison.unchecked),
+            "mismatches": [item._asdict() for item in comparison.mismatches],
+        }  # fmt: skip
+        print_json(found | ({} if done is None else done._asdict()))
+        return
+    matching = ", ".join(comparison.matching) or "none"
+    typer.echo(f"facts that match: {matching}")
+    for item in comparison.mismatches:
+        typer.echo(f"allowed: {item}")
+    if comparison.unchecked:
+        typer.echo(f"not checked, as nothing here says them: {', '.join(comparison.unchecked)}")
+    if done is None:
+        typer.echo(f"{contents.cache} cache for {folder}: nothing written (--dry-run)")
+        return
+    size = size_text(contents.size)
+    counts = [(done.placed, "new"), (done.replaced, "replaced"), (done.present, "there already"), (done.kept, "kept")]
+    told = ", ".join(f"{count_text(len(units), 'part', 'parts')} {what}" for units, what in counts if units)
+    typer.echo(f"unpacked {contents.cache} cache to {folder}: {size}; {told}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("pack")(pack)
+    app.command("unpack")(unpack)
