@@ -31,14 +31,14 @@ STALE_SECONDS = 24 * 3600
 RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM})
-_OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
 
 class FolderSwap:
     """How one sort of folder is replaced.
 
-    `check` raises ArtifactError unless what is in a place may be replaced, `remove` deletes a folder whatever is in it
-    and raises nothing, `remedy` says what to do about a place that is a mount point.
+    `check` raises ArtifactError unless what is in a place may be replaced, `remove` deletes a folder, or what else was
+    in its place, and raises nothing, `remedy` says what to do about a place that is a mount point.
     """
 
     def __init__(self, check: Callable[[Path], None], remove: Callable[[Path], None], remedy: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from llmc.artifacts.atomic_write import make_folder, sync_folder, writing
+from llmc.artifacts.atomic_write import discard, make_folder, sync_folder, writing
 from llmc.artifacts.digest import digest_file
 from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.foreign.base import ForeignCache
@@ -236,4 +236,7 @@ def _refusal(folder: Path, units: list[_Unit]) -> ArtifactError:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    if path.is_symlink() or not path.is_dir():
+        discard(path)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -12,6 +12,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.key import Difference, Value
+    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
 
 LINES_SHOWN = 20
@@ -42,8 +43,8 @@ def explain(
     """Print which components make two keys, or two bundles, differ: why B was not taken for A.
 
     Of two packed caches of other servers it prints the facts that differ (version, card, dtype, sizes), and how many
-    files do. With A alone: how it differs from the entry of its kind, or the bundle, that is most like it. To see why a compile
-    builds something again: llmc compile --dry-run, or -v.
+    files do. With A alone: how it differs from the entry of its kind, or the bundle, that is most like it. To see why
+    a compile builds something again: llmc compile --dry-run, or -v.
 
     \b
     Example:
@@ -88,7 +89,6 @@ def _subject(store: Store, text: str) -> _Subject:
     from llmc.artifacts.bundle.components import manifest_components
     from llmc.artifacts.bundle.manifest import read_manifest
     from llmc.artifacts.bundle.stored import KIND, read_bundle
-    from llmc.artifacts.foreign.contents import KIND as FOREIGN
 
     if is_bundle(text):
         manifest = read_manifest(bundle_folder(text, store))
@@ -97,8 +97,16 @@ def _subject(store: Store, text: str) -> _Subject:
     if entry.key.kind == KIND:
         manifest, _ = read_bundle(store, entry)
         return _Subject(entry.key.digest, KIND, manifest.digest, manifest_components(manifest))
-    files = {name: blob.digest for name, blob in entry.outputs.items()} if entry.key.kind == FOREIGN else {}
-    return _Subject(entry.key.digest, entry.key.kind, entry.key.digest, entry.key.components, files)
+    return _Subject(entry.key.digest, entry.key.kind, entry.key.digest, entry.key.components, _tree(entry))
+
+
+def _tree(entry: Entry) -> Mapping[str, str]:
+    """The digests of the files of a packed cache, by path; nothing for any other entry."""
+    from llmc.artifacts.foreign.contents import KIND, TREE
+
+    if entry.key.kind != KIND:
+        return {}
+    return {name.removeprefix(TREE): blob.digest for name, blob in entry.outputs.items() if name.startswith(TREE)}
 
 
 def _nearest(store: Store, subject: _Subject) -> _Subject | None:

@@ -1,0 +1,213 @@
+"""`llmc cache pack|unpack|explain` of other servers' compile caches, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.store.store import Store
+from llmc.cli.cache import app
+from llmc.errors import ArtifactError, InputError
+from tests.artifacts.foreign.helpers import FACTORS, HASH, MAKERS, content, make_gaudi, make_jax, make_vllm, write
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host that has none of the servers, and trusts no key."""
+    for name in ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "VLLM_XLA_CACHE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("LLMC_TRUSTED_KEYS", str(tmp_path / "no keys"))
+    monkeypatch.setattr("llmc.artifacts.foreign.unpacking.versions", lambda _: iter(()))
+    monkeypatch.setattr("llmc.artifacts.foreign.packing.versions", lambda _: iter(()))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def run(store: Store, *arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments), "--cache-dir", str(store.root)])
+
+
+def output(store: Store, *arguments: object) -> str:
+    result = run(store, *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def data(store: Store, *arguments: object) -> Any:
+    return json.loads(output(store, *arguments, "--json"))
+
+
+def error(store: Store, *arguments: object) -> Exception:
+    result = run(store, *arguments)
+    assert isinstance(result.exception, Exception), result.output
+    return result.exception
+
+
+def pack(store: Store, name: str, folder: Path, *arguments: str) -> str:
+    key: str = data(store, "pack", name, folder, *arguments)["key"]
+    return key
+
+
+def test_pack_says_what_decides_and_the_key(store: Store, tmp_path: Path) -> None:
+    lines = output(store, "pack", "vllm", make_vllm(tmp_path / "c"), "--fact", "model=Qwen/Qwen3-8B").splitlines()
+    assert lines[0].startswith(f"packed vllm cache {tmp_path / 'c'}: 7 files, ")
+    assert lines[1].split() == ["FACT", "VALUE"]
+    assert lines[2].split(maxsplit=1) == ["compiler.0.device.name", "NVIDIA H100 80GB HBM3"]
+    assert lines[-2] == "and 4 more facts; `llmc cache show KEY` lists all"
+    assert lines[-1].startswith("key: sha256:")
+    assert "which the store had already" in output(
+        store, "pack", "vllm", tmp_path / "c", "--fact", "model=Qwen/Qwen3-8B"
+    )
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_cache_comes_back_where_its_server_looks(
+    store: Store, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    key = pack(store, name, MAKERS[name](tmp_path / "source"))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(place))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(place))
+    monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{place},false,8192")
+    done = data(store, "unpack", key)
+    folder = place / "neuron" / "compile_cache" if name == "vllm-neuron" else place
+    assert done["folder"] == str(folder) and done["written"] and len(done["placed"]) == (2 if name == "vllm" else 1)
+    source = content(tmp_path / "source")
+    found = content(folder)
+    assert found and all(source[path] == value for path, value in found.items())
+    said = output(store, "unpack", key).splitlines()[-1]
+    assert said.startswith(f"unpacked {name} cache to {folder}") and "there already" in said
+
+
+def test_another_model_version_or_card_is_refused_each_by_name(store: Store, tmp_path: Path) -> None:
+    facts = ("--fact", "model=Qwen/Qwen3-8B", "--fact", "version.vllm=0.24.0")
+    key = pack(store, "vllm", make_vllm(tmp_path / "c"), *facts)
+    wrong = (
+        "--expect",
+        "model=Qwen/Qwen3-4B",
+        "--expect",
+        "version.vllm=0.25.0",
+        "--expect",
+        "device.name=NVIDIA H200",
+    )
+    place = tmp_path / "place"
+    found = error(store, "unpack", key, "-o", place, *wrong)
+    assert isinstance(found, ArtifactError) and found.exit_code == 5
+    for part in (
+        "model is Qwen/Qwen3-8B in the cache, Qwen/Qwen3-4B was expected",
+        "version.vllm is 0.24.0 in the cache, 0.25.0 was expected",
+        "compiler.0.device.name is NVIDIA H100 80GB HBM3 in the cache, NVIDIA H200 was expected",
+    ):
+        assert part in str(found)
+    assert not place.exists()
+
+
+def test_a_version_that_is_installed_here_counts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc.artifacts.foreign.facts import VERSION, Fact
+
+    key = pack(store, "jax", make_jax(tmp_path / "c"), "--fact", "version.jax=0.10.2")
+    monkeypatch.setattr("llmc.artifacts.foreign.unpacking.versions", lambda _: iter([Fact(f"{VERSION}jax", "0.11.0")]))
+    found = str(error(store, "unpack", key, "-o", tmp_path / "place"))
+    assert "not unpacked: version.jax is 0.10.2 in the cache, 0.11.0 here" in found
+    said = output(store, "unpack", key, "-o", tmp_path / "place", "--allow", "version.jax")
+    assert "allowed: version.jax is 0.10.2 in the cache, 0.11.0 here" in said
+
+
+def test_what_nobody_could_check_is_told_and_strict_refuses_it(store: Store, tmp_path: Path) -> None:
+    key = pack(store, "gaudi", make_gaudi(tmp_path / "c"), "--fact", "num_hpu_blocks=2100")
+    place = ("-o", tmp_path / "place")
+    assert "not checked, as nothing here says them: device, num_hpu_blocks, synapse" in output(
+        store, "unpack", key, *place
+    )
+    found = str(error(store, "unpack", key, *place, "--strict", "--expect", "num_hpu_blocks=2100"))
+    assert "nothing here says what device, synapse should be; say it with --expect NAME=VALUE" in found
+    known = ("--expect", "device=0a1b2c", "--expect", "synapse=1.22.0.638", "--expect", "num_hpu_blocks=2100")
+    assert data(store, "unpack", key, *place, "--strict", *known)["unchecked"] == []
+
+
+def test_a_dry_run_compares_and_writes_nothing(store: Store, tmp_path: Path) -> None:
+    key = pack(store, "jax", make_jax(tmp_path / "c"))
+    assert not data(store, "unpack", key, "-o", tmp_path / "place", "--dry-run")["written"]
+    assert "nothing written (--dry-run)" in output(store, "unpack", key, "-o", tmp_path / "place", "--dry-run")
+    assert not (tmp_path / "place").exists()
+
+
+def test_other_content_needs_a_word(store: Store, tmp_path: Path) -> None:
+    key = pack(store, "vllm", make_vllm(tmp_path / "c"))
+    place = tmp_path / "place"
+    write(place / "torch_compile_cache" / HASH / "own", "x")
+    assert "--keep leaves it as it is" in str(error(store, "unpack", key, "-o", place))
+    assert "1 part new, 1 part kept" in output(store, "unpack", key, "-o", place, "--keep")
+    assert "1 part replaced, 1 part there already" in output(store, "unpack", key, "-o", place, "--replace")
+    both = error(store, "unpack", key, "-o", place, "--keep", "--replace")
+    assert isinstance(both, InputError) and "contradict each other" in str(both)
+
+
+def test_without_a_place_it_asks_for_one(store: Store, tmp_path: Path) -> None:
+    key = pack(store, "jax", make_jax(tmp_path / "c"))
+    found = str(error(store, "unpack", key))
+    assert "name the folder with -o, or set JAX_COMPILATION_CACHE_DIR or VLLM_XLA_CACHE_PATH as for the server" in found
+
+
+def test_what_is_no_packed_cache_says_so(store: Store, tmp_path: Path) -> None:
+    from tests.artifacts.helpers import key
+
+    entry = store.publish(key(), {}, {})
+    assert "not a packed cache" in str(error(store, "unpack", entry.key.hex, "-o", tmp_path / "place"))
+    assert "unknown cache 'sglang'; known: gaudi, jax, vllm, vllm-neuron" in str(
+        error(store, "pack", "sglang", tmp_path)
+    )
+    assert "write it as NAME=VALUE" in str(error(store, "pack", "jax", make_jax(tmp_path / "c"), "--fact", "model"))
+
+
+def test_explain_names_the_factor_that_differs_and_counts_files(store: Store, tmp_path: Path) -> None:
+    one = pack(store, "vllm", make_vllm(tmp_path / "one"))
+    config = {**FACTORS["config"], "dtype": "float16", "num_gpu_blocks": 1900}
+    other = pack(store, "vllm", make_vllm(tmp_path / "other", config=config))
+    lines = output(store, "explain", one, other).splitlines()
+    assert lines[:2] == ["config.dtype: bfloat16 → float16", "config.num_gpu_blocks: 2100 → 1900"]
+    assert lines[2].startswith("tree: sha256:")
+    assert lines[3].startswith("2 with other content: torch_compile_cache/")
+    found = data(store, "explain", one, other)
+    assert [item["name"] for item in found["differences"]] == ["config.dtype", "config.num_gpu_blocks", "tree"]
+    assert {side: len(names) for side, names in found["files"].items()} == {"differ": 2, "only_a": 0, "only_b": 0}
+    assert "config.dtype: " in output(store, "explain", one), "the nearest other one"
+
+
+def test_explain_of_two_builds_of_one_configuration_names_their_files(store: Store, tmp_path: Path) -> None:
+    one = make_jax(tmp_path / "one")
+    shutil.copytree(one, tmp_path / "other")
+    write(tmp_path / "other" / ("jit_more-" + "ef" * 32 + "-cache"), b"x\x01")
+    found = data(store, "explain", pack(store, "jax", one), pack(store, "jax", tmp_path / "other"))
+    assert [item["name"] for item in found["differences"]] == ["compression", "tree"]
+    assert found["files"]["only_b"] == ["jit_more-" + "ef" * 32 + "-cache"]
+
+
+def test_an_archive_is_imported_and_unpacked_if_it_is_trusted(store: Store, tmp_path: Path) -> None:
+    key = pack(store, "jax", make_jax(tmp_path / "c"))
+    archive = tmp_path / "jax.tar"
+    assert run(store, "export", archive, key).exit_code == 0
+    other = Store(tmp_path / "other store")
+    refused = error(other, "unpack", archive, "-o", tmp_path / "place")
+    assert isinstance(refused, UntrustedError) and not (tmp_path / "place").exists()
+    assert other.entries() == []
+    done = data(other, "unpack", archive, "-o", tmp_path / "place", "--allow-unsigned")
+    assert done["key"] == key
+    assert content(tmp_path / "place").keys() == content(tmp_path / "c").keys() - {".lockfile"}
+
+
+@pytest.mark.parametrize("command", ["pack", "unpack"])
+def test_help_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert "Example:" in result.stdout and f"llmc cache {command} " in result.stdout
