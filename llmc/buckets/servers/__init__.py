@@ -16,7 +16,9 @@ SERVERS = Registry(
     "server",
     "llmc.servers",
     {
+        "tpu-inference": "llmc.buckets.servers.tpu_inference:TpuInference",
         "vllm": "llmc.buckets.servers.vllm:Vllm",
+        "vllm-neuron": "llmc.buckets.servers.vllm_neuron:VllmNeuron",
     },
 )
 """Classes that take no arguments."""
