@@ -22,6 +22,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.schedule import PIECE, positive
 from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
 
 Ints = NDArray[np.int64]
 
@@ -59,14 +60,21 @@ class _Prompt:
 
 
 def chunked_steps(
-    requests: Iterable[TrafficRequest], limits: Limits, step_time: StepTime, *, chunk_most: int | None = None
+    requests: Iterable[TrafficRequest],
+    limits: Limits,
+    step_time: StepTime,
+    *,
+    chunk_most: int | None = None,
+    whole: bool = False,
 ) -> Iterator[MixedSteps]:
     """The steps that a server takes for `requests`, which keep to `limits` and come in order of arrival.
 
     A request of p prompt and o output tokens is in prompt chunks until all p are cached, which yields its first token,
     and then in o − 1 decode steps. `chunk_most` bounds the tokens of one chunk (vLLM's
-    --long-prefill-token-threshold). With nothing to run, time passes to the next arrival; requests without times
-    (all 0) saturate the server. Raises InputError for a step time that is not above 0 and finite. Takes
+    --long-prefill-token-threshold). With `whole` prompts are never cut, as where chunked prefill is off: one that does
+    not fit waits for the next step. With nothing to run, time passes to the next arrival; requests without times
+    (all 0) saturate the server. Raises InputError for a step time that is not above 0 and finite, and for a prompt
+    that is to run whole and has more new tokens than max_num_batched_tokens less a decode step. Takes
     O(max_num_seqs) a request, whatever its length.
     """
     arrivals = iter(requests)
@@ -82,6 +90,7 @@ def chunked_steps(
         room = limits.max_num_batched_tokens - len(bases)
         chunks: list[Chunk] = []
         ready: list[_Prompt] = []
+        blocked = False
         for prompt in prompts:
             if room > 0:
                 room -= _advance(prompt, min(room, chunk_most or room), chunks, ready)
@@ -91,10 +100,18 @@ def chunked_steps(
             and room > 0
             and len(bases) + len(prompts) < limits.max_num_seqs
         ):
+            if whole and following.prompt - following.cached > room:
+                blocked = True
+                break
             prompt = _Prompt(following.prompt, following.cached, following.output)
             prompts.append(prompt)
             room -= _advance(prompt, min(room, chunk_most or room), chunks, ready)
             following = next(arrivals, None)
+        if blocked and following is not None and not bases and not chunks:
+            raise InputError(
+                f"a prompt of {following.prompt} tokens does not fit max_num_batched_tokens "
+                f"{limits.max_num_batched_tokens} at once; raise it, or switch chunked prefill on"
+            )
         cached = np.fromiter(bases.values(), np.int64, len(bases)) + step
         if chunks:
             yield MixedSteps(tuple(chunks), cached, 1)
@@ -109,20 +126,28 @@ def chunked_steps(
                     heappush(finishing, (step + prompt.output - 1, number))
                     number += 1
         elif bases:
-            until = None if following is None or len(bases) == limits.max_num_seqs else following.time
-            start, end = step, finishing[0][0]
-            batch, longest, total = len(cached), int(cached.max()), int(cached.sum())
-            while step < end and (until is None or clock < until):
-                done = step - start
-                seconds = positive(step_time.decode(batch, longest + done, total + batch * done))
-                taken = min(PIECE, end - step)
-                if until is not None and clock + taken * seconds >= until:
-                    taken = min(taken, max(1, math.ceil((until - clock) / seconds)))
-                clock += taken * seconds
-                step += taken
-            yield MixedSteps((), cached, step - start)
+            free = following is not None and not blocked and len(bases) < limits.max_num_seqs
+            until = following.time if free and following is not None else math.inf
+            taken, clock = _decode(cached, finishing[0][0] - step, clock, until, step_time)
+            step += taken
+            yield MixedSteps((), cached, taken)
         while finishing and finishing[0][0] <= step:
             del bases[heappop(finishing)[1]]
+
+
+def _decode(cached: Ints, most: int, clock: float, until: float, step_time: StepTime) -> tuple[int, float]:
+    """Decode steps of the same sequences from `clock` on: at most `most`, and none that starts at or after `until`.
+    Returns how many, and when the last one ends."""
+    batch, longest, total = len(cached), int(cached.max()), int(cached.sum())
+    done = 0
+    while done < most and clock < until:
+        seconds = positive(step_time.decode(batch, longest + done, total + batch * done))
+        taken = min(PIECE, most - done)
+        if clock + taken * seconds >= until:
+            taken = min(taken, max(1, math.ceil((until - clock) / seconds)))
+        clock += taken * seconds
+        done += taken
+    return done, clock
 
 
 def _advance(prompt: _Prompt, most: int, chunks: list[Chunk], ready: list[_Prompt]) -> int:
