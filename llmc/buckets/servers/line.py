@@ -25,9 +25,34 @@ class NextAbove:
         return Found((self._values[place],)) if place < len(self._values) else Found(shape, self._miss)
 
 
+class Exact:
+    """Takes a number of the list alone; every other step runs in its own shape."""
+
+    def __init__(self, shapes: Sequence[Shape], miss: Miss) -> None:
+        self._shapes = frozenset(shapes)
+        self._miss: Miss = miss
+
+    def find(self, shape: Shape) -> Found:
+        """The graph that a step of `shape` takes."""
+        return Found(shape, None if shape in self._shapes else self._miss)
+
+
 def shapes(values: Iterable[int]) -> tuple[Shape, ...]:
     """`values` as shapes of one number, ascending and distinct."""
     return tuple((value,) for value in sorted(set(values)))
+
+
+def numbers(value: object, spelling: str) -> tuple[Shape, ...]:
+    """`value`, a list of whole numbers above 0, or text of them between blanks or commas, as shapes.
+
+    Raises InputError, naming `spelling`, for anything else.
+    """
+    if isinstance(value, str):
+        words = value.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+        value = [int(word) if word.isdecimal() and len(word) < 10 else None for word in words]
+    if not isinstance(value, list) or not value or not all(type(item) is int and item > 0 for item in value):
+        raise InputError(f"{spelling} must be a list of whole numbers above 0, as in 1 2 4 8")
+    return shapes(value)
 
 
 def doubling(least: int, most: int) -> list[int]:
@@ -66,6 +91,13 @@ def choose(
     forced = np.array([place in needed for place in places[: last + 1]])
     line = Line(costs[: last + 1], weights[: last + 1], forced)
     return tuple((places[place],) for place in line.solve([most])[0].tolist())
+
+
+def most_frequent(demands: Mapping[Shape, Demand], candidates: Iterable[int], most: int) -> tuple[Shape, ...]:
+    """The `most` candidates that the most steps have, for a look-up that takes equal numbers alone (`Exact`)."""
+    admitted = set(candidates)
+    ranked = sorted((-demand.steps, shape) for shape, demand in demands.items() if shape[0] in admitted)
+    return tuple(sorted(shape for _, shape in ranked[:most]))
 
 
 def _few(values: Sequence[int]) -> str:
