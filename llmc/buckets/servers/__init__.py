@@ -16,6 +16,10 @@ SERVERS = Registry(
     "server",
     "llmc.servers",
     {
+        "openvino-genai": "llmc.buckets.servers.openvino_genai:OpenvinoGenai",
+        "optimum-rbln": "llmc.buckets.servers.optimum_rbln:OptimumRbln",
+        "sglang": "llmc.buckets.servers.sglang:Sglang",
+        "tensorrt-llm": "llmc.buckets.servers.tensorrt_llm:TensorrtLlm",
         "tpu-inference": "llmc.buckets.servers.tpu_inference:TpuInference",
         "vllm": "llmc.buckets.servers.vllm:Vllm",
         "vllm-neuron": "llmc.buckets.servers.vllm_neuron:VllmNeuron",
