@@ -20,7 +20,7 @@ from llmc.errors import InputError, UnknownNameError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-GROUPS = ("llmc.caches", "llmc.executors", "llmc.servers", "llmc.strategies", "llmc.targets")
+GROUPS = ("llmc.caches", "llmc.executors", "llmc.servers", "llmc.strategies", "llmc.targets", "llmc.traffic_formats")
 
 
 @cache

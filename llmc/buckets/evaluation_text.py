@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.evaluation import Evaluation, PhaseEvaluation
@@ -37,6 +37,17 @@ def comparison_text(evaluations: Sequence[tuple[str, Evaluation]]) -> str:
     if not any(row[-1] for row in rows[1:]):
         return "\n".join([*table([row[:-1] for row in rows], range(2, 9)), *uncovered]) + "\n"
     return "\n".join([*table(rows, range(2, 10)), *uncovered]) + "\n"
+
+
+def range_text(name: str, evaluation: Evaluation, wastes: Mapping[str, tuple[float, float]]) -> str:
+    """How sure the waste is of traffic whose lengths are known by interval; ends in a newline."""
+    lines = []
+    for phase in (evaluation.prompt, evaluation.decode):
+        if phase.phase in wastes:
+            low, high = wastes[phase.phase]
+            what = f"{name}: {phase.phase}" if name else phase.phase
+            lines.append(f"{what} waste {_percent(phase.waste)} ({_percent(low)} to {_percent(high)})")
+    return "\n".join([*lines, "the range: all lengths at the low or at the high end of their intervals"]) + "\n"
 
 
 def _comparison_row(name: str, phase: PhaseEvaluation) -> tuple[str, ...]:

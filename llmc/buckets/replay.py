@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from llmc.buckets.bucket import PHASES
 from llmc.buckets.evaluation import Evaluation, evaluate
 from llmc.buckets.plan import Plan
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
@@ -19,3 +20,20 @@ def replay(plan: Plan, traffic: Traffic, watch: Watch = iter) -> Evaluation:
     """
     events = watch(traffic.events(plan.limits, plan.prompt[-1].batch))
     return evaluate(plan, events, bench=traffic.bench, decode_requests=lambda: traffic.decode_requests)
+
+
+def waste_ranges(plan: Plan, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:
+    """By phase the least and the most waste: of `found`, and of the same traffic drawn at `others`' ends of intervals.
+
+    Empty without `others`.
+    """
+    if not others:
+        return {}
+    evaluations = [found, *(replay(plan, other) for other in others)]
+    ranges: dict[str, tuple[float, float]] = {}
+    for phase in PHASES:
+        of = (one.prompt if phase == "prompt" else one.decode for one in evaluations)
+        wastes = [one.waste for one in of if one.waste is not None]
+        if wastes:
+            ranges[phase] = (min(wastes), max(wastes))
+    return ranges

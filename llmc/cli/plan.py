@@ -21,10 +21,12 @@ from llmc.errors import CheckpointError, InputError
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
     from llmc.buckets.frontier import FrontierPoint
+    from llmc.buckets.traffic.lengths import End
     from llmc.compiler.options import CompileOptions
 
 SHOW, EVALUATE = "show", "evaluate"
-EVALUATE_FLAGS = {"--traffic", "--arrival-rate", "--clip", "--bench"}
+UNCERTAIN: tuple[End, End] = ("low", "high")
+EVALUATE_FLAGS = {"--traffic", "--traffic-format", "--fields", "--arrival-rate", "--clip", "--bench"}
 
 
 def register(app: typer.Typer) -> None:
@@ -139,7 +141,7 @@ def _load_one(files: list[str]) -> Plan:
 
 
 def _evaluate(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_json: bool) -> None:
-    from llmc.buckets.evaluation_text import comparison_text, text
+    from llmc.buckets.evaluation_text import comparison_text, range_text, text
 
     if not files:
         raise InputError(
@@ -151,22 +153,33 @@ def _evaluate(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_j
     if plot is not None:
         _plot(plot, plans, flags, [])
     if as_json:
-        documents = [{"plan": name, **evaluation.to_dict(), "traffic": counts} for name, evaluation, counts, _ in found]
+        documents = [
+            {"plan": name, **evaluation.to_dict(), "traffic": counts, **({"waste_range": wastes} if wastes else {})}
+            for name, evaluation, counts, _, wastes in found
+        ]
         typer.echo(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}))
         return
-    for note in dict.fromkeys(note for *_, notes in found for note in notes):
+    for note in dict.fromkeys(note for one in found for note in one[3]):
         typer.echo(note, err=True)
     if len(found) == 1:
         typer.echo(text(found[0][1]), nl=False)
     else:
         typer.echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
+    for name, evaluation, _, _, wastes in found:
+        if wastes:
+            typer.echo(range_text(name if len(found) > 1 else "", evaluation, wastes), nl=False)
 
 
-def _replay(made: Plan, flags: PlanningFlags) -> tuple[Evaluation, dict[str, int], list[str]]:
-    from llmc.buckets.replay import replay
+def _replay(
+    made: Plan, flags: PlanningFlags
+) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
+    """What the plan does, counts and notes of the traffic, and where lengths are uncertain the range of each waste."""
+    from llmc.buckets.replay import replay, waste_ranges
 
     traffic = open_traffic(flags, "judge the plan")
-    return replay(made, traffic), traffic.counts(), traffic.notes()
+    found = replay(made, traffic)
+    ends = [open_traffic(flags, "judge the plan", end) for end in UNCERTAIN] if traffic.uncertain else []
+    return found, traffic.counts(), traffic.notes(), waste_ranges(made, found, ends)
 
 
 def _frontier(flags: PlanningFlags, model: str | None, config: str | None) -> list[FrontierPoint]:

@@ -20,6 +20,7 @@ from llmc.errors import InputError
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.buckets.traffic.lengths import End
     from llmc.buckets.traffic.source import Traffic
     from llmc.compiler.checkpoint import Checkpoint
     from llmc.compiler.options import CompileOptions
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 _PANEL = "Planning"
 _RANGE = "MIN,STEP,MAX"
 _RANGES = ("prompt_batch", "prompt_seq", "prompt_context", "decode_batch", "decode_seq")
-_REPLAY = ("arrival_rate", "clip")
-"""Flags about the replay of --traffic, which the traffic itself carries on."""
+_REPLAY = ("arrival_rate", "clip", "traffic_format", "fields")
+"""Flags about --traffic, which the traffic itself carries on."""
 
 
 def _option(metavar: str, text: str) -> Any:
@@ -81,7 +82,14 @@ class PlanningFlags:
         str | None, _option("FILE", "Buckets as lines of (batch, query, context), lists and ranges allowed.")
     ] = None
     traffic: Annotated[
-        str | None, _option("FILE", "Recorded requests, .csv or .jsonl (.gz): choose the buckets that pad them least.")
+        str | None,
+        _option("FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."),
+    ] = None
+    traffic_format: Annotated[
+        str | None, _option("NAME", "What --traffic is written in. Default: as its beginning looks.")
+    ] = None
+    fields: Annotated[
+        str | None, _option("prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called.")
     ] = None
     arrival_rate: Annotated[
         str | None, _option("R", "Requests per second to replay them at, or inf. Default: as recorded.")
@@ -141,9 +149,9 @@ def planning_arguments(flags: PlanningFlags, model: str | Checkpoint | None, con
     if model is not None and config is not None:
         raise InputError("MODEL and --config were both given; give one of them")
     if flags.traffic is None:
-        for name, given in (("--arrival-rate", flags.arrival_rate is not None), ("--clip", flags.clip)):
-            if given:
-                raise InputError(f"{name} says how --traffic is replayed: give --traffic FILE")
+        for name in flags.given():
+            if name.removeprefix("--").replace("-", "_") in _REPLAY:
+                raise InputError(f"{name} says how --traffic is read or replayed: give --traffic FILE")
     as_typed = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if flag.name not in _REPLAY}
     return {
         **as_typed,
@@ -156,16 +164,24 @@ def planning_arguments(flags: PlanningFlags, model: str | Checkpoint | None, con
     }
 
 
-def open_traffic(flags: PlanningFlags, then: str = "choose buckets") -> Traffic:
-    """The recorded requests that the flags name, with a progress bar that says what comes `then`."""
+def open_traffic(flags: PlanningFlags, then: str = "choose buckets", end: End = "middle") -> Traffic:
+    """The recorded requests that the flags name, with a bar that says what comes `then`; `end`: see `Trace`."""
     from llmc.buckets.bench_file import Bench
+    from llmc.buckets.traffic.formats.fields import parse
+    from llmc.buckets.traffic.formats.prometheus.live import is_url
     from llmc.buckets.traffic.source import Traffic
 
     if flags.traffic is None:
         raise InputError("name the recorded requests with --traffic FILE")
+    if is_url(flags.traffic):
+        raise InputError(
+            f"--traffic {flags.traffic} is no file: sample it first, llmc traffic show {flags.traffic} --for 10m -o "
+            "sampled.prom, and give that file"
+        )
     bench = None if flags.bench is None else Bench.load(flags.bench)
     return Traffic(
         flags.traffic, rate("--arrival-rate", flags.arrival_rate), clip=flags.clip, bench=bench,
+        format=flags.traffic_format, fields=None if flags.fields is None else parse(flags.fields), end=end,
         progress=ReadingProgress(f"replay {flags.traffic}", then),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.buckets.plan import Plan
+from tests.buckets.traffic.formats.logs import scrape
 from tests.cli.helpers import Llmc
 
 SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
@@ -47,6 +48,32 @@ def test_several_plans_are_compared_in_one_table(llmc: Llmc) -> None:
     both = llmc("plan", "evaluate", "exp.json", "ours.json", "--traffic", SAMPLE, "--json").json["plans"]
     assert [one["plan"] for one in both] == ["exp.json", "ours.json"]
     assert both[1]["prompt"]["waste"] < 0.6 * both[0]["prompt"]["waste"]
+
+
+def test_lengths_known_by_interval_give_a_waste_and_its_range(llmc: Llmc) -> None:
+    Path("m.prom").write_text(scrape([40, 20, 5], [30, 30, 5]))
+    llmc("plan", "--max-model-len", 1024, "--traffic", "m.prom", "--max-graphs", 6, "-o", "plan.json")
+    found = llmc("plan", "evaluate", "plan.json", "--traffic", "m.prom", "--json").json
+    low, high = found["waste_range"]["prompt"]
+    assert low <= found["prompt"]["waste"] <= high and low < high
+    text = llmc("plan", "evaluate", "plan.json", "--traffic", "m.prom").out
+    assert f"prompt waste {found['prompt']['waste']:.1%} ({low:.1%} to {high:.1%})" in text
+    both = llmc("plan", "evaluate", "plan.json", "plan.json", "--traffic", "m.prom").out
+    assert both.count("plan.json: decode waste") == 2
+
+
+def test_a_log_is_planned_from_as_it_is(llmc: Llmc) -> None:
+    line = '{{"ts": {}, "usage": {{"prompt_tokens": {}, "completion_tokens": 5}}, "tok": {{"in": 7, "out": "3"}}}}\n'
+    Path("access.log").write_text("".join(line.format(second, 3 + second % 9) for second in range(50)))
+    plan = llmc("plan", *LENGTH, "--traffic", "access.log", "--max-graphs", 4)
+    assert plan.code == 0 and "50 recorded requests" in plan.out
+    fields = llmc("plan", *LENGTH, "--traffic", "access.log", "--fields", "prompt=tok.in,output=tok.out", "--json").json
+    assert fields["provenance"]["facts"]["mean_prompt_tokens"] == 7
+    assert "no column for the prompt" in llmc(
+        "plan", *LENGTH, "--traffic", "access.log", "--traffic-format", "jsonl"
+    ).failed(2)
+    url = llmc("plan", *LENGTH, "--traffic", "http://localhost:8000/metrics").failed(2)
+    assert "sample it first, llmc traffic show http://localhost:8000/metrics --for 10m -o sampled.prom" in url
 
 
 def test_arrivals_decide_how_full_batches_get(llmc: Llmc) -> None:
@@ -181,7 +208,7 @@ def test_estimates_follow_the_device(llmc: Llmc, toy: Path, here: Path) -> None:
         (["plan", *LENGTH, "--strategy", "traffic"], "name them with --traffic FILE"),
         (
             ["plan", *LENGTH, "--arrival-rate", "5"],
-            "says how --traffic is replayed: give --traffic FILE",
+            "says how --traffic is read or replayed: give --traffic FILE",
         ),
         (["plan", *LENGTH, "--device", "hpu"], "give MODEL or --config FILE"),
         (["plan", *LENGTH, "--context-unit", "pages"], "unknown context unit 'pages'; known: blocks, tokens"),

@@ -38,13 +38,43 @@ class TraceFile:
             status = self.path.stat()
             if not stat.S_ISREG(status.st_mode):
                 kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-                raise InputError(f"{self.path}: is {kind}; give a trace file, CSV or JSON lines")
+                raise InputError(f"{self.path}: is {kind}; give a trace file")
             with self.path.open("rb") as file:
                 magic = file.read(len(_GZIP_MAGIC))
         except (OSError, ValueError) as error:
             _unreadable(self.path, error)
         self.size = status.st_size
         self.compressed = magic == _GZIP_MAGIC or self.path.suffix.lower() == ".gz"
+
+    def start(self, size: int) -> tuple[str, bool]:
+        """The text of the first `size` bytes, decompressed, and whether that is all. What is no UTF-8 is replaced."""
+        text = b""
+        for chunk, _ in self._chunks():
+            text += chunk
+            if len(text) > size:
+                break
+        whole = len(text) <= size
+        return text[:size].removeprefix(_BOM).decode("utf-8", "replace"), whole
+
+    def text(self, size: int, progress: Progress | None = None) -> str:
+        """The whole text, for what is no sequence of lines.
+
+        Raises InputError as `lines` does, and where it has more than `size` bytes.
+        """
+        parts, found = [], 0
+        for chunk, position in self._chunks():
+            if progress is not None:
+                progress(position)
+            parts.append(chunk)
+            found += len(chunk)
+            if found > size:
+                raise InputError(
+                    f"{self.path}: holds more than {size >> 20} MiB; ask for a shorter range, or fewer points"
+                )
+        try:
+            return b"".join(parts).removeprefix(_BOM).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.path}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
 
     def lines(self, progress: Progress | None = None) -> Iterator[str]:
         """The physical lines in order, without their newline (a carriage return before it stays) and without a BOM.
@@ -88,8 +118,7 @@ class TraceFile:
             carry = text[end + 1 :]
             if len(carry) > MAX_LINE_BYTES:
                 raise InputError(
-                    f"{self.path}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; write one request a line, "
-                    "as CSV or as JSON objects"
+                    f"{self.path}: a line is longer than {MAX_LINE_BYTES >> 20} MiB; write one request a line"
                 )
             if end >= 0:
                 yield text[:end]

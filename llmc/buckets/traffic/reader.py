@@ -1,18 +1,15 @@
-"""Trace files: which formats are read, and what is made of them.
+"""Trace files: whatever their format (formats/), a stream of requests in order of time.
 
-CSV with a header line, or JSON lines (one object a line), in UTF-8, plain or gzip. `columns.py` has the spellings that
-are understood; other columns are ignored. Known to be read:
-
-- the Azure LLM inference traces: TIMESTAMP, ContextTokens, GeneratedTokens
-- BurstGPT: Timestamp (seconds), Request tokens, Response tokens; failed requests have 0 response tokens
-- Mooncake: "timestamp" (milliseconds), "input_length", "output_length". Its "hash_ids", which name the blocks of 512
-  tokens of a prompt that may be found in the cache, are ignored: each prompt counts as new
-- what a server recorded, llmc's own format, which `record_line` writes:
+llmc's own format, which a server records and `record_line` writes, is JSON lines:
 
     recording = { record newline }
     record    = {"time": seconds, "prompt_tokens": n, "output_tokens": n [, "cached_tokens": n]}
 
-Times are numbers of seconds (Mooncake: milliseconds) or ISO 8601 date-times; a trace may have none.
+Of the others' peculiarities:
+
+- BurstGPT's failed requests have 0 response tokens; they are left out
+- Mooncake's "hash_ids", which name the blocks of 512 tokens of a prompt that may be found in the cache, are ignored:
+  each prompt counts as new
 """
 
 from __future__ import annotations
@@ -25,13 +22,15 @@ from heapq import heappop, heappush, heappushpop
 from typing import NoReturn
 
 from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.formats import FIELDS, create, recognise
+from llmc.buckets.traffic.formats.base import Fields, Format, FoundRows, LengthFormat, RequestFormat
+from llmc.buckets.traffic.lengths import End, Lengths
 from llmc.buckets.traffic.lines import Progress, TraceFile
-from llmc.buckets.traffic.rows import CsvRows, JsonRows, Rows, shown
+from llmc.buckets.traffic.moments import Moment, moment
+from llmc.buckets.traffic.rows import Rows, shown
 from llmc.buckets.traffic.timestamps import Clock, clock_from
 from llmc.errors import InputError
 
-CSV_SUFFIXES = (".csv",)
-JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 REORDERED = 1024
 
 _Read = tuple[float, int, int, int]
@@ -62,49 +61,89 @@ class TraceSummary:
 class Trace:
     """The requests of a trace file, streamed: each iteration reads the file again, in memory that its size is not in.
 
-    The extension tells CSV from JSON lines, and where it says neither, the first character: `{` is JSON. Requests come
-    in order of time among the REORDERED that follow each other in the file, since servers record a request when it
-    ends; one that is later still gets the time of the one before. The first is at second 0. Requests without a prompt
-    or without output (failed ones) are left out. A prompt that was wholly in the cache still has its last token
-    computed.
+    `format` names one of `formats.FORMATS`; without it the file's beginning tells. `fields` are the names of a
+    request's values in a log that has no known ones, see formats/fields.py. Requests come in order of time among the
+    REORDERED that follow each other in the file, since servers record a request when it ends; one that is later still
+    gets the time of the one before. The first is at second 0. Requests without a prompt or without output (failed ones)
+    are left out. A prompt that was wholly in the cache still has its last token computed.
+
+    Of a file of histograms the requests are drawn, at that end of their intervals which `end` says (lengths.py).
 
     path            where the file is
     size            bytes of the file as stored
+    format          what the file is written in
+    lengths         the histograms of a file that has no requests, else None
     has_times       whether the trace tells arrivals; without, all times are 0
+    start           the moment of second 0, as far as the trace tells it, once iteration has begun
     skipped_empty   requests left out so far by the iteration begun last
     out_of_order    requests whose time was raised so far by the iteration begun last
 
-    Raises InputError, naming the file and where known line and column, when made: for a file that cannot be read or
-    has no columns for the prompt and output tokens; when iterated: for a line that is damaged or lacks a value, a
-    length that is no whole number from 0 to 2^31 − 1, more cached than prompt tokens, and a trace without a request.
+    Raises InputError, naming the file and where known line and column, when made: for a file that cannot be read, is
+    in no known format or tells no requests; when iterated: for a line that is damaged or lacks a value, a length that
+    is no whole number from 0 to 2^31 − 1, more cached than prompt tokens, times in several ways, and a trace without a
+    request.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,  # noqa: A002 - as on the command line
+        fields: Fields | None = None,
+        end: End = "middle",
+        progress: Progress | None = None,
+    ) -> None:
         self._file = TraceFile(path)
         self._progress = progress
+        self._fields = fields or {}
+        self._end = end
         self.path = self._file.path
         self._name = str(self.path)
-        self._json = self._holds_json()
         self.size = self._file.size
-        self.has_times = self._rows(None).time_column is not None
         self.skipped_empty = 0
         self.out_of_order = 0
+        self.start: Moment | None = None
+        self.format = self._format(format)
+        self.lengths: Lengths | None = None
+        self._notes: list[str] = []
+        if isinstance(self.format, RequestFormat):
+            self.has_times = self._rows(self.format, None).time_column is not None
+        elif isinstance(self.format, LengthFormat):
+            self.lengths = self.format.lengths(self._file)
+            self.has_times = self.lengths.duration is not None
+        else:
+            raise InputError(
+                f"{self._name}: is a {self.format.title}, which counts steps and tells no requests; look at it with "
+                "llmc traffic show, and plan from a log of requests or from the histograms of /metrics"
+            )
 
     def __iter__(self) -> Iterator[TrafficRequest]:
         """The requests in order of time, as far as REORDERED reaches."""
         self.skipped_empty = self.out_of_order = 0
+        if self.lengths is not None:
+            yield from self.lengths.draw(self._end)
+            return
         first: float | None = None
         time = 0.0
         for now, prompt, output, cached in _by_time(self._in_file_order()):
-            first = now if first is None else first
+            if first is None:
+                first = now
+                if self.start is not None:
+                    self.start = self.start._replace(seconds=self.start.seconds + now)
             if now - first < time:
                 self.out_of_order += 1
             time = max(time, now - first)
             yield TrafficRequest(time, prompt, output, cached)
 
+    def notes(self) -> list[str]:
+        """What the format left out of the iteration that ended last, or says of its histograms."""
+        return list(self._notes if self.lengths is None else self.lengths.notes)
+
     def _in_file_order(self) -> Iterator[_Read]:
         """Seconds since the first line's time, prompt, output and cached tokens of each request."""
-        rows = self._rows(self._progress)
+        if not isinstance(self.format, RequestFormat):
+            return
+        rows = self._rows(self.format, self._progress)
         clock: Clock | None = None
         now = 0.0
         found = False
@@ -118,11 +157,13 @@ class Trace:
                 try:
                     if clock is None:
                         clock = clock_from(stamp, rows.time_unit)
+                        self.start = _start(rows, stamp)
                     now = clock(stamp)
                 except ValueError as error:
                     self._fail(rows, f"{shown(stamp)} {error}; correct or remove the line", rows.time_column)
             found = True
             yield now, prompt, output, cached if cached < prompt else prompt - 1
+        self._notes = rows.notes if isinstance(rows, FoundRows) else []
         if not found:
             raise InputError(
                 f"{self._name}: the trace has no request with a prompt and output ({self.skipped_empty} without); "
@@ -161,21 +202,26 @@ class Trace:
             longest_total=longest_total,
         )
 
-    def _holds_json(self) -> bool:
-        suffixes = [suffix.lower() for suffix in self.path.suffixes]
-        if suffixes and suffixes[-1] == ".gz":
-            suffixes.pop()
-        suffix = suffixes[-1] if suffixes else ""
-        if suffix in JSON_SUFFIXES or suffix in CSV_SUFFIXES:
-            return suffix in JSON_SUFFIXES
-        return next((line.lstrip()[0] for line in self._file.lines() if line.strip()), "") in ("{", "[")
+    def _format(self, name: str | None) -> Format:
+        if name is None and not self._fields:
+            return recognise(self._file)
+        if self._fields and name not in (None, FIELDS):
+            raise InputError(f"the format {name} knows its fields: leave out --fields, or --traffic-format {name}")
+        return create(name or FIELDS)
 
-    def _rows(self, progress: Progress | None) -> Rows:
-        return (JsonRows if self._json else CsvRows)(self._name, self._file.lines(progress))
+    def _rows(self, format_: RequestFormat, progress: Progress | None) -> Rows:
+        return format_.rows(self._name, self._file.lines(progress), self._fields)
 
     def _fail(self, rows: Rows, reason: str, column: str | None = None) -> NoReturn:
         place = f"line {rows.line}" if column is None else f"line {rows.line}, column {column!r}"
         raise InputError(f"{self._name}: {place}: {reason}") from None
+
+
+def _start(rows: Rows, stamp: object) -> Moment:
+    """The moment of a trace's first time."""
+    if isinstance(rows, FoundRows) and rows.kind is not None and isinstance(stamp, float):
+        return Moment(stamp, rows.kind)
+    return moment(stamp)
 
 
 def _by_time(requests: Iterable[_Read]) -> Iterator[_Read]:

@@ -13,6 +13,8 @@ from llmc.buckets.objective import Objective, Seconds, Tokens
 from llmc.buckets.provenance import Fact
 from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
+from llmc.buckets.traffic.formats.base import Fields
+from llmc.buckets.traffic.lengths import End
 from llmc.buckets.traffic.reader import Trace
 from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import AssumedStepTime, StepTime
@@ -23,6 +25,8 @@ GRAIN = 64
 
 class Traffic:
     """The requests of the trace file `path`, arriving as recorded or at `arrival_rate` requests per second.
+
+    `format`, `fields` and `end` are those of `Trace`.
 
     A server's steps are simulated (`schedule`), timed by `bench` or, without one, by `AssumedStepTime`. Requests above
     the limits are left out, or with `clip` cut to them. `progress` is called with (bytes read, bytes in all). Raises
@@ -36,6 +40,9 @@ class Traffic:
         *,
         clip: bool = False,
         bench: Bench | None = None,
+        format: str | None = None,  # noqa: A002 - as on the command line
+        fields: Fields | None = None,
+        end: End = "middle",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.arrival_rate = arrival_rate
@@ -44,8 +51,19 @@ class Traffic:
         self.cached_requests = 0
         self._prompt_tokens = self._new_tokens = 0
         self._clip = clip
-        self._trace = Trace(path, progress=None if progress is None else lambda done: progress(done, self._trace.size))
+        self._trace: Trace = Trace(
+            path,
+            format=format,
+            fields=fields,
+            end=end,
+            progress=None if progress is None else lambda done: progress(done, self._trace.size),
+        )
         self._admission: Admission | None = None
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether the lengths are known by interval only, and the requests drawn at the `end` that was given."""
+        return self._trace.lengths is not None
 
     @cached_property
     def objective(self) -> Objective:
@@ -118,7 +136,7 @@ class Traffic:
     def notes(self) -> list[str]:
         """What did not fit: requests above the limits, and lines that were left out."""
         counts = self.counts()
-        found = []
+        found = self._trace.notes()
         if self._admission is not None and (self._admission.left_out or counts["clipped"]):
             found.append(self._admission.note())
         if counts["skipped_empty"]:

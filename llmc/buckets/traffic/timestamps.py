@@ -17,6 +17,12 @@ _MINUTE_LENGTH = len("2023-11-16 18:15:")
 MAX_TIME = 1e300
 """Times are below it either way, so that the time between two of them is finite."""
 
+MIXED_ZONES = {
+    True: "has no time zone, and the first time has one; write all times with their zone",
+    False: "has a time zone, and the first time has none; write all times with their zone",
+}
+"""By whether the first time has a zone: why one that differs is refused. Nobody knows how far apart the two are."""
+
 Clock = Callable[[object], float]
 """Seconds from the first time to the given one. Raises ValueError, with the reason, for any other value."""
 
@@ -25,7 +31,8 @@ def clock_from(first: object, unit: float = 1.0) -> Clock:
     """A clock that starts at `first` and understands later times of the same kind.
 
     A kind is an ISO 8601 date-time ("T" or a blank between date and time, any number of decimals, UTC unless it ends
-    in an offset), or a number of `unit` seconds. Raises ValueError, with the reason, when `first` is neither.
+    in an offset; all times of a trace have one, or none has), or a number of `unit` seconds. Raises ValueError, with
+    the reason, when `first` is neither.
     """
     if isinstance(first, str) and _DATE_TIME.fullmatch(first.strip()):
         return _DateClock(first).since
@@ -50,6 +57,7 @@ class _DateClock:
     def __init__(self, first: str) -> None:
         self._prefix = ""
         self._minute = 0
+        self._zoned: bool | None = None
         self._origin = self._parse(first)
 
     def since(self, value: object) -> float:
@@ -72,6 +80,10 @@ class _DateClock:
             start = int(datetime.fromisoformat(f"{minute}:00{offset or '+00:00'}").timestamp())
         except ValueError as error:
             raise ValueError(f"is not a date-time: {error}") from None
+        if self._zoned is None:
+            self._zoned = offset is not None
+        elif self._zoned != (offset is not None):
+            raise ValueError(MIXED_ZONES[self._zoned])
         if offset is None:
             self._prefix, self._minute = f"{minute}:", start
         return start, float(seconds or 0)

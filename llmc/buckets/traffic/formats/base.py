@@ -1,0 +1,179 @@
+"""The contract of a traffic format: what a server or a gateway writes, read as one of three kinds of traffic.
+
+    file ──Head──► which format ──► requests   Rows            one row a request            (RequestFormat)
+                                ├─► lengths    Lengths         histograms of lengths        (LengthFormat)
+                                └─► steps      StepHistogram   steps that a server counted  (StepFormat)
+
+A format is one file beside this one and one line in the registry. Other packages bring theirs in the entry-point group
+"llmc.traffic_formats".
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from llmc.buckets.traffic.lengths import Lengths
+from llmc.buckets.traffic.lines import Progress, TraceFile
+from llmc.buckets.traffic.moments import Moment
+from llmc.buckets.traffic.rows import Row, Rows
+from llmc.buckets.traffic.steps import StepHistogram
+from llmc.errors import InputError
+
+Fields = dict[str, str]
+"""What a request's "prompt", "output", "cached" and "time" are called in a log, as --fields says."""
+
+
+class Head:
+    """The beginning of a file: its name, its first text, and whether that is all of it."""
+
+    def __init__(self, path: str, text: str, whole: bool) -> None:
+        self.path = path
+        self.text = text
+        self.whole = whole
+
+    @property
+    def suffix(self) -> str:
+        """The last suffix of the name, in lower case; not .gz, but the one before it."""
+        suffixes = [suffix.lower() for suffix in PurePath(self.path).suffixes]
+        if suffixes and suffixes[-1] == ".gz":
+            suffixes.pop()
+        return suffixes[-1] if suffixes else ""
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any]]:
+        """The JSON objects among the first whole lines, one a line; at most 16."""
+        lines = self.text.split("\n")
+        if not self.whole:
+            lines.pop()
+        found = []
+        for line in lines[:64]:
+            if line.lstrip().startswith("{"):
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                found.append(value)
+        return found[:16]
+
+
+class Format(ABC):
+    """A way to write traffic. `title` is what people call it, `source` where it was read: project, version, files."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, head: Head) -> bool:
+        """Whether a file that begins so is written in this format."""
+
+
+class RequestFormat(Format):
+    """A format whose files tell of each request."""
+
+    @abstractmethod
+    def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
+        """The requests in `lines` of the file `path`. Raises InputError as `Rows` does."""
+
+
+class LengthFormat(Format):
+    """A format whose files tell how often lengths were in some interval."""
+
+    @abstractmethod
+    def lengths(self, file: TraceFile, progress: Progress | None = None) -> Lengths:
+        """The histograms in a file. Raises InputError, naming the file, for what cannot be read as them."""
+
+
+class StepFormat(Format):
+    """A format whose files tell which steps a server took."""
+
+    @abstractmethod
+    def steps(self, path: str, lines: Iterator[str]) -> StepHistogram:
+        """The steps in `lines` of the file `path`. Raises InputError where there are none."""
+
+
+@dataclass
+class Place:
+    """Where a reader is, for messages, and what it has to say in the end."""
+
+    path: str
+    line: int = 0
+    notes: Callable[[], list[str]] = list
+
+    def __str__(self) -> str:
+        return f"{self.path}: line {self.line}"
+
+    def counted(self, lines: Iterator[str]) -> Iterator[str]:
+        """`lines`, counted as they pass."""
+        for line in lines:
+            self.line += 1
+            yield line
+
+
+Found = tuple[Moment | None, int, int, int]
+"""When a request arrived, and its prompt, output and cached tokens."""
+
+
+class FoundRows:
+    """`Rows` of requests that a reader finds at its own pace; the times of a log are of one kind."""
+
+    time_unit = 1.0
+
+    def __init__(self, place: Place, found: Iterator[Found]) -> None:
+        self._place = place
+        self._found = found
+        self._empty = 0
+        self._first: Found | None = None
+        for one in found:
+            if _whole(one):
+                self._first = one
+                break
+            self._empty += 1
+        self._moment = None if self._first is None else self._first[0]
+        self.time_column = None if self._moment is None else "time"
+        self.kind = None if self._moment is None else self._moment.kind
+
+    @property
+    def line(self) -> int:
+        """The line of the last row."""
+        return self._place.line
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, once all rows were read."""
+        return self._place.notes()
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows in order; those without a prompt or without output have two lengths of 0."""
+        yield from repeat((None, 0, 0, 0), self._empty)
+        if self._first is None:
+            return
+        yield self._row(self._first)
+        for found in self._found:
+            yield self._row(found) if _whole(found) else (None, 0, 0, 0)
+
+    def _row(self, found: Found) -> Row:
+        time, prompt, output, cached = found
+        kind = None if time is None else time.kind
+        if kind != self.kind:
+            raise InputError(f"{self._place}: {_DIFFERS[kind]}, unlike the lines before; write all times in one way")
+        return (None if time is None else time.seconds, prompt, output, cached)
+
+
+def _whole(found: Found) -> bool:
+    return found[1] > 0 and found[2] > 0
+
+
+_DIFFERS: dict[str | None, str] = {
+    None: "there is no time",
+    "utc": "the time has a time zone",
+    "local": "the time has no time zone",
+    "relative": "the time does not count from the epoch",
+}

@@ -1,0 +1,31 @@
+"""Comma-separated text with a header: the Azure traces, BurstGPT, and what people export."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+
+from llmc.buckets.traffic.columns import Columns, resolve
+from llmc.buckets.traffic.formats.base import Fields, Head, RequestFormat
+from llmc.buckets.traffic.rows import CsvRows, Rows
+from llmc.errors import InputError
+
+
+class CommaSeparated(RequestFormat):
+    """A header line, then a line for each request; `columns.py` has the spellings of columns."""
+
+    name = "csv"
+    title = "CSV with a header"
+    source = "Azure Public Dataset (LLM inference traces 2023 and 2024), BurstGPT 1.1"
+
+    def recognises(self, head: Head) -> bool:
+        """Whether the first line that is not blank is a header with the two lengths."""
+        first = next((line for line in head.text.split("\n") if line.strip()), "")
+        try:
+            return isinstance(resolve(next(csv.reader([first]), []), ""), Columns)
+        except (InputError, csv.Error):
+            return False
+
+    def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
+        """The rows."""
+        return CsvRows(path, lines)

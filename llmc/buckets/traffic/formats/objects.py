@@ -1,0 +1,63 @@
+"""What formats of JSON lines share: their objects, and values that may be missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llmc.buckets.traffic.formats.base import Place
+from llmc.buckets.traffic.moments import Moment, moment
+from llmc.buckets.traffic.rows import LENGTH_BITS, shown
+from llmc.errors import InputError
+
+ABSENT = (None, "", "-")
+"""What stands for a value that is not there; proxies write "-"."""
+
+
+def objects(place: Place, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The JSON object of each line; lines that start no object are passed over, as access logs have them.
+
+    Raises InputError, naming the line, for an object that is damaged.
+    """
+    for line in place.counted(lines):
+        if not line.lstrip().startswith("{"):
+            continue
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{place}, column {error.colno}: not valid JSON: {error.msg}; correct or remove the line"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{place}: not valid JSON: {error}; correct or remove the line") from None
+
+
+def tokens(value: object, place: Place, name: str) -> int:
+    """A number of tokens, written as a number or as text; 0 where it is absent.
+
+    Raises InputError, naming the line and the field, for what is no length.
+    """
+    if value in ABSENT:
+        return 0
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if 0 <= number < 1 << LENGTH_BITS and number == int(number):
+                return int(number)
+        except (ValueError, OverflowError):
+            pass
+    raise InputError(
+        f"{place}, field {name!r}: found {shown(value)}, which is not a number of tokens (whole, 0 or more, below "
+        f"2^{LENGTH_BITS}); correct or remove the line"
+    )
+
+
+def time(value: object, place: Place, name: str) -> Moment | None:
+    """The moment that a field tells; None where it is absent. Raises InputError, naming the line and the field."""
+    if value in ABSENT:
+        return None
+    try:
+        return moment(value)
+    except ValueError as error:
+        raise InputError(f"{place}, field {name!r}: {shown(value)} {error}; correct or remove the line") from None

@@ -1,0 +1,94 @@
+"""Logs of answers with their `usage`, as OpenAI's API gives it: of gateways, proxies, batches and access logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llmc.buckets.traffic.columns import SPELLINGS
+from llmc.buckets.traffic.formats.base import Fields, Found, FoundRows, Head, Place, RequestFormat
+from llmc.buckets.traffic.formats.objects import objects, time, tokens
+from llmc.buckets.traffic.moments import Moment
+from llmc.buckets.traffic.rows import Rows
+from llmc.errors import InputError
+
+DEEPEST = 4
+"""Objects inside each other in which `usage` is looked for: a log's line, its response, the body of that."""
+
+TIMES = (*SPELLINGS["time"], "@timestamp", "ts", "date", "startTime", "created", "created_at")
+"""Where the time stands, the likeliest to be that of arrival first; `created` is the API's own."""
+
+
+class OpenAIUsage(RequestFormat):
+    """JSON objects, a line each, that hold `usage` with prompt_ and completion_tokens, or input_ and output_tokens.
+
+    The cached tokens are those of prompt_tokens_details or input_tokens_details. Anthropic's usage, in which input
+    tokens do not include those read from the cache and written to it, is understood too. Objects without usage (chunks
+    of a stream, errors) are passed over.
+    """
+
+    name = "openai"
+    title = "answers with OpenAI's usage"
+    source = "OpenAI API reference of 2026-08 (chat completions, responses, batch output); Anthropic's Messages API"
+
+    def recognises(self, head: Head) -> bool:
+        """Whether one of the first objects has `usage`."""
+        return any(_usage(one) is not None for one in head.objects)
+
+    def rows(self, path: str, lines: Iterator[str], fields: Fields) -> Rows:
+        """The rows. Raises InputError too where no object has usage."""
+        place = Place(path)
+        return FoundRows(place, _found(place, lines))
+
+
+def _found(place: Place, lines: Iterator[str]) -> Iterator[Found]:
+    read = told = 0
+    place.notes = lambda: [f"{read - told} lines without usage were left out"] if told < read else []
+    for record in objects(place, lines):
+        read += 1
+        found = _usage(record)
+        if found is None:
+            continue
+        told += 1
+        usage, around = found
+        yield (_time(around, place), *_lengths(usage, place))
+    if not told:
+        raise InputError(
+            f"{place.path}: none of {read} objects has usage with prompt_tokens and completion_tokens; log the "
+            'usage of answers, for streams with stream_options {"include_usage": true}'
+        )
+
+
+def _usage(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]] | None:
+    """The usage in `record`, nearest to the top, and the objects around it, the record first."""
+    level: list[list[Mapping[str, Any]]] = [[record]]
+    for _ in range(DEEPEST):
+        for path in level:
+            usage = path[-1].get("usage")
+            if isinstance(usage, dict) and ("prompt_tokens" in usage or "input_tokens" in usage):
+                return usage, path
+        level = [[*path, value] for path in level for value in path[-1].values() if isinstance(value, dict)]
+    return None
+
+
+def _time(around: list[Mapping[str, Any]], place: Place) -> Moment | None:
+    for one in around:
+        for name in TIMES:
+            if name in one:
+                return time(one[name], place, name)
+    return None
+
+
+def _lengths(usage: Mapping[str, Any], place: Place) -> tuple[int, int, int]:
+    def of(record: Mapping[str, Any], name: str) -> int:
+        return tokens(record.get(name), place, name)
+
+    if "prompt_tokens" in usage:
+        details = usage.get("prompt_tokens_details")
+        cached = of(details, "cached_tokens") if isinstance(details, dict) else 0
+        return of(usage, "prompt_tokens"), of(usage, "completion_tokens"), cached
+    details = usage.get("input_tokens_details")
+    if isinstance(details, dict):
+        return of(usage, "input_tokens"), of(usage, "output_tokens"), of(details, "cached_tokens")
+    read, created = of(usage, "cache_read_input_tokens"), of(usage, "cache_creation_input_tokens")
+    return of(usage, "input_tokens") + read + created, of(usage, "output_tokens"), read

@@ -1,0 +1,49 @@
+"""Prometheus' text format: the samples of the histograms that are looked for.
+
+    sample = name [ "{" label "=" quoted { "," label "=" quoted } "}" ] number [ milliseconds ] [ exemplar ]
+
+Comments, other series, and what is no sample are passed over (OpenMetrics' exemplars and "# EOF" too).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from llmc.buckets.traffic.formats.prometheus.names import Series, series
+
+_SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?\s+(\S+)(?:\s+(-?[0-9.]+))?')
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+class Sample(NamedTuple):
+    """The value of one series of a scrape; `time` in seconds since the epoch where the line tells it."""
+
+    series: Series
+    labels: dict[str, str]
+    value: float
+    time: float | None
+
+
+def samples(lines: Iterable[str]) -> Iterator[Sample]:
+    """The samples of token histograms in `lines`, in order."""
+    for line in lines:
+        match = None if line.startswith("#") else _SAMPLE.match(line)
+        if match is None:
+            continue
+        labels = dict(_LABEL.findall(match[2] or ""))
+        known = series(match[1], labels)
+        value = number(match[3])
+        if known is not None and value is not None:
+            yield Sample(known, labels, value, None if match[4] is None else float(match[4]) / 1000)
+
+
+def number(text: str) -> float | None:
+    """A sample's value; None for what is no number, or not a number as an idle summary has it."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(found) else found

@@ -1,0 +1,76 @@
+"""Files of what /metrics answered: one scrape, or several one after another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from llmc.buckets.traffic.formats.base import Head, LengthFormat
+from llmc.buckets.traffic.formats.prometheus.exposition import samples
+from llmc.buckets.traffic.formats.prometheus.increase import Increase, apart
+from llmc.buckets.traffic.formats.prometheus.names import HISTOGRAMS, TOKEN_TYPES
+from llmc.buckets.traffic.lengths import LengthHistogram, Lengths
+from llmc.buckets.traffic.lines import Progress, TraceFile
+
+_KNOWN = re.compile(
+    rf"^(?:# TYPE )?(?:{'|'.join(map(re.escape, (*HISTOGRAMS, *TOKEN_TYPES)))})(?:_bucket|_sum|_count| )", re.M
+)
+
+DURATION = "llmc_sampled_seconds"
+"""The series that a sample of llmc tells its duration by."""
+
+_DURATION = re.compile(rf"^{DURATION} ([0-9.e+]+)$")
+
+
+class Scrape(LengthFormat):
+    """Prometheus' text format, as `curl /metrics` writes it.
+
+    Of several scrapes (`curl /metrics >> file`, again and again) what came between the first and the last counts; of
+    one, all that the server has counted.
+    """
+
+    name = "prometheus"
+    title = "Prometheus metrics (text)"
+    source = "Prometheus 3.7 exposition format 0.0.4, OpenMetrics 1.0; names: see prometheus/names.py"
+
+    def recognises(self, head: Head) -> bool:
+        """Whether a line has one of the histograms."""
+        return _KNOWN.search(head.text) is not None
+
+    def lengths(self, file: TraceFile, progress: Progress | None = None) -> Lengths:
+        """The histograms of the file."""
+        found = Increase(str(file.path))
+        duration: list[float] = []
+
+        def lines() -> Iterator[str]:
+            for line in file.lines(progress):
+                if match := _DURATION.match(line):
+                    duration.append(float(match[1]))
+                yield line
+
+        for scrape in apart(samples(lines())):
+            found.add(scrape)
+        return found.lengths(duration[0] if duration else None)
+
+
+def text(lengths: Lengths) -> str:
+    """`lengths` as a scrape that reads back, without any label of the server they are from."""
+    lines = [] if lengths.duration is None else [f"{DURATION} {lengths.duration:.3f}"]
+    for role, histogram in (("prompt", lengths.prompt), ("output", lengths.output)):
+        name = next(name for name, of in HISTOGRAMS.items() if of == role and name.startswith("llmc_"))
+        lines += [f"# TYPE {name} histogram", *_buckets(name, histogram)]
+    return "\n".join(lines) + "\n"
+
+
+def _buckets(name: str, histogram: LengthHistogram) -> list[str]:
+    lines, count, below = [], 0, 0
+    for low, high, number in histogram.intervals:
+        if low - 1 > below:
+            lines.append(f'{name}_bucket{{le="{low - 1}"}} {count}')
+        count += number
+        if high is not None:
+            lines.append(f'{name}_bucket{{le="{high}"}} {count}')
+            below = high
+    lines.append(f'{name}_bucket{{le="+Inf"}} {count}')
+    lines.append(f"{name}_count {count}")
+    return lines if histogram.total is None else [*lines, f"{name}_sum {histogram.total}"]
