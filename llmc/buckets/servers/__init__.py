@@ -16,8 +16,10 @@ SERVERS = Registry(
     "server",
     "llmc.servers",
     {
+        "nxd": "llmc.buckets.servers.nxd:Nxd",
         "openvino-genai": "llmc.buckets.servers.openvino_genai:OpenvinoGenai",
         "optimum-rbln": "llmc.buckets.servers.optimum_rbln:OptimumRbln",
+        "qualcomm": "llmc.buckets.servers.qualcomm:Qualcomm",
         "sglang": "llmc.buckets.servers.sglang:Sglang",
         "tensorrt-llm": "llmc.buckets.servers.tensorrt_llm:TensorrtLlm",
         "tpu-inference": "llmc.buckets.servers.tpu_inference:TpuInference",

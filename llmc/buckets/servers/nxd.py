@@ -1,0 +1,159 @@
+"""vLLM with NxD Inference on AWS Neuron: prompt lengths of context encoding, contexts of token generation."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar
+
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.servers import line
+from llmc.buckets.servers.arguments import agree, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
+from llmc.buckets.servers.separate import Prefill, pieces, separate_steps
+from llmc.buckets.servers.settings import Setting, from_flags
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import StepTime
+from llmc.errors import InputError
+
+ENCODING, GENERATION = "context_encoding", "token_generation"
+CONFIG = "--override-neuron-config"
+NAMES = {ENCODING: "context_encoding_buckets", GENERATION: "token_generation_buckets"}
+LEAST = 128
+"""The least bucket that NxD Inference generates; chosen ones are multiples of it."""
+
+_LOGGED = {family: re.compile(rf"""['"]{name}['"]: \[([\d, ]+)\]""") for family, name in NAMES.items()}
+
+
+class Nxd:
+    """The rules of neuronx_distributed_inference/modules/autobucketing.py and models/config.py, with the neuron_config
+    that vLLM makes of its limits: one prompt a prefill, max_num_seqs sequences a decode step, contiguous caches.
+
+    A prompt takes the least bucket that its tokens fit into; a decode step, of max_num_seqs rows however many run, the
+    least above its largest position, which is the number of cached tokens. Releases without the bucket kernels choose
+    on the host, and go one bucket up where a length equals one. Speculation, prefix caching, chunked prefill and batch
+    buckets (token_generation_batches) have lists of other shapes and are not modelled.
+    """
+
+    name: ClassVar[str] = "nxd"
+    title: ClassVar[str] = "vLLM with NxD Inference on AWS Neuron"
+    source: ClassVar[str] = (
+        "neuronx-distributed-inference 11b342a: modules/autobucketing.py, models/config.py; vLLM user guide for NxD "
+        "Inference, Neuron SDK 2.23"
+    )
+    families: ClassVar[tuple[Family, ...]] = (
+        Family(ENCODING, ("tokens",), "tokens"),
+        Family(GENERATION, ("context",), "tokens of context"),
+    )
+    settings: ClassVar[tuple[Setting, ...]] = (
+        Setting("enable_bucketing", bool, True, "Whether there is more than one graph.", CONFIG,
+                path=("enable_bucketing",)),
+    )  # fmt: skip
+    cost: ClassVar[GraphCost] = GraphCost(
+        None, None, "published only for a whole model: about 15 minutes for one of 15 GB (vLLM user guide, SDK 2.23)"
+    )
+
+    def limits(self, given: Mapping[str, int]) -> Limits:
+        """max_num_seqs 256, vLLM's default; prompts are prefilled whole, and a block is a whole sequence."""
+        length, seqs = given["max_model_len"], given.get("max_num_seqs", 256)
+        tokens = given.get("max_num_batched_tokens", max(length, seqs))
+        if tokens < length:
+            raise InputError(
+                f"nxd: max_num_batched_tokens {tokens} is below max_model_len {length}, but prompts are prefilled "
+                "whole; leave it out or raise it"
+            )
+        return Limits(**{**given, "max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": length})
+
+    def default(self, setup: Setup) -> Lists:
+        """Powers of two from 128 up to where one would be close to max_model_len, and max_model_len."""
+        length = setup.limits.max_model_len
+        values = [length]
+        if setup.own["enable_bucketing"]:
+            values += [1 << power for power in range(LEAST.bit_length() - 1, round(math.log2(length)))]
+        return {ENCODING: line.shapes(values), GENERATION: line.shapes(values)}
+
+    def accept(self, setup: Setup, lists: Lists) -> Accepted:
+        """Every list as it is, sorted. Refused are numbers above max_model_len, and a list without bucketing."""
+        length = setup.limits.max_model_len
+        if not setup.own["enable_bucketing"] and any(lists[family] != ((length,),) for family in NAMES):
+            raise InputError("nxd: with enable_bucketing false the lists are not read; set it to true")
+        for family, name in NAMES.items():
+            if not lists[family]:
+                raise InputError(f"nxd: {name} is empty; leave it out, or end it with max_model_len {length}")
+            if lists[family][-1][0] > length:
+                raise InputError(f"nxd: {name} {lists[family][-1][0]} is above max_model_len {length}; lower it")
+        return Accepted({family: lists[family] for family in NAMES})
+
+    def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
+        """A prompt's tokens, none of them cached; a decode step's longest context with the token it adds, and all its
+        tokens of context."""
+        length = setup.limits.max_model_len
+        whole = (request._replace(cached=0) for request in requests)
+        for step in separate_steps(whole, setup.limits, step_time):
+            if isinstance(step, Prefill):
+                yield Demand(ENCODING, (step.new,), 1, step.new)
+                continue
+            for piece in pieces(step.longest + 1, step.steps, length):
+                real = piece.total(step.total + step.batch, step.batch)
+                yield Demand(GENERATION, (piece.context,), piece.steps, real)
+
+    def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
+        """The next bucket above; a longer input is an error, unless allow_input_truncation cuts it."""
+        return line.NextAbove(shapes, "error")
+
+    def work(self, setup: Setup, family: str, shape: Shape) -> int:
+        """The prompt's tokens, or max_num_seqs times the context."""
+        return shape[0] * (setup.limits.max_num_seqs if family == GENERATION else 1)
+
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """One a bucket of either list."""
+        return sum(len(lists[family]) for family in NAMES)
+
+    def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
+        """Multiples of 128, and max_model_len."""
+        length = setup.limits.max_model_len
+        values = [*range(LEAST, length, LEAST), length]
+        return {family: line.choose(demands.get(family, {}), values, [length], most[family]) for family in NAMES}
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The queries of prompt buckets, and the contexts of decode buckets with the token they add."""
+        length = setup.limits.max_model_len
+        queries = {bucket.query for bucket in plan.prompt if bucket.query < length}
+        contexts = {bucket.context + 1 for bucket in plan.decode if bucket.context + 1 < length}
+        return {ENCODING: line.shapes([*queries, length]), GENERATION: line.shapes([*contexts, length])}
+
+    def export(self, setup: Setup, lists: Lists) -> Export:
+        """--override-neuron-config, also alone as a file, and the flags as a file for --config."""
+        config: dict[str, object] = {"enable_bucketing": setup.own["enable_bucketing"]}
+        if setup.own["enable_bucketing"]:
+            config |= {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
+        arguments = [
+            "--device neuron", *limit_flags(setup.limits), f"--block-size {setup.limits.block_size}",
+            json_flag(CONFIG, config),
+        ]  # fmt: skip
+        files = {"config.json": json.dumps(config, indent=2) + "\n", "config.yaml": config_yaml(arguments)}
+        return Export({"VLLM_NEURON_FRAMEWORK": "neuronx-distributed-inference"}, tuple(arguments), files)
+
+    def read(self, given: Export, setup: Setup) -> Lists:
+        """The two lists of --override-neuron-config, in any order, as NxD Inference sorts them."""
+        found = flags(given)
+        agree(found, setup.limits)
+        made = Setup(setup.limits, {**setup.own, **from_flags(self.settings, found, given.environment)})
+        lists = dict(self.default(made))
+        for family, name in NAMES.items():
+            values = numbers(found, CONFIG, (name,))
+            if values is not None:
+                lists[family] = line.shapes(values)
+        return self.accept(made, lists).lists
+
+    def read_log(self, lines: Iterable[str]) -> Lists | None:
+        """The lists in the arguments that vLLM prints when it starts; NxD Inference prints none that it generated."""
+        found: dict[str, tuple[Shape, ...]] = {}
+        for text in lines:
+            for family, pattern in _LOGGED.items():
+                if match := pattern.search(text):
+                    found[family] = line.shapes(int(word) for word in match[1].split(","))
+        return found if found.keys() == NAMES.keys() else None
