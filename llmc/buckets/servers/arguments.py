@@ -1,4 +1,4 @@
-"""Command lines of servers built on vLLM: the limits as flags, lists in JSON flags, and the file for --config."""
+"""Command lines of servers: the limits as flags, lists in JSON flags, and the file for vLLM's --config."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from llmc.buckets.limits import Limits
+from llmc.buckets.servers import line
 from llmc.buckets.servers.base import Export
 from llmc.buckets.servers.settings import flags_of, within
 from llmc.errors import InputError
@@ -18,9 +19,9 @@ LIMITS = {
 }
 
 
-def limit_flags(limits: Limits) -> list[str]:
-    """The limits as vLLM's flags, each with its value."""
-    return [f"{flag} {getattr(limits, name)}" for flag, name in LIMITS.items()]
+def limit_flags(limits: Limits, names: Mapping[str, str] = LIMITS) -> list[str]:
+    """The limits as flags, vLLM's unless `names` has others, each with its value."""
+    return [f"{flag} {getattr(limits, name)}" for flag, name in names.items()]
 
 
 def json_flag(flag: str, value: Mapping[str, object]) -> str:
@@ -42,10 +43,10 @@ def flags(given: Export) -> dict[str, str]:
     return flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
 
 
-def agree(found: Mapping[str, str], limits: Limits) -> None:
-    """Raise InputError where one of the flags `found` states another limit than `limits`."""
-    for flag, name in LIMITS.items():
-        expected = getattr(limits, name)
+def agree(found: Mapping[str, str], limits: Limits, names: Mapping[str, str] = LIMITS) -> None:
+    """Raise InputError where one of the flags `found` states another limit than `limits`; `names` has both."""
+    for spelled, name in names.items():
+        flag, expected = spelled.replace("_", "-"), getattr(limits, name)
         if flag in found and found[flag] != str(expected):
             raise InputError(
                 f"{flag} {found[flag]} disagrees with {name} {expected}; plan and run the server with the same limits"
@@ -58,15 +59,7 @@ def numbers(found: Mapping[str, str], flag: str, path: Sequence[str], least: int
     Raises InputError where it is no such list, has a number below 1, or has fewer than `least` of them.
     """
     value = within(flag, found[flag], path) if flag in found else None
-    if value is None:
-        return None
-    if (
-        not isinstance(value, list)
-        or len(value) < least
-        or not all(type(number) is int and number > 0 for number in value)
-    ):
-        raise InputError(f"{'.'.join((flag, *path))} must be a list of whole numbers above 0, as in [1, 2, 4, 8]")
-    return value
+    return None if value is None else line.whole_numbers(value, ".".join((flag, *path)), least)
 
 
 def ascending(name: str, values: Sequence[int]) -> None:

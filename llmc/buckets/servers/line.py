@@ -42,17 +42,22 @@ def shapes(values: Iterable[int]) -> tuple[Shape, ...]:
     return tuple((value,) for value in sorted(set(values)))
 
 
-def numbers(value: object, spelling: str) -> tuple[Shape, ...]:
-    """`value`, a list of whole numbers above 0, or text of them between blanks or commas, as shapes.
+def whole_numbers(value: object, spelling: str, least: int = 1) -> list[int]:
+    """`value`, a list of whole numbers above 0, or text of them between blanks or commas, in the order given.
 
-    Raises InputError, naming `spelling`, for anything else.
+    Raises InputError, naming `spelling`, for anything else, and for fewer than `least` of them.
     """
     if isinstance(value, str):
         words = value.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
         value = [int(word) if word.isdecimal() and len(word) < 10 else None for word in words]
-    if not isinstance(value, list) or not value or not all(type(item) is int and item > 0 for item in value):
-        raise InputError(f"{spelling} must be a list of whole numbers above 0, as in 1 2 4 8")
-    return shapes(value)
+    if not isinstance(value, list) or len(value) < least or not all(type(item) is int and item > 0 for item in value):
+        raise InputError(f"{spelling} must be a list of whole numbers above 0, as in [1, 2, 4, 8]")
+    return value
+
+
+def numbers(value: object, spelling: str) -> tuple[Shape, ...]:
+    """`value` as `whole_numbers` reads it, as shapes."""
+    return shapes(whole_numbers(value, spelling))
 
 
 def doubling(least: int, most: int) -> list[int]:

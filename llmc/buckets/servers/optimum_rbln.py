@@ -8,16 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.servers import config_file, line
+from llmc.buckets.servers import arguments, config_file, line
 from llmc.buckets.servers.base import Accepted, Demand, Export, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.requests import DECODE, DecodeBatches, prefill_first
-from llmc.buckets.servers.settings import Setting, flags_of
+from llmc.buckets.servers.settings import Setting
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 
 STRATEGY, MANUAL = "--rbln-decode-batch-bucket-strategy", "--rbln-decode-batch-bucket-manual-buckets"
 VARIABLES = ("VLLM_RBLN_DECODE_BATCH_BUCKET_STRATEGY", "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS")
+LIMITS = {flag: arguments.LIMITS[flag] for flag in ("--max-model-len", "--max-num-seqs")}
 COMPILED = "decoder_batch_sizes"
 
 _LOGGED = re.compile(r"Decode batch buckets: \[([\d,\s]+)\]")
@@ -123,15 +124,14 @@ class OptimumRbln(DecodeBatches):
             COMPILED: sizes[::-1],
         }
         stages = setup.number("pipeline_parallel_size")
-        arguments = [
-            f"--max-model-len {limits.max_model_len}",
-            f"--max-num-seqs {limits.max_num_seqs}",
+        words = [
+            *arguments.limit_flags(limits, LIMITS),
             *([f"--pipeline-parallel-size {stages}"] if stages > 1 else []),
             f"{STRATEGY} manual",
             f"{MANUAL} {' '.join(map(str, sizes))}",
         ]
         environment = dict(zip(VARIABLES, ("manual", ",".join(map(str, sizes))), strict=True))
-        return Export(environment, tuple(arguments), {"config.json": json.dumps(config, indent=2) + "\n"})
+        return Export(environment, tuple(words), {"config.json": json.dumps(config, indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """decoder_batch_sizes of a file, the manual list of the flags, or that of the variables; else its own list.
@@ -143,7 +143,8 @@ class OptimumRbln(DecodeBatches):
             config = config_file.load(text, name)
             if config.get(COMPILED) is not None:
                 stated[name] = line.numbers(config[COMPILED], f"{name}: {COMPILED}")
-        flags = flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
+        flags = arguments.flags(given)
+        arguments.agree(flags, setup.limits, LIMITS)
         for source, strategy, manual in ((flags, STRATEGY, MANUAL), (given.environment, *VARIABLES)):
             if source.get(manual):
                 if source.get(strategy) != "manual":

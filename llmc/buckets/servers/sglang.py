@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.servers import line
+from llmc.buckets.servers import arguments, line
 from llmc.buckets.servers.base import Accepted, Demand, Dropped, Export, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.requests import DECODE, DecodeBatches, prefill_first
-from llmc.buckets.servers.settings import Setting, flags_of, within
+from llmc.buckets.servers.settings import Setting, within
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
@@ -18,6 +18,12 @@ from llmc.errors import InputError
 SIZES = "--cuda-graph-bs-decode"
 OLDER = "--cuda-graph-bs"
 CONFIG = "--cuda-graph-config"
+
+LIMITS = {
+    "--context-length": "max_model_len",
+    "--max-running-requests": "max_num_seqs",
+    "--chunked-prefill-size": "max_num_batched_tokens",
+}
 
 _LOGGED = re.compile(r"Capture cuda graph bs \[([\d,\s]+)\]|Capture target (?:decode|verify) CUDA .*?bs=\[([\d,\s]+)\]")
 
@@ -111,23 +117,19 @@ class Sglang(DecodeBatches):
 
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--cuda-graph-bs-decode, with the limits and settings that it holds for."""
-        own, limits = setup.own, setup.limits
-        arguments = [
-            f"--context-length {limits.max_model_len}",
-            f"--max-running-requests {limits.max_num_seqs}",
-            f"--chunked-prefill-size {limits.max_num_batched_tokens}",
-            f"{SIZES} {' '.join(str(size) for (size,) in lists[DECODE])}",
-        ]
+        words = arguments.limit_flags(setup.limits, LIMITS)
+        words.append(f"{SIZES} {' '.join(str(size) for (size,) in lists[DECODE])}")
         for setting in self.settings:
-            value = own[setting.name]
+            value = setup.own[setting.name]
             if setting.flag and setting.name != "cuda_graph_max_bs_decode" and value != setting.default:
-                arguments.append(setting.flag if value is True else f"{setting.flag} {value}")
-        return Export({}, tuple(arguments))
+                words.append(setting.flag if value is True else f"{setting.flag} {value}")
+        return Export({}, tuple(words))
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """--cuda-graph-bs-decode, its older name --cuda-graph-bs, or decode.bs of --cuda-graph-config; else SGLang's
         own list."""
-        flags = flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
+        flags = arguments.flags(given)
+        arguments.agree(flags, setup.limits, LIMITS)
         stated = {name: line.numbers(flags[name], name) for name in (SIZES, OLDER) if name in flags}
         found = within(CONFIG, flags[CONFIG], ("decode", "bs")) if CONFIG in flags else None
         if found is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.servers import config_file, line
+from llmc.buckets.servers import arguments, config_file, line
 from llmc.buckets.servers.base import Accepted, Demand, Dropped, Export, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.requests import DECODE, DecodeBatches, decode_only
 from llmc.buckets.servers.settings import Setting
@@ -17,6 +17,11 @@ from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 
 CONFIG = "cuda_graph_config"
+LIMITS = {
+    "--max_seq_len": "max_model_len",
+    "--max_batch_size": "max_num_seqs",
+    "--max_num_tokens": "max_num_batched_tokens",
+}
 MOST_BY_DEFAULT = 128
 """The largest batch of its own list."""
 
@@ -90,27 +95,24 @@ class TensorrtLlm(DecodeBatches):
 
     def export(self, setup: Setup, lists: Lists) -> Export:
         """The file for trtllm-serve's --extra_llm_api_options, and the flags beside it."""
-        limits, own = setup.limits, setup.own
+        own = setup.own
         sizes = ", ".join(str(size) for (size,) in lists[DECODE])
         text = (
             f"enable_chunked_prefill: {_yes(own['enable_chunked_prefill'])}\n"
             f"{CONFIG}:\n  batch_sizes: [{sizes}]\n  enable_padding: {_yes(own['enable_padding'])}\n"
         )
-        arguments = (
-            f"--max_seq_len {limits.max_model_len}",
-            f"--max_batch_size {limits.max_num_seqs}",
-            f"--max_num_tokens {limits.max_num_batched_tokens}",
-            "--extra_llm_api_options config.yaml",
-        )
-        return Export({}, arguments, {"config.yaml": text})
+        words = (*arguments.limit_flags(setup.limits, LIMITS), "--extra_llm_api_options config.yaml")
+        return Export({}, words, {"config.yaml": text})
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """batch_sizes of cuda_graph_config in a file, else its own list; none where the file has it as null.
 
         Raises InputError where the file and the settings disagree on padding, since the look-up is another then.
         """
+        arguments.agree(arguments.flags(given), setup.limits, LIMITS)
         for name, text in given.files.items():
             config = config_file.load(text, name)
+            arguments.agree(config_file.flags(config), setup.limits, LIMITS)
             if CONFIG in config:
                 return {DECODE: self._stated(setup, config[CONFIG], name)}
         return self.default(setup)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.servers import config_file, line
+from llmc.buckets.servers import arguments, config_file, line
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -22,7 +21,7 @@ from llmc.buckets.servers.base import (
     Setup,
     Shape,
 )
-from llmc.buckets.servers.settings import Setting, flags_of, within
+from llmc.buckets.servers.settings import Setting, within
 from llmc.buckets.traffic.chunked import chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
@@ -33,6 +32,7 @@ CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max
 MOST_BY_DEFAULT = 512
 """Tokens that vLLM's own list stops at."""
 
+_SHORT = re.compile(r"^-(?:O|cc)(?: |$)")
 _LOGGED = re.compile(r"""(?:['"]?cudagraph_capture_sizes['"]?\s*[:=]|is overridden by config)\s*\[([\d,\s]*)\]""")
 
 
@@ -188,27 +188,20 @@ class Vllm:
 
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--compilation-config, and the same as a file for --config."""
-        own, limits = setup.own, setup.limits
+        own = setup.own
         config: dict[str, object] = {
             SIZES: [size for (size,) in lists[TOKENS]],
             "cudagraph_mode": own["cudagraph_mode"],
         }
         if own["enable_sp"]:
             config["pass_config"] = {"enable_sp": True}
-        values: dict[str, object] = {
-            "max-model-len": limits.max_model_len,
-            "max-num-seqs": limits.max_num_seqs,
-            "max-num-batched-tokens": limits.max_num_batched_tokens,
-        }
+        words = arguments.limit_flags(setup.limits)
         if setup.number("tensor_parallel_size") > 1:
-            values["tensor-parallel-size"] = own["tensor_parallel_size"]
-        values["compilation-config"] = json.dumps(config)
+            words.append(f"--tensor-parallel-size {own['tensor_parallel_size']}")
+        words.append(arguments.json_flag(CONFIG, config))
         if drafts := setup.number("num_speculative_tokens"):
-            values["speculative-config"] = json.dumps({"num_speculative_tokens": drafts})
-        text = "".join(
-            f"{name}: '{value}'\n" if isinstance(value, str) else f"{name}: {value}\n" for name, value in values.items()
-        )
-        return Export({}, tuple(f"--{name} {value}" for name, value in values.items()), {"config.yaml": text})
+            words.append(arguments.json_flag("--speculative-config", {"num_speculative_tokens": drafts}))
+        return Export({}, tuple(words), {"config.yaml": arguments.config_yaml(words)})
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
@@ -216,11 +209,9 @@ class Vllm:
         flags: dict[str, str] = {}
         for name, text in given.files.items():
             flags |= config_file.flags(config_file.load(text, name))
-        words = []
-        for argument in given.arguments:
-            name, _, value = argument.partition(" ")
-            words += [CONFIG if name in ("-O", "-cc") else name, *([value] if value else [])]
-        flags |= flags_of(words)
+        spelled = (_SHORT.sub(f"{CONFIG} ", argument) for argument in given.arguments)
+        flags |= arguments.flags(Export(arguments=tuple(spelled)))
+        arguments.agree(flags, setup.limits)
         stated: dict[str, tuple[Shape, ...]] = {}
         found = within(CONFIG, flags[CONFIG], (SIZES,)) if CONFIG in flags else None
         if found is not None:

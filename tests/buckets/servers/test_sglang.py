@@ -116,6 +116,7 @@ def test_every_spelling_of_a_list(arguments: list[str], expected: list[int]) -> 
     ("arguments", "words"),
     [
         (["--cuda-graph-bs 1", "--cuda-graph-bs-decode 2"], "both state a list"),
+        (["--context-length 4096"], "--context-length 4096 disagrees with max_model_len 8192"),
         (["--cuda-graph-bs 0"], "--cuda-graph-bs must be a list"),
         (["--cuda-graph-bs 12345678901234567890"], "--cuda-graph-bs must be a list"),
         (['--cuda-graph-config {"decode": {"bs": "x"}}'], "decode.bs must be a list"),

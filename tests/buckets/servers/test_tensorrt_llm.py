@@ -98,6 +98,7 @@ def test_a_file_states_the_list(text: str, expected: list[int]) -> None:
         ("cuda_graph_config: [1]\n", "must be a mapping"),
         ("cuda_graph_config:\n  enable_padding: true\n", "enable_padding is true, but the setting .* is false"),
         ("cuda_graph_config:\n  batch_sizes: [4]\n  max_batch_size: 8\n", "8 is not the largest of batch_sizes, 4"),
+        ("max_batch_size: 9\n", "--max-batch-size 9 disagrees with max_num_seqs 2048"),
         ("a: [1\n", "extra.yaml: not valid YAML"),
         ("a: &x [1]\nb: *x\n", "YAML aliases"),
         ("- 1\n", "is a mapping of names"),

@@ -175,6 +175,7 @@ def test_every_spelling_of_a_list(arguments: list[str], files: dict[str, str], e
     ("arguments", "words"),
     [
         (["--cudagraph-capture-sizes 1 2", "--cuda-graph-sizes 1 2"], "both state a list"),
+        (["--max-num-seqs 9"], "--max-num-seqs 9 disagrees with max_num_seqs 8"),
         (["--cudagraph-capture-sizes one"], "--cudagraph-capture-sizes must be a list of whole numbers"),
         (["--cudagraph-capture-sizes 1 2", "--max-cudagraph-capture-size 4"], "4 is not the largest"),
         (['-O {"cudagraph_capture_sizes": [1], "max_cudagraph_capture_size": 2}'], "2 is not the largest"),
