@@ -17,7 +17,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import bundle_key, checkout, read_bundle
 from llmc.artifacts.digest import Blob, digest_bytes
 from llmc.artifacts.key import Key, canonical_json
-from llmc.artifacts.oci import pull_bundle, push_bundle
+from llmc.artifacts.oci import pull_bundle, push_image
 from llmc.artifacts.signing.keyring import Keyring
 from llmc.artifacts.store.entries import Entry, decode_entry, encode_entry, entry_body
 from llmc.artifacts.store.layout import SCHEMA
@@ -133,7 +133,7 @@ def test_an_image_is_pulled_and_pushed_again_to_the_byte(golden: Golden, tmp_pat
     store = Store(tmp_path / "store")
     entry, _ = pull_bundle(store, f"oci-layout:{golden.folder / 'image'}:v1", trust=TRUST)
     assert read_bundle(store, entry) == (read_manifest(golden.bundle), None)
-    push_bundle(store, entry, f"oci-layout:{tmp_path / 'again'}:v1")
+    push_image(store, entry, f"oci-layout:{tmp_path / 'again'}:v1")
     (tmp_path / "again" / ".index.lock").unlink()
     assert content(tmp_path / "again") == content(golden.folder / "image")
 

@@ -20,7 +20,7 @@ from llmc.artifacts.archives.writer import bundle_contents, entry_contents, writ
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import publish_bundle
-from llmc.artifacts.oci import push_bundle
+from llmc.artifacts.oci import push_image
 from llmc.artifacts.remotes.folder import FolderRemote
 from llmc.artifacts.remotes.push import push
 from llmc.artifacts.store.entries import Entry
@@ -135,7 +135,7 @@ def by_folder(store: Store, entry: Entry, far: Path) -> list[object]:
 
 
 def by_layout(store: Store, entry: Entry, far: Path) -> list[object]:
-    push_bundle(store, entry, f"oci-layout:{far}:latest")
+    push_image(store, entry, f"oci-layout:{far}:latest")
     return ["generate", f"oci-layout:{far}:latest", *PROMPT]
 
 

@@ -112,7 +112,7 @@ def _publish(store: Store, contents: Contents) -> tuple[Entry, bool]:
             f"the names of {len(contents.files)} files take {size} bytes, more than an entry has room for; pack parts "
             "of the cache one by one"
         )
-    return store.publish(key, outputs, meta), True
+    return store.publish(key, outputs, meta, created=0.0), True  # so that its image, archive and signature never change
 
 
 def _told(units: Mapping[str, str]) -> str:

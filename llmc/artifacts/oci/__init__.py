@@ -1,16 +1,19 @@
-"""Bundles as OCI images, in registries and in image layouts: what Kubernetes mounts as an image volume.
+"""Bundles and packed caches as OCI images, in registries and image layouts: what Kubernetes mounts as an image volume.
 
     reference.py  names: oci://host/name:tag, oci-layout:folder:tag
     tar.py        the archives that layers are
     layers.py     which blobs share a layer
+    stored_gzip.py   layers as gzip files
     image.py      image manifest and config
+    subjects.py   what an image is made of
     base.py       the contract of a place for images; verification
     layout.py     a folder
     registry.py, login.py    a registry
     push.py, pull.py
 
 An image has a layer for every big blob and 16 for the small ones, whose digests depend on nothing but the blobs:
-bundles that share weights share their layers, in a registry, in a layout and on a node that mounts them.
+bundles that share weights share their layers, in a registry, in a layout and on a node that mounts them. A packed cache
+is one layer, as those who mount such caches expect.
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
 
-__all__ = ["is_reference", "pull_bundle", "push_bundle"]
+__all__ = ["is_reference", "pull_bundle", "pull_image", "push_image"]
 
 
-def push_bundle(
+def push_image(
     store: Store, entry: Entry, reference: str, *, jobs: int = JOBS, signer: Signs | None = None,
     progress: Meter | None = None,
 ) -> TransferReport:  # fmt: skip
-    """Push the bundle of an entry; `signer` signs what is pushed, and not what is in the store.
+    """Push the bundle, or packed cache, of an entry; `signer` signs what is pushed, and not what is in the store.
 
     The report counts layers and config: what was there already is skipped, and `entries` is 0 when nothing at all was
-    new. `reference` is oci://host[:port]/name[:tag] or oci-layout:folder[:tag]; by digest only to what the bundle is
-    anyway. Raises InputError for a wrong reference, ArtifactError for a damaged bundle, RemoteError where the registry
+    new. `reference` is oci://host[:port]/name[:tag] or oci-layout:folder[:tag]; by digest only to what it is
+    anyway. Raises InputError for a wrong reference, ArtifactError for a damaged one, RemoteError where the registry
     fails or refuses, CapacityError or UnwritableError for a layout that cannot be written, DeviceError where packages
     are not installed. Nothing is named before all of it is there.
     """
@@ -54,17 +57,27 @@ def push_bundle(
 def pull_bundle(
     store: Store, reference: str, *, trust: Trust, jobs: int = JOBS, progress: Meter | None = None
 ) -> tuple[Entry, TransferReport]:
-    """Pull a bundle into the store, the layers that are missing; returns its entry and what was moved.
+    """`pull_image` of a bundle; ArtifactError for a packed cache, of which nothing is fetched."""
+    return pull_image(store, reference, trust=trust, jobs=jobs, progress=progress, bundles_only=True)
 
-    The manifest and its signature come first: nothing else is fetched unless `trust` accepts them. Every byte is
-    verified, and blobs that came are kept when a later one fails: pulling again moves the rest. Raises as `push_bundle`
-    does, ArtifactError for whatever is not exactly the image of a bundle, and UntrustedError.
+
+def pull_image(
+    store: Store, reference: str, *, trust: Trust, jobs: int = JOBS, progress: Meter | None = None,
+    bundles_only: bool = False,
+) -> tuple[Entry, TransferReport]:  # fmt: skip
+    """Pull a bundle, or a packed cache, into the store; returns its entry and what was moved: layers that are missing.
+
+    What it says it is and its signature come first: nothing else is fetched unless `trust` accepts them. Every byte is
+    verified, and blobs that came are kept when a later one fails: pulling again moves the rest. Raises as `push_image`
+    does, ArtifactError for whatever is not exactly an image of llmc's, and UntrustedError.
     """
     from llmc.artifacts.oci.pull import pull
 
     place = parse_reference(reference)
     with closing(_open(place)) as images:
-        return pull(store, images, place, trust=trust, jobs=jobs, progress=progress)
+        return pull(
+            store, images, place, trust=trust, jobs=jobs, progress=progress, bundles_only=bundles_only
+        )  # fmt: skip
 
 
 def _open(reference: Reference) -> Images:

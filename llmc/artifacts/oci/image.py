@@ -1,9 +1,10 @@
-"""A bundle as an OCI image: its manifest and its config. See layers.py for what is in the layers.
+"""A bundle, or a packed cache, as an OCI image: its manifest and its config. See layers.py and subjects.py for what is
+in the layers.
 
     image manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE,
                       "config": descriptor, "layers": [descriptor, …], "annotations": {name: text}}
     descriptor     = {"mediaType": str, "digest": digest, "size": bytes}
-    config         = {"architecture": str, "os": "linux", "created": EPOCH, "config": {},
+    config         = {"architecture": str, "os": "linux", "created": EPOCH, "config": {["Labels": {name: text}]},
                       "rootfs": {"type": "layers", "diff_ids": [digest of the uncompressed layer, …]}}
 
 Both are canonical JSON without a time or a place, so that one bundle (and signature) is one image. It is a proper
@@ -16,16 +17,19 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.digest import digest_bytes, is_digest
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.oci.layers import MAX_LAYERS
 from llmc.errors import ArtifactError
 
 ARTIFACT_TYPE = "application/vnd.llmc.bundle.v1"
+CACHE_TYPE = "application/vnd.llmc.foreign-cache.v1"
+TYPE_LABEL = "dev.llmc.type"
+"""Label of a config that says what an image is where a tool left the artifactType out; a bundle has none."""
+
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
@@ -50,9 +54,10 @@ class Descriptor(NamedTuple):
 
 
 class Image(NamedTuple):
-    """An image manifest that was read: nothing it names has been looked at."""
+    """An image manifest that was read: nothing it names has been looked at. `kind` is its artifactType, if any."""
 
     digest: str
+    kind: str | None
     config: Descriptor
     layers: tuple[Descriptor, ...]
 
@@ -62,40 +67,33 @@ def describe(media_type: str, content: bytes) -> Descriptor:
     return Descriptor(media_type, digest_bytes(content), len(content))
 
 
-def architecture(manifest: Manifest) -> str:
-    """The architecture of the hosts that run a bundle, in Go's words: from its instruction sets, else this host's."""
-    known = [_ARCHITECTURES[name] for name in manifest.isa if name in _ARCHITECTURES]
+def architecture(names: Iterable[str]) -> str:
+    """The architecture of the hosts that run something, in Go's words: from its instruction sets, else this host's."""
+    known = [_ARCHITECTURES[name] for name in names if name in _ARCHITECTURES]
     machine = platform.machine().lower()
     return known[0] if known else _ARCHITECTURES.get(machine, machine)
 
 
-def write_config(manifest: Manifest, diff_ids: Sequence[str]) -> bytes:
-    """The config of the image of a bundle."""
+def write_config(architecture_: str, labels: Mapping[str, str], diff_ids: Sequence[str]) -> bytes:
+    """The config of an image."""
     config = {
-        "architecture": architecture(manifest),
+        "architecture": architecture_,
         "os": "linux",
         "created": EPOCH,
-        "config": {},
+        "config": {"Labels": dict(labels)} if labels else {},
         "rootfs": {"type": "layers", "diff_ids": list(diff_ids)},
     }
     return canonical_json(config)
 
 
-def write_image(manifest: Manifest, config: Descriptor, layers: Sequence[Descriptor]) -> bytes:
-    """The image manifest of a bundle."""
-    model = str(manifest.model.get("name", ""))
-    annotations = {
-        "org.opencontainers.image.title": model,
-        "org.opencontainers.image.version": manifest.llmc,
-        "org.opencontainers.image.created": EPOCH,
-        "dev.llmc.device": manifest.device,
-        "dev.llmc.model": model,
-        "dev.llmc.bundle": manifest.digest,
-    }
+def write_image(
+    kind: str, annotations: Mapping[str, str], config: Descriptor, layers: Sequence[Descriptor]
+) -> bytes:  # fmt: skip
+    """An image manifest; annotations without a text are left out."""
     image = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
-        "artifactType": ARTIFACT_TYPE,
+        "artifactType": kind,
         "config": config.to_json(),
         "layers": [layer.to_json() for layer in layers],
         "annotations": {name: text for name, text in annotations.items() if text},
@@ -104,18 +102,20 @@ def write_image(manifest: Manifest, config: Descriptor, layers: Sequence[Descrip
 
 
 def read_image(data: bytes, origin: str) -> Image:
-    """An image manifest that may be a bundle's. Raises ArtifactError, and nothing else, for anything else."""
+    """An image manifest that may be of llmc's. Raises ArtifactError, and nothing else, for anything else."""
     document = parse_object(data, MAX_MANIFEST_BYTES, origin)
     kind = document.get("mediaType", MANIFEST_TYPE)
     if kind != MANIFEST_TYPE or document.get("schemaVersion") != 2:
         _fail(origin, f"its media type is {kind!r:.120}, not {MANIFEST_TYPE}")
-    if (artifact := document.get("artifactType", ARTIFACT_TYPE)) != ARTIFACT_TYPE:
+    artifact = document.get("artifactType")
+    if artifact not in (None, ARTIFACT_TYPE, CACHE_TYPE):
         _fail(origin, f"its artifactType is {artifact!r:.120}, not {ARTIFACT_TYPE}")
     layers = document.get("layers")
     if not isinstance(layers, list) or not 0 < len(layers) <= MAX_LAYERS:
         _fail(origin, f"it has to have 1 to {MAX_LAYERS} layers")
     return Image(
         digest_bytes(data),
+        artifact,
         read_descriptor(document.get("config"), (CONFIG_TYPE,), MAX_CONFIG_BYTES, origin),
         tuple(read_descriptor(layer, (LAYER_TYPE, GZIP_TYPE), MAX_LAYER_BYTES, origin) for layer in layers),
     )
@@ -140,6 +140,15 @@ def read_diff_ids(data: bytes, count: int, origin: str) -> list[str]:
     if not isinstance(diff_ids, list) or len(diff_ids) != count or not all(map(is_digest, diff_ids)):
         _fail(origin, f"its config does not name {count} layers")
     return diff_ids
+
+
+def read_kind(image: Image, config: bytes, origin: str) -> str:
+    """What an image is: its artifactType; where that is missing, by its config. Raises ArtifactError."""
+    if image.kind is not None:
+        return image.kind
+    container = parse_object(config, MAX_CONFIG_BYTES, origin).get("config")
+    labels = container.get("Labels") if isinstance(container, dict) else None
+    return CACHE_TYPE if isinstance(labels, dict) and labels.get(TYPE_LABEL) == CACHE_TYPE else ARTIFACT_TYPE
 
 
 def parse_object(data: bytes, limit: int, origin: str) -> dict[str, Any]:

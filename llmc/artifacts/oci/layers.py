@@ -1,4 +1,4 @@
-"""Which blobs of a bundle share a layer: decided by the blobs alone, so that bundles that share blobs share layers.
+"""Layers, and which blobs of a bundle share one: the blobs alone decide, so bundles that share blobs share layers.
 
     layers = own* group* facts
     own    = one blob of at least OWN_FROM · 2^k bytes, with the least k for which there are at most MAX_OWN of them;
@@ -29,18 +29,26 @@ FACTS = (FILE_NAME, SIGNATURE_NAME)
 
 
 class Layer(NamedTuple):
-    """The blobs of one layer, in the order of the archive."""
+    """Folders, and files with their blobs, in the order of the archive; `zipped` in a gzip file (stored_gzip.py)."""
 
-    blobs: tuple[Blob, ...]
+    folders: tuple[str, ...]
+    files: tuple[tuple[tar.Member, Blob], ...]
+    folder_mode: int = tar.FOLDER_MODE
+    zipped: bool = False
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The blobs of the files."""
+        return tuple(blob for _, blob in self.files)
 
     @property
     def size(self) -> int:
         """Bytes of the archive."""
-        return tar.archive_size(FOLDERS, map(member, self.blobs))
+        return tar.archive_size(self.folders, (member for member, _ in self.files))
 
     def write(self, content: Callable[[Blob], Iterable[bytes]]) -> Iterator[bytes]:
         """The archive, in pieces, given the content of its blobs."""
-        return tar.write(FOLDERS, ((member(blob), content(blob)) for blob in self.blobs))
+        return tar.write(self.folders, ((member, content(blob)) for member, blob in self.files), self.folder_mode)
 
     def read(self, pieces: Iterable[bytes], origin: str) -> Iterator[tuple[Blob, Iterator[bytes]]]:
         """The blobs in an archive, with their content, which is not verified here; take all of each.
@@ -48,15 +56,15 @@ class Layer(NamedTuple):
         Raises ArtifactError where it is anything but the archive of this layer.
         """
         archive = tar.Reader(pieces, origin)
-        archive.folders(FOLDERS)
-        for blob in self.blobs:
-            yield blob, archive.file(member(blob))
+        archive.folders(self.folders, self.folder_mode)
+        for member, blob in self.files:
+            yield blob, archive.file(member)
         archive.end()
 
 
-def member(blob: Blob) -> tar.Member:
-    """A blob as a file of a bundle."""
-    return tar.Member(FOLDERS[-1] + parse(blob.digest), blob.size)
+def of_blobs(blobs: Iterable[Blob]) -> Layer:
+    """A layer of blobs of a bundle."""
+    return Layer(FOLDERS, tuple((tar.Member(FOLDERS[-1] + parse(blob.digest), blob.size), blob) for blob in blobs))
 
 
 def split(blobs: Mapping[str, int]) -> list[Layer]:
@@ -68,8 +76,8 @@ def split(blobs: Mapping[str, int]) -> list[Layer]:
     groups: dict[str, list[Blob]] = {}
     for blob in sorted(blob for blob in everything if blob.size < threshold):
         groups.setdefault(blob.digest[len(PREFIX)], []).append(blob)
-    own = [Layer((blob,)) for blob in everything if blob.size >= threshold]
-    return [*own, *(Layer(tuple(groups[digit])) for digit in sorted(groups))]
+    own = [of_blobs([blob]) for blob in everything if blob.size >= threshold]
+    return [*own, *(of_blobs(groups[digit]) for digit in sorted(groups))]
 
 
 def write_facts(manifest: bytes, signature: bytes | None) -> bytes:
@@ -79,5 +87,5 @@ def write_facts(manifest: bytes, signature: bytes | None) -> bytes:
 
 
 def read_facts(pieces: Iterable[bytes], origin: str, limit: int) -> dict[str, bytes]:
-    """The files of the last layer. Raises ArtifactError where it is not one."""
+    """The files of a bundle's last layer. Raises ArtifactError where it is not one."""
     return tar.Reader(pieces, origin).small_files(FACTS, limit)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -36,7 +37,6 @@ from llmc.artifacts.digest import PREFIX, parse
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.oci.base import MEND, Content, read_small, verified
 from llmc.artifacts.oci.image import (
-    ARTIFACT_TYPE,
     MANIFEST_TYPE,
     MAX_MANIFEST_BYTES,
     Descriptor,
@@ -130,7 +130,7 @@ class ImageLayout:
         if self.has(blob) and self._is_published(blob, tag):
             return False
         self.add(blob, lambda: [manifest])
-        entry: dict[str, Any] = {**blob.to_json(), "artifactType": ARTIFACT_TYPE}
+        entry: dict[str, Any] = {**blob.to_json(), "artifactType": json.loads(manifest)["artifactType"]}
         if tag is not None:
             entry["annotations"] = {REF_NAME: tag}
         with writing(self._folder, len(manifest), REMEDY), exclusive(self._folder / ".index.lock"):

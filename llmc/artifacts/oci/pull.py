@@ -1,32 +1,48 @@
-"""Pulling a bundle: what it says it is comes first, then whether it is trusted, then the blobs that are missing."""
+"""Pulling an image: what it says it is comes first, then whether it is trusted, then the blobs that are missing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.manifest_schema import FILE_NAME, MAX_BYTES, SIGNATURE_NAME
-from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
 from llmc.artifacts.bundle.reader import MAX_SIGNATURE_BYTES
 from llmc.artifacts.bundle.stored import publish_arrived
 from llmc.artifacts.bundle.trust import Admission, Trust
 from llmc.artifacts.digest import Blob
 from llmc.artifacts.oci.base import MEND, Images, read_archive, read_small
-from llmc.artifacts.oci.image import GZIP_TYPE, Descriptor, read_diff_ids, read_image
+from llmc.artifacts.oci.image import CACHE_TYPE, GZIP_TYPE, Descriptor, Image, read_diff_ids, read_image, read_kind
 from llmc.artifacts.oci.layers import Layer, read_facts, split
 from llmc.artifacts.oci.reference import Reference
+from llmc.artifacts.oci.subjects import cache_layer, read_entry
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
+from llmc.artifacts.remotes.ingest import expect
+from llmc.artifacts.remotes.ingest import settle as arrived
+from llmc.artifacts.remotes.remote_entries import keeps
 from llmc.artifacts.remotes.transfers import Mover
+from llmc.artifacts.store.entries import MAX_BYTES as MAX_ENTRY
+from llmc.artifacts.store.entries import entry_body
+from llmc.artifacts.store.workspace import Area
 from llmc.errors import ArtifactError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
 
+MAX_ENTRY_BYTES = MAX_ENTRY + (64 << 10)
 MAX_FACTS_BYTES = MAX_BYTES + MAX_SIGNATURE_BYTES + (64 << 10)
+
+
+class _Arrival(NamedTuple):
+    """What an image says it is, let in: its layer of facts, its other layers, and what publishes it when these came."""
+
+    facts: Descriptor
+    parts: list[_Part]
+    settle: Callable[[], Entry]
 
 
 class _Part(NamedTuple):
@@ -38,39 +54,75 @@ class _Part(NamedTuple):
 
 
 def pull(
-    store: Store, images: Images, reference: Reference, *, trust: Trust, jobs: int, progress: Meter | None
-) -> tuple[Entry, TransferReport]:
-    """See `pull_bundle`."""
+    store: Store, images: Images, reference: Reference, *, trust: Trust, jobs: int, progress: Meter | None,
+    bundles_only: bool = False,
+) -> tuple[Entry, TransferReport]:  # fmt: skip
+    """See `pull_image`."""
     began = time.monotonic()
     data = images.manifest(reference)
     if data is None:
-        raise ArtifactError(f"{reference}: there is no such bundle; is the tag right?")
+        raise ArtifactError(f"{reference}: there is no such bundle, or cache; is the tag right?")
     image = read_image(data, str(reference))
     config = read_small(images, image.config)
     diff_ids = read_diff_ids(config, len(image.layers), str(reference))
-    manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], str(reference))
-    native = code_of_bundle(manifest) is not None
-    admission = Admission(trust, manifest.to_bytes(), signature, native=native, origin=str(reference))
-
-    parts = _match(split(manifest.blobs), image.layers[:-1], diff_ids, str(reference))
-    missing = [part for part in parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
+    kind = read_kind(image, config, str(reference))
+    if kind == CACHE_TYPE and bundles_only:
+        raise ArtifactError(
+            f"{reference}: a packed cache of another server, not a bundle; `llmc cache unpack` takes it"
+        )
+    read = _read_cache if kind == CACHE_TYPE else _read_bundle
+    arrival = read(store, images, image, diff_ids, str(reference), trust)
+    missing = [part for part in arrival.parts if not all(store.is_intact(blob) for blob in part.layer.blobs)]
     size = sum(part.blob.size for part in missing)
     with Mover(jobs, progress) as mover:
         mover.expect(size)
         for future in [mover.run(_fetch, store, images, part, mover.moved) for part in missing]:
             mover.result(future)
-    small = [image.config, image.layers[-1]]
+    small = [image.config, arrival.facts]
     report = TransferReport(
         entries=1,
         blobs=len(missing) + len(small),
         bytes=size + sum(blob.size for blob in small),
-        skipped_blobs=len(parts) - len(missing),
-        skipped_bytes=sum(part.blob.size for part in parts) - size,
+        skipped_blobs=len(arrival.parts) - len(missing),
+        skipped_bytes=sum(part.blob.size for part in arrival.parts) - size,
         seconds=time.monotonic() - began,
     )
-    admission.examine(store.path(Blob(*blob), verify=False) for blob in manifest.blobs.items())
-    entry, _ = publish_arrived(store, manifest, signature, vouched=admission.signer is not None)
-    return entry, report
+    return arrival.settle(), report
+
+
+def _read_bundle(
+    store: Store, images: Images, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
+) -> _Arrival:  # fmt: skip
+    manifest, signature = _read_facts(images, image.layers[-1], diff_ids[-1], origin)
+    native = code_of_bundle(manifest) is not None
+    admission = Admission(trust, manifest.to_bytes(), signature, native=native, origin=origin)
+
+    def settle() -> Entry:
+        admission.examine(store.path(Blob(*blob), verify=False) for blob in manifest.blobs.items())
+        return publish_arrived(store, manifest, signature, vouched=admission.signer is not None)[0]
+
+    parts = _match(split(manifest.blobs), image.layers[:-1], diff_ids[:-1], origin)
+    return _Arrival(image.layers[-1], parts, settle)
+
+
+def _read_cache(
+    store: Store, images: Images, image: Image, diff_ids: Sequence[str], origin: str, trust: Trust
+) -> _Arrival:  # fmt: skip
+    facts = image.layers[0]
+    if facts.size > MAX_ENTRY_BYTES:
+        raise ArtifactError(f"{origin}: its first layer has {facts.size} bytes, too many for an entry")
+    with closing(read_archive(images, facts, diff_ids[0])) as pieces:
+        entry, contents = read_entry(pieces, f"{origin}: layer {facts.digest}")
+    native = code_of_entry(entry.key, entry.meta) is not None
+    admission = Admission(trust, entry_body(entry), entry.envelope, native=native, origin=origin)
+    area = Area(store.root)
+    expect(area, [entry])
+
+    def settle() -> Entry:
+        there = area.entries.read(entry.key)
+        return there if there is not None and keeps(there, entry) else arrived(area, entry, admission, store.locate)
+
+    return _Arrival(facts, _match([cache_layer(contents)], image.layers[1:], diff_ids[1:], origin), settle)
 
 
 def _read_facts(images: Images, blob: Descriptor, diff_id: str, origin: str) -> tuple[Manifest, bytes | None]:
@@ -95,7 +147,7 @@ def _match(layers: Sequence[Layer], blobs: Sequence[Descriptor], diff_ids: Seque
         raise ArtifactError(
             f"{origin}: its manifest asks for {len(layers)} layers of blobs, the image has {len(blobs)}; push it again"
         )
-    parts = [_Part(*item) for item in zip(layers, blobs, diff_ids, strict=False)]
+    parts = [_Part(*item) for item in zip(layers, blobs, diff_ids, strict=True)]
     for layer, blob, _ in parts:
         if blob.media_type != GZIP_TYPE and blob.size != layer.size:
             raise ArtifactError(

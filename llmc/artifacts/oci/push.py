@@ -1,4 +1,4 @@
-"""Pushing a bundle: what the place has is not sent, and the image is named last."""
+"""Pushing a bundle, or a packed cache: what the place has is not sent, and the image is named last."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc.artifacts.bundle.stored import read_bundle
 from llmc.artifacts.digest import PREFIX, digest_bytes
 from llmc.artifacts.oci.base import Content, Images
-from llmc.artifacts.oci.image import CONFIG_TYPE, LAYER_TYPE, Descriptor, describe, write_config, write_image
-from llmc.artifacts.oci.layers import Layer, split, write_facts
+from llmc.artifacts.oci.image import CONFIG_TYPE, GZIP_TYPE, LAYER_TYPE, Descriptor, describe, write_config, write_image
+from llmc.artifacts.oci.layers import Layer
 from llmc.artifacts.oci.reference import Reference
+from llmc.artifacts.oci.stored_gzip import wrap
+from llmc.artifacts.oci.subjects import subject_of
 from llmc.artifacts.oci.tar import PIECE
 from llmc.artifacts.remotes.base import Meter, Progress, TransferReport
 from llmc.artifacts.remotes.transfers import Mover
@@ -26,29 +27,30 @@ if TYPE_CHECKING:
 
 
 class _Part(NamedTuple):
+    """Something to push; a layer has the digest of its archive (`diff_id`), which may be in a gzip file."""
+
     blob: Descriptor
     content: Content
+    diff_id: str
 
 
 def push(
     store: Store, entry: Entry, images: Images, reference: Reference, *, jobs: int, signer: Signs | None,
     progress: Meter | None,
 ) -> TransferReport:  # fmt: skip
-    """See `push_bundle`."""
+    """See `push_image`."""
     began = time.monotonic()
-    manifest, signature = read_bundle(store, entry)
-    facts = manifest.to_bytes()
-    if signer is not None:
-        signature = signer.sign(facts, signature)
-    last = write_facts(facts, signature)
+    subject = subject_of(store, entry, signer)
+    facts = _Part(describe(LAYER_TYPE, subject.facts), lambda: [subject.facts], digest_bytes(subject.facts))
     with Mover(jobs, progress) as mover:
-        described = [mover.run(_describe, store, layer) for layer in split(manifest.blobs)]
-        layers = [*map(mover.result, described), _Part(describe(LAYER_TYPE, last), lambda: [last])]
-        config = write_config(manifest, [layer.blob.digest for layer in layers])
-        parts = [*layers, _Part(describe(CONFIG_TYPE, config), lambda: [config])]
-        image = write_image(manifest, parts[-1].blob, [layer.blob for layer in layers])
+        described = [mover.run(_describe, store, layer) for layer in subject.layers]
+        made = list(map(mover.result, described))
+        layers = [facts, *made] if subject.facts_first else [*made, facts]
+        config = write_config(subject.architecture, subject.labels, [layer.diff_id for layer in layers])
+        parts = [*layers, _Part(describe(CONFIG_TYPE, config), lambda: [config], "")]
+        image = write_image(subject.kind, subject.annotations, parts[-1].blob, [layer.blob for layer in layers])
         if reference.digest not in {None, digest_bytes(image)}:
-            raise InputError(f"{reference}: the bundle's image is {digest_bytes(image)}; push it to a tag")
+            raise InputError(f"{reference}: its image is {digest_bytes(image)}; push it to a tag")
         looking = [mover.run(images.has, part.blob) for part in parts]
         missing = [part for part, found in zip(parts, map(mover.result, looking), strict=True) if not found]
         size = sum(part.blob.size for part in missing)
@@ -84,13 +86,24 @@ def _send(images: Images, part: _Part, moved: Progress) -> None:
 def _describe(store: Store, layer: Layer) -> _Part:
     """A layer's descriptor, for which its blobs are read, and its content."""
 
-    def content() -> Iterator[bytes]:
+    def archive() -> Iterator[bytes]:
         return layer.write(lambda blob: _read(store, blob))
 
-    hasher = hashlib.sha256()
-    for piece in content():
-        hasher.update(piece)
-    return _Part(Descriptor(LAYER_TYPE, PREFIX + hasher.hexdigest(), layer.size), content)
+    def content() -> Iterator[bytes]:
+        return wrap(archive()) if layer.zipped else archive()
+
+    inner, outer, size = hashlib.sha256(), hashlib.sha256(), 0
+
+    def read() -> Iterator[bytes]:
+        for piece in archive():
+            inner.update(piece)
+            yield piece
+
+    for piece in wrap(read()) if layer.zipped else read():
+        outer.update(piece)
+        size += len(piece)
+    media_type = GZIP_TYPE if layer.zipped else LAYER_TYPE
+    return _Part(Descriptor(media_type, PREFIX + outer.hexdigest(), size), content, PREFIX + inner.hexdigest())
 
 
 def _read(store: Store, blob: Blob) -> Iterable[bytes]:

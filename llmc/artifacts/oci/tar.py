@@ -1,12 +1,14 @@
 """The tar files that layers are: the same files always give the same bytes, and nothing else is read.
 
     archive   = folder* file* zero-block zero-block
-    folder    = header(type "5", mode 0555, size 0)
-    file      = [size-record] header(type "0", mode 0444, size) content zeros-up-to-a-block
-    size-record = header(type "x", name "PaxHeader", size of record) record zeros-up-to-a-block
-    record    = length " size=" size "\\n"            for a size that 11 octal digits do not hold, from 8 GiB
+    folder    = [records] header(type "5", mode, size 0)
+    file      = [records] header(type "0", mode, size) content zeros-up-to-a-block
+    records   = header(type "x", name "PaxHeader", size of what follows) record+ zeros-up-to-a-block
+    record    = length " path=" name "\\n"            for a name that is not 1 to 100 characters of ASCII
+              | length " size=" size "\\n"            for a size that 11 octal digits do not hold, from 8 GiB
 
-    header    = the POSIX ustar header: uid, gid and mtime 0, no owner's names, no link
+    header    = the POSIX ustar header: uid, gid and mtime 0, no owner's names, no link; where a record has the name,
+                it is "PaxName" here, where it has the size, 0. The modes of a bundle are 0555 and 0444
 
 The reader builds the archive that it expects and compares. A link, a device, "..", a repeated name, a sparse file or
 any other deviation is a byte that differs. The format: POSIX.1-2017, `pax`, "ustar Interchange Format" and "pax
@@ -25,27 +27,37 @@ END = bytes(2 * BLOCK)
 PIECE = 1 << 20
 MAX_USTAR_SIZE = 0o77777777777
 MAX_NAME = 100
+LONG_NAME = "PaxName"
+FOLDER_MODE = 0o555
 _FOLDER, _FILE, _RECORD = b"5", b"0", b"x"
 
 
 class Member(NamedTuple):
-    """A file of an archive: its name in it, and its size in bytes."""
+    """A file of an archive: its name in it, its size in bytes, and its mode."""
 
     name: str
     size: int
+    mode: int = 0o444
 
 
 def head(member: Member) -> bytes:
     """What stands before a file's content."""
-    if member.size <= MAX_USTAR_SIZE:
-        return _header(member.name, member.size, _FILE, 0o444)
-    record = _size_record(member.size)
-    return _header("PaxHeader", len(record), _RECORD, 0o444) + _padded(record) + _header(member.name, 0, _FILE, 0o444)
+    return _head(member.name, member.size, _FILE, member.mode)
 
 
-def folder(name: str) -> bytes:
+def folder(name: str, mode: int = FOLDER_MODE) -> bytes:
     """A folder, whose name ends with a slash."""
-    return _header(name, 0, _FOLDER, 0o555)
+    return _head(name, 0, _FOLDER, mode)
+
+
+def _head(name: str, size: int, kind: bytes, mode: int) -> bytes:
+    records = b""
+    if not name.isascii() or len(name) > MAX_NAME:
+        records, name = _record(b"path", name.encode()), LONG_NAME
+    if size > MAX_USTAR_SIZE:
+        records, size = records + _record(b"size", b"%d" % size), 0
+    before = _header("PaxHeader", len(records), _RECORD, 0o444) + _padded(records) if records else b""
+    return before + _header(name, size, kind, mode)
 
 
 def padding(size: int) -> bytes:
@@ -56,12 +68,14 @@ def padding(size: int) -> bytes:
 def archive_size(folders: Iterable[str], members: Iterable[Member]) -> int:
     """Bytes of the archive of these folders and files."""
     files = sum(len(head(member)) + member.size + len(padding(member.size)) for member in members)
-    return BLOCK * sum(1 for _ in folders) + files + len(END)
+    return sum(len(folder(name)) for name in folders) + files + len(END)
 
 
-def write(folders: Iterable[str], contents: Iterable[tuple[Member, Iterable[bytes]]]) -> Iterator[bytes]:
+def write(
+    folders: Iterable[str], contents: Iterable[tuple[Member, Iterable[bytes]]], folder_mode: int = FOLDER_MODE
+) -> Iterator[bytes]:
     """An archive, in pieces. Raises ArtifactError when a content is longer or shorter than its member says."""
-    yield b"".join(folder(name) for name in folders)
+    yield b"".join(folder(name, folder_mode) for name in folders)
     for member, content in contents:
         yield head(member)
         left = member.size
@@ -91,10 +105,10 @@ class Reader:
         self._at = 0
         self._origin = origin
 
-    def folders(self, names: Sequence[str]) -> None:
+    def folders(self, names: Sequence[str], mode: int = FOLDER_MODE) -> None:
         """These folders, in this order."""
         for name in names:
-            self._expect(folder(name), f"folder {name}")
+            self._expect(folder(name, mode), f"folder {name}")
 
     def file(self, member: Member) -> Iterator[bytes]:
         """The content of exactly this file, in pieces; take all of them."""
@@ -153,8 +167,6 @@ class Reader:
 
 def _header(name: str, size: int, kind: bytes, mode: int) -> bytes:
     text = name.encode("ascii")
-    if len(text) > MAX_NAME:
-        raise ValueError(f"a name in a layer has {MAX_NAME} characters at most: {name!r:.200}")
     fields = (
         text.ljust(100, b"\0"), b"%07o\0" % mode, b"%07o\0" % 0, b"%07o\0" % 0, b"%011o\0" % size, b"%011o\0" % 0,
         b" " * 8, kind, bytes(100), b"ustar\x0000", bytes(64), b"%07o\0" % 0, b"%07o\0" % 0, bytes(155 + 12),
@@ -163,8 +175,8 @@ def _header(name: str, size: int, kind: bytes, mode: int) -> bytes:
     return header[:148] + b"%06o\0 " % sum(header) + header[156:]
 
 
-def _size_record(size: int) -> bytes:
-    text = b" size=%d\n" % size
+def _record(name: bytes, value: bytes) -> bytes:
+    text = b" %s=%s\n" % (name, value)
     length = len(text)
     while length != len(text) + len(str(length)):
         length = len(text) + len(str(length))

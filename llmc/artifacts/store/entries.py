@@ -78,10 +78,12 @@ class Entries:
         with suppress(OSError):
             os.utime(self._layout.entry(key.kind, key.hex))
 
-    def write(self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any]) -> Entry:
+    def write(
+        self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any], created: float | None = None
+    ) -> Entry:  # fmt: skip
         """Publish an entry atomically. Raises ValueError or TypeError when `meta` is not JSON."""
         now = time.time()
-        return self.adopt(Entry(key, dict(outputs), dict(meta), now, now))
+        return self.adopt(Entry(key, dict(outputs), dict(meta), now if created is None else created, now))
 
     def adopt(self, entry: Entry) -> Entry:
         """Publish an entry that came from elsewhere, as it is; its blobs must be there already."""

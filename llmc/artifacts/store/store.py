@@ -194,15 +194,20 @@ class Store:
 
         return miss_reason(key, self._areas)
 
-    def publish(self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any] | None = None) -> Entry:
+    def publish(
+        self, key: Key, outputs: Mapping[str, Blob], meta: Mapping[str, Any] | None = None,
+        created: float | None = None,
+    ) -> Entry:  # fmt: skip
         """Say what a key was built into, atomically; replaces what was said before.
+
+        `created` is the time that the entry tells, in seconds since 1970. Default: now.
 
         Raises BlobMissingError for an output that is not in the store, ValueError or TypeError for `meta`
         that is not JSON, CapacityError or UnwritableError where the entry cannot be written.
         """
         with publish_lock(self.layout):
             self._require(key, outputs, [self._main, *self._shared])
-            return self._main.entries.write(key, outputs, meta or {})
+            return self._main.entries.write(key, outputs, meta or {}, created)
 
     def get_or_build(self, key: Key, build: Build) -> tuple[Entry, bool]:
         """The entry of a key, built if need be, and whether it was there: every output is intact, by digest.

@@ -142,16 +142,22 @@ def _entry(store: Store, source: str, allow_unsigned: bool) -> Entry:
     """The entry of a packed cache, which is pulled or imported first where it is not in the store."""
     from llmc.artifacts.archives.writer import is_archive_name
     from llmc.artifacts.foreign.contents import KIND
+    from llmc.artifacts.oci.reference import is_reference
     from llmc.artifacts.signing.keyring import Keyring
     from llmc.cli.output import TransferProgress
     from llmc.settings import Settings
 
+    settings = Settings.from_environment()
+    trust = Keyring.from_settings(settings, allow_unsigned)
+    if is_reference(source):
+        from llmc.artifacts.oci import pull_image
+
+        with TransferProgress("pull") as progress:
+            return pull_image(store, source, trust=trust, progress=progress)[0]
     if not is_archive_name(source):
         return store.find(source)
     from llmc.artifacts.archives.reader import import_archive
 
-    settings = Settings.from_environment()
-    trust = Keyring.from_settings(settings, allow_unsigned)
     with TransferProgress("import") as progress:
         done = import_archive(
             store, expanded(source), trust=trust, required=settings.require_signatures, progress=progress

@@ -173,7 +173,8 @@ def _show_program(what: str, cache_dir: Path | None, executable: str | None, out
 
 def _print_entry(entry: Entry) -> None:
     typer.echo(f"{entry.key.kind} {entry.key.digest}")
-    typer.echo(f"created {age_text(entry.created)} ago, used {age_text(entry.used)} ago, {size_text(entry.size)}")
+    created = f"created {age_text(entry.created)} ago, " if entry.created else ""
+    typer.echo(f"{created}used {age_text(entry.used)} ago, {size_text(entry.size)}")
     typer.echo("\ncomponents")
     _print_members(entry.key.components)
     typer.echo("\noutputs")

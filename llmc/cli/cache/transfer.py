@@ -26,7 +26,7 @@ UrlArgument = Annotated[
     typer.Argument(
         metavar="URL",
         help="A folder; s3://BUCKET/FOLDER, gs://, hf:// and what else fsspec knows; "
-        "or, for one bundle, oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG.",
+        "or, for one bundle or packed cache, oci://HOST/NAME:TAG or oci-layout:FOLDER:TAG.",
     ),
 ]
 KindFlag = Annotated[str | None, option("--kind", "KIND", "Only entries of this kind.")]
@@ -80,11 +80,11 @@ def push(
         signer = Signer.from_settings(settings)
     store = open_store(cache_dir, settings)
     if is_reference(url):
-        entry = _one_bundle(store, what or [], kind, address(url).shown)
-        from llmc.artifacts.oci import push_bundle
+        entry = _one_image(store, what or [], kind, address(url).shown)
+        from llmc.artifacts.oci import push_image
 
         with TransferProgress("push") as progress:
-            report = push_bundle(store, entry, url, jobs=jobs or JOBS, signer=signer, progress=progress)
+            report = push_image(store, entry, url, jobs=jobs or JOBS, signer=signer, progress=progress)
         _finish("pushed", "to", address(url).shown, report, as_json)
         return
     from llmc.artifacts.remotes import open_remote
@@ -141,12 +141,12 @@ def pull(
     trust: Keyring = Keyring.from_settings(settings, allow_unsigned)
     store = open_store(cache_dir, settings)
     if is_reference(url):
-        if keys or kind not in (None, KIND):
-            raise InputError(f"{address(url).shown} is one bundle: give neither keys nor a kind with it")
-        from llmc.artifacts.oci import pull_bundle
+        if keys or kind is not None:
+            raise InputError(f"{address(url).shown} is one bundle, or cache: give neither keys nor a kind with it")
+        from llmc.artifacts.oci import pull_image
 
         with TransferProgress("pull") as progress:
-            entry, report = pull_bundle(store, url, trust=trust, jobs=jobs or JOBS, progress=progress)
+            entry, report = pull_image(store, url, trust=trust, jobs=jobs or JOBS, progress=progress)
         _finish("pulled", "from", address(url).shown, report, as_json, _checkout(store, entry, output))
         return
     from llmc.artifacts.remotes import open_remote
@@ -177,13 +177,15 @@ def _chosen(store: Store, what: Sequence[str] | None, kind: str | None) -> list[
     return [entry for entry in found if kind in (None, entry.key.kind)]
 
 
-def _one_bundle(store: Store, what: Sequence[str], kind: str | None, url: str) -> Entry:
+def _one_image(store: Store, what: Sequence[str], kind: str | None, url: str) -> Entry:
+    """The bundle, or packed cache of another server, that is meant."""
     from llmc.artifacts.bundle.stored import KIND
+    from llmc.artifacts.foreign.contents import KIND as FOREIGN
 
-    if len(what) != 1 or kind not in (None, KIND):
-        raise InputError(f"{url} takes one bundle: name its folder, or its key")
+    if len(what) != 1 or kind not in (None, KIND, FOREIGN):
+        raise InputError(f"{url} takes one bundle, or one packed cache: name its folder, or its key")
     (entry,) = _chosen(store, what, None)
-    if entry.key.kind != KIND:
+    if entry.key.kind not in {KIND, FOREIGN}:
         raise InputError(f"{what[0]} is not a bundle but of kind {entry.key.kind}; `llmc cache ls --kind bundle`")
     return entry
 
@@ -206,7 +208,10 @@ def _hex(names: Sequence[str], url: str) -> str:
 
 def _checkout(store: Store, entry: Entry, output: Path | None) -> Path | None:
     from llmc.artifacts.bundle.stored import checkout
+    from llmc.artifacts.foreign.contents import KIND as FOREIGN
 
+    if output is not None and entry.key.kind == FOREIGN:
+        raise InputError(f"pulled, but -o is for bundles: `llmc cache unpack {entry.key.short}` puts a cache in place")
     return None if output is None else checkout(store, entry, output)
 
 

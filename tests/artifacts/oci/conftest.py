@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.oci import push_bundle
+from llmc.artifacts.oci import push_image
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.helpers import make_bundle
 from tests.artifacts.oci.server import Server
@@ -76,7 +76,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def server(tmp_path: Path, store: Store) -> Iterator[Server]:
     """Serves a bundle."""
-    push_bundle(store, make_bundle(store), f"oci-layout:{tmp_path / 'images'}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{tmp_path / 'images'}:v1")
     server = Server(tmp_path / "images")
     yield server
     server.shutdown()

@@ -125,7 +125,7 @@ def true_archives(store: Store, entry: Entry) -> list[bytes]:
 
 KILLED = """
     import os, signal, sys
-    from llmc.artifacts.oci import pull_bundle, push_bundle
+    from llmc.artifacts.oci import pull_bundle, push_image
     from llmc.artifacts.store.store import Store
     from tests.artifacts.oci.helpers import Anyone
 
@@ -135,7 +135,7 @@ KILLED = """
 
     store = Store(sys.argv[2])
     if sys.argv[1] == "push":
-        push_bundle(store, store.find(sys.argv[5]), sys.argv[3], progress=die, jobs=1)
+        push_image(store, store.find(sys.argv[5]), sys.argv[3], progress=die, jobs=1)
     else:
         pull_bundle(store, sys.argv[3], trust=Anyone(), progress=die, jobs=1)
 """

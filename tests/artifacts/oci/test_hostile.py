@@ -22,7 +22,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import checkout
 from llmc.artifacts.bundle.trust import UntrustedError
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.oci import image, layers, pull_bundle, push_bundle
+from llmc.artifacts.oci import image, layers, pull_bundle, push_image
 from llmc.artifacts.oci.base import verified
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
@@ -217,7 +217,7 @@ def test_a_bomb_is_not_inflated(tmp_path: Path, archives: list[bytes], place: in
 
 def test_nothing_is_fetched_of_what_is_not_trusted(tmp_path: Path) -> None:
     source = Store(tmp_path / "source")
-    push_bundle(source, make_bundle(source), f"oci-layout:{tmp_path / 'images'}")
+    push_image(source, make_bundle(source), f"oci-layout:{tmp_path / 'images'}")
     largest = max(files_below(tmp_path / "images"), key=lambda path: path.stat().st_size)
     largest.unlink()
     store = Store(tmp_path / "other")
@@ -232,7 +232,7 @@ def test_damage_anywhere_in_a_layout_never_gives_a_wrong_bundle(tmp_path: Path) 
     reference = f"oci-layout:{tmp_path / 'images'}:v1"
     for damage in (flip, truncate, Path.unlink):
         for path in files_below(tmp_path / "images") or [tmp_path]:
-            push_bundle(source, entry, reference)
+            push_image(source, entry, reference)
             if not path.is_file() or path.stat().st_size == 0:
                 continue
             kept = path.read_bytes()

@@ -13,7 +13,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import bundle_key, read_bundle
 from llmc.artifacts.digest import digest_bytes
-from llmc.artifacts.oci import image, pull_bundle, push_bundle
+from llmc.artifacts.oci import image, pull_bundle, push_image
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError, CapacityError, InputError
 from tests.artifacts.helpers import Faults, files_below, flip
@@ -27,7 +27,7 @@ def layout(tmp_path: Path) -> Path:
 
 def test_what_is_pushed_is_what_is_pulled(store: Store, layout: Path, tmp_path: Path) -> None:
     entry = make_bundle(store, signature=b'{"by": "me"}')
-    report = push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    report = push_image(store, entry, f"oci-layout:{layout}:v1")
     assert (report.entries, report.skipped_blobs) == (1, 0)
     other = Store(tmp_path / "other")
     trust = Anyone()
@@ -40,7 +40,7 @@ def test_what_is_pushed_is_what_is_pulled(store: Store, layout: Path, tmp_path: 
 
 
 def test_native_code_is_announced_to_trust(store: Store, layout: Path, tmp_path: Path) -> None:
-    push_bundle(store, make_bundle(store, state="native"), f"oci-layout:{layout}")
+    push_image(store, make_bundle(store, state="native"), f"oci-layout:{layout}")
     trust = Anyone()
     pull_bundle(Store(tmp_path / "other"), f"oci-layout:{layout}", trust=trust)
     assert [native for _, _, native, _ in trust.asked] == [True]
@@ -48,7 +48,7 @@ def test_native_code_is_announced_to_trust(store: Store, layout: Path, tmp_path:
 
 def test_a_signer_signs_what_is_pushed_and_not_what_is_stored(store: Store, layout: Path, tmp_path: Path) -> None:
     entry = make_bundle(store, signature=b"old")
-    push_bundle(store, entry, f"oci-layout:{layout}", signer=Seal())
+    push_image(store, entry, f"oci-layout:{layout}", signer=Seal())
     found = BundleFiles.open(pulled(tmp_path, f"oci-layout:{layout}"))
     assert found.signature == Seal().sign(found.manifest.to_bytes(), b"old")
     assert read_bundle(store, entry)[1] == b"old"
@@ -56,7 +56,7 @@ def test_a_signer_signs_what_is_pushed_and_not_what_is_stored(store: Store, layo
 
 def test_a_signature_that_is_here_outlives_a_pull_without_one(store: Store, layout: Path) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"oci-layout:{layout}")
+    push_image(store, entry, f"oci-layout:{layout}")
     make_bundle(store, signature=b"mine")
     found, _ = pull_bundle(store, f"oci-layout:{layout}", trust=Anyone())
     assert read_bundle(store, found)[1] == b"mine"
@@ -64,19 +64,19 @@ def test_a_signature_that_is_here_outlives_a_pull_without_one(store: Store, layo
 
 def test_pushing_twice_moves_nothing_and_gives_the_same_image(store: Store, layout: Path, tmp_path: Path) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    push_image(store, entry, f"oci-layout:{layout}:v1")
     before = {path: path.stat().st_mtime_ns for path in files_below(layout)}
-    again = push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    again = push_image(store, entry, f"oci-layout:{layout}:v1")
     assert (again.entries, again.blobs, again.bytes) == (0, 0, 0) and again.skipped_bytes > len(WEIGHTS)
     assert {path: path.stat().st_mtime_ns for path in files_below(layout)} == before
-    push_bundle(store, entry, f"oci-layout:{tmp_path / 'second'}:v1")
+    push_image(store, entry, f"oci-layout:{tmp_path / 'second'}:v1")
     assert (tmp_path / "second" / "index.json").read_bytes() == (layout / "index.json").read_bytes()
 
 
 def test_a_bundle_that_shares_weights_moves_only_what_differs(store: Store, layout: Path, tmp_path: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}:v1")
     second = make_bundle(store, decode=b"another graph")
-    report = push_bundle(store, second, f"oci-layout:{layout}:v2")
+    report = push_image(store, second, f"oci-layout:{layout}:v2")
     assert report.bytes < 20_000 and report.skipped_bytes > len(WEIGHTS)
     other = Store(tmp_path / "other")
     pull_bundle(other, f"oci-layout:{layout}:v1", trust=Anyone())
@@ -90,7 +90,7 @@ def test_a_bundle_that_shares_weights_moves_only_what_differs(store: Store, layo
 
 def test_the_image_is_one_that_container_engines_unpack(store: Store, layout: Path) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    push_image(store, entry, f"oci-layout:{layout}:v1")
     manifest, config = read_layout(layout)
     assert manifest["artifactType"] == image.ARTIFACT_TYPE and manifest["config"]["mediaType"] == image.CONFIG_TYPE
     assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in manifest["layers"]]
@@ -102,7 +102,7 @@ def test_the_image_is_one_that_container_engines_unpack(store: Store, layout: Pa
 
 
 def test_the_image_of_a_bundle_never_changes(store: Store, layout: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}:v1")
     manifest, _ = read_layout(layout)
     found = [layer["digest"][7:19] for layer in manifest["layers"]]
     assert found == ["639c6f2860a7", "1c0036ba01a4", "ac88eca024c9", "ab4d1d9e787f", "f22084c7b0b4"]
@@ -112,8 +112,8 @@ def test_the_image_of_a_bundle_never_changes(store: Store, layout: Path) -> None
 
 def test_tags_and_digests_name_images(store: Store, layout: Path, tmp_path: Path) -> None:
     first, second = make_bundle(store), make_bundle(store, decode=b"another graph")
-    push_bundle(store, first, f"oci-layout:{layout}:v1")
-    push_bundle(store, second, f"oci-layout:{layout}")
+    push_image(store, first, f"oci-layout:{layout}:v1")
+    push_image(store, second, f"oci-layout:{layout}")
     index = json.loads((layout / "index.json").read_bytes())["manifests"]
     digests = {item["annotations"]["org.opencontainers.image.ref.name"]: item["digest"] for item in index}
     assert set(digests) == {"v1", "latest"}
@@ -126,43 +126,43 @@ def test_tags_and_digests_name_images(store: Store, layout: Path, tmp_path: Path
     for missing in (":v2", "@sha256:" + "0" * 64):
         with pytest.raises(ArtifactError, match="no such bundle"):
             key(missing)
-    assert push_bundle(store, first, f"oci-layout:{layout}@{digests['v1']}").blobs == 0
+    assert push_image(store, first, f"oci-layout:{layout}@{digests['v1']}").blobs == 0
     with pytest.raises(InputError, match="push it to a tag"):
-        push_bundle(store, first, f"oci-layout:{layout}@{digests['latest']}")
+        push_image(store, first, f"oci-layout:{layout}@{digests['latest']}")
 
 
 def test_a_tag_moves_to_what_is_pushed_last(store: Store, layout: Path, tmp_path: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}:v1")
     second = make_bundle(store, decode=b"another graph")
-    push_bundle(store, second, f"oci-layout:{layout}:v1")
+    push_image(store, second, f"oci-layout:{layout}:v1")
     assert len(json.loads((layout / "index.json").read_bytes())["manifests"]) == 1
     found, _ = pull_bundle(Store(tmp_path / "other"), f"oci-layout:{layout}:v1", trust=Anyone())
     assert found.key == second.key
 
 
 def test_what_others_put_into_the_index_stays(store: Store, layout: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}:v1")
     index = json.loads((layout / "index.json").read_bytes())
     foreign = {"mediaType": "x/y", "digest": "sha256:" + "1" * 64, "size": 1, "annotations": {"a": "b"}}
     index = {**index, "manifests": [foreign, *index["manifests"]], "annotations": {"c": "d"}}
     (layout / "index.json").write_text(json.dumps(index))
-    push_bundle(store, make_bundle(store, decode=b"another graph"), f"oci-layout:{layout}:v2")
+    push_image(store, make_bundle(store, decode=b"another graph"), f"oci-layout:{layout}:v2")
     after = json.loads((layout / "index.json").read_bytes())
     assert after["manifests"][0] == foreign and after["annotations"] == {"c": "d"} and len(after["manifests"]) == 3
 
 
 def test_pushing_again_mends_a_damaged_layout(store: Store, layout: Path, tmp_path: Path) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    push_image(store, entry, f"oci-layout:{layout}:v1")
     for path in files_below(layout / "blobs"):
         flip(path)
-    assert push_bundle(store, entry, f"oci-layout:{layout}:v1").skipped_blobs == 0
+    assert push_image(store, entry, f"oci-layout:{layout}:v1").skipped_blobs == 0
     pulled(tmp_path, f"oci-layout:{layout}:v1")
 
 
 def test_pulling_again_mends_a_damaged_store(store: Store, layout: Path) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    push_image(store, entry, f"oci-layout:{layout}:v1")
     weights = store.path(digest_bytes(WEIGHTS))
     flip(weights)
     _, report = pull_bundle(store, f"oci-layout:{layout}:v1", trust=Anyone())
@@ -173,7 +173,7 @@ def test_a_damaged_bundle_is_not_pushed(store: Store, layout: Path) -> None:
     entry = make_bundle(store)
     flip(store.path(digest_bytes(WEIGHTS)))
     with pytest.raises(ArtifactError, match="missing"):
-        push_bundle(store, entry, f"oci-layout:{layout}:v1")
+        push_image(store, entry, f"oci-layout:{layout}:v1")
     assert not (layout / "index.json").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_folder_with_other_things_is_left_alone(store: Store, layout: Path) ->
     layout.mkdir()
     (layout / "holiday.jpg").write_bytes(b"")
     with pytest.raises(ArtifactError, match="neither empty nor an image layout"):
-        push_bundle(store, make_bundle(store), f"oci-layout:{layout}")
+        push_image(store, make_bundle(store), f"oci-layout:{layout}")
     assert [path.name for path in files_below(layout)] == ["holiday.jpg"]
 
 
@@ -193,11 +193,11 @@ def test_a_layout_that_is_not_there_is_said_to_be_missing(store: Store, layout: 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"manifests": 5}', '{"manifests": [5]}', "[" * 100_000])
 def test_a_torn_index_is_an_error_and_is_not_overwritten(store: Store, layout: Path, text: str) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    push_image(store, entry, f"oci-layout:{layout}:v1")
     (layout / "index.json").write_text(text)
     for act in (
         lambda: pull_bundle(store, f"oci-layout:{layout}:v1", trust=Anyone()),
-        lambda: push_bundle(store, entry, f"oci-layout:{layout}:v2"),
+        lambda: push_image(store, entry, f"oci-layout:{layout}:v2"),
     ):
         with pytest.raises(ArtifactError, match=r"index\.json"):
             act()
@@ -205,7 +205,7 @@ def test_a_torn_index_is_an_error_and_is_not_overwritten(store: Store, layout: P
 
 
 def test_a_pipe_in_a_layout_is_not_waited_for(store: Store, layout: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}:v1")
     manifest, _ = read_layout(layout)
     for path in (blob_file(layout, manifest["layers"][-1]["digest"]), layout / "index.json"):
         path.unlink()
@@ -219,23 +219,23 @@ def test_a_pipe_in_a_layout_is_not_waited_for(store: Store, layout: Path) -> Non
 def test_a_full_or_broken_disk_leaves_no_part_of_an_image(
     store: Store, layout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, after: int
 ) -> None:
-    push_bundle(store, make_bundle(store, weights=b"small"), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store, weights=b"small"), f"oci-layout:{layout}:v1")
     index = (layout / "index.json").read_bytes()
     entry = make_bundle(store, decode=b"another graph")
     with monkeypatch.context() as patch:
         Faults(patch, layout).inject(call, code, after=after)
         with pytest.raises(CapacityError, match="images"):
-            push_bundle(store, entry, f"oci-layout:{layout}:v2", jobs=1)
+            push_image(store, entry, f"oci-layout:{layout}:v2", jobs=1)
     assert (layout / "index.json").read_bytes() == index
     assert not list(layout.glob(".*.new"))
-    push_bundle(store, entry, f"oci-layout:{layout}:v2")
+    push_image(store, entry, f"oci-layout:{layout}:v2")
     pulled(tmp_path, f"oci-layout:{layout}:v2")
 
 
 def test_a_layout_that_cannot_be_written_is_an_error(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UnwritableError):
-        push_bundle(store, make_bundle(store), f"oci-layout:{tmp_path / 'file'}")
+        push_image(store, make_bundle(store), f"oci-layout:{tmp_path / 'file'}")
 
 
 def test_only_bundles_are_pushed(store: Store, layout: Path) -> None:
@@ -243,10 +243,10 @@ def test_only_bundles_are_pushed(store: Store, layout: Path) -> None:
 
     blob = store.put_bytes(b"x")
     with pytest.raises(ArtifactError, match="not a bundle"):
-        push_bundle(store, store.publish(key(), {"x": blob}), f"oci-layout:{layout}")
+        push_image(store, store.publish(key(), {"x": blob}), f"oci-layout:{layout}")
 
 
 def test_the_key_of_what_is_pulled_is_the_manifests(store: Store, layout: Path, tmp_path: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}")
     found, _ = pull_bundle(Store(tmp_path / "other"), f"oci-layout:{layout}", trust=Anyone())
     assert found.key == bundle_key(BundleFiles.open(pulled(tmp_path, f"oci-layout:{layout}")).manifest)

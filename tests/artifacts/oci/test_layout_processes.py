@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.bundle.stored import read_bundle
-from llmc.artifacts.oci import pull_bundle, push_bundle
+from llmc.artifacts.oci import pull_bundle, push_image
 from llmc.artifacts.store.locks import exclusive
 from llmc.artifacts.store.store import Store
 from tests.artifacts.helpers import child, files_below, finish
@@ -27,7 +27,7 @@ def layout(tmp_path: Path) -> Path:
 def test_a_push_that_is_killed_leaves_a_sound_layout_and_is_made_good(
     store: Store, layout: Path, tmp_path: Path
 ) -> None:
-    push_bundle(store, make_bundle(store, weights=b"small"), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store, weights=b"small"), f"oci-layout:{layout}:v1")
     entry = make_bundle(store)
     killed = child(KILLED, "push", store.root, f"oci-layout:{layout}:v2", 500_000, entry.key.hex)
     assert killed.wait(30) == -signal.SIGKILL
@@ -37,7 +37,7 @@ def test_a_push_that_is_killed_leaves_a_sound_layout_and_is_made_good(
     assert left
     old = time.time() - 3600
     os.utime(left[0], (old, old))
-    push_bundle(store, entry, f"oci-layout:{layout}:v2")
+    push_image(store, entry, f"oci-layout:{layout}:v2")
     assert not list(layout.glob(".*.new"))
     pulled(tmp_path, f"oci-layout:{layout}:v2", "second")
 
@@ -45,7 +45,7 @@ def test_a_push_that_is_killed_leaves_a_sound_layout_and_is_made_good(
 def test_a_pull_that_is_killed_keeps_what_came(store: Store, layout: Path, tmp_path: Path) -> None:
     big = {name: WEIGHTS + name.encode() * 1000 for name in ("first", "second")}
     entry = make_bundle(store, **big)
-    push_bundle(store, entry, f"oci-layout:{layout}:v1")
+    push_image(store, entry, f"oci-layout:{layout}:v1")
     killed = child(KILLED, "pull", tmp_path / "other", f"oci-layout:{layout}:v1", 1_500_000)
     assert killed.wait(30) == -signal.SIGKILL
     killed.communicate()
@@ -59,14 +59,14 @@ def test_a_pull_that_is_killed_keeps_what_came(store: Store, layout: Path, tmp_p
 def test_many_who_push_at_once_lose_no_tag(store: Store, layout: Path, tmp_path: Path) -> None:
     script = """
         import sys
-        from llmc.artifacts.oci import push_bundle
+        from llmc.artifacts.oci import push_image
         from llmc.artifacts.store.store import Store
         from tests.artifacts.oci.helpers import make_bundle
 
         store = Store(sys.argv[1])
         for number in range(5):
             entry = make_bundle(store, decode=f"{sys.argv[3]} {number}".encode())
-            push_bundle(store, entry, f"oci-layout:{sys.argv[2]}:v{sys.argv[3]}.{number}")
+            push_image(store, entry, f"oci-layout:{sys.argv[2]}:v{sys.argv[3]}.{number}")
     """
     children = [child(script, store.root, layout, number) for number in range(3)]
     for process in children:
@@ -79,10 +79,10 @@ def test_many_who_push_at_once_lose_no_tag(store: Store, layout: Path, tmp_path:
 
 
 def test_the_index_is_not_written_while_another_holds_its_lock(store: Store, layout: Path) -> None:
-    push_bundle(store, make_bundle(store), f"oci-layout:{layout}:v1")
+    push_image(store, make_bundle(store), f"oci-layout:{layout}:v1")
     entry = make_bundle(store, decode=b"another graph")
     before = len(files_below(layout / "blobs"))
-    pushing = threading.Thread(target=push_bundle, args=(store, entry, f"oci-layout:{layout}:v2"))
+    pushing = threading.Thread(target=push_image, args=(store, entry, f"oci-layout:{layout}:v2"))
     with exclusive(layout / ".index.lock") as held:
         assert held
         pushing.start()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmc.artifacts.bundle.stored import read_bundle
-from llmc.artifacts.oci import parse_reference, pull_bundle, push_bundle
+from llmc.artifacts.oci import parse_reference, pull_bundle, push_image
 from llmc.artifacts.oci.pull import pull
 from llmc.artifacts.oci.push import push
 from llmc.artifacts.oci.registry import Registry
@@ -65,7 +65,7 @@ def through(proxy: Proxy, name: str) -> str:
 def test_what_is_pushed_is_what_is_pulled(store: Store, name: str, tmp_path: Path) -> None:
     entry = make_bundle(store, signature=b'{"by": "me"}')
     seen: list[tuple[int, int]] = []
-    report = push_bundle(store, entry, f"{name}:v1", progress=lambda *moved: seen.append(moved))
+    report = push_image(store, entry, f"{name}:v1", progress=lambda *moved: seen.append(moved))
     assert (report.entries, report.skipped_blobs) == (1, 0) and seen[-1] == (report.bytes, report.bytes)
     other = Store(tmp_path / "other")
     found, report = pull_bundle(other, f"{name}:v1", trust=Anyone())
@@ -75,14 +75,14 @@ def test_what_is_pushed_is_what_is_pulled(store: Store, name: str, tmp_path: Pat
 
 def test_pushing_twice_moves_nothing(store: Store, name: str) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, name)
-    again = push_bundle(store, entry, name)
+    push_image(store, entry, name)
+    again = push_image(store, entry, name)
     assert (again.entries, again.blobs, again.bytes) == (0, 0, 0) and again.skipped_bytes > len(WEIGHTS)
 
 
 def test_a_bundle_that_shares_weights_moves_only_what_differs(store: Store, name: str, tmp_path: Path) -> None:
-    push_bundle(store, make_bundle(store), f"{name}:v1")
-    report = push_bundle(store, make_bundle(store, decode=b"another graph"), f"{name}:v2")
+    push_image(store, make_bundle(store), f"{name}:v1")
+    report = push_image(store, make_bundle(store, decode=b"another graph"), f"{name}:v2")
     assert report.bytes < 20_000 and report.skipped_bytes > len(WEIGHTS)
     other = Store(tmp_path / "other")
     pull_bundle(other, f"{name}:v1", trust=Anyone())
@@ -91,18 +91,18 @@ def test_a_bundle_that_shares_weights_moves_only_what_differs(store: Store, name
 
 def test_the_image_is_the_same_as_in_a_layout(store: Store, name: str, tmp_path: Path) -> None:
     entry = make_bundle(store)
-    push_bundle(store, entry, f"{name}:v1")
-    push_bundle(store, entry, f"oci-layout:{tmp_path / 'images'}:v1")
+    push_image(store, entry, f"{name}:v1")
+    push_image(store, entry, f"oci-layout:{tmp_path / 'images'}:v1")
     digest = json.loads((tmp_path / "images" / "index.json").read_bytes())["manifests"][0]["digest"]
     place = parse_reference(f"{name}@{digest}")
     with closing(Registry(place)) as images:
         assert images.manifest(place) == blob_file(tmp_path / "images", digest).read_bytes()
     pulled(tmp_path, str(place))
-    assert push_bundle(store, entry, str(place)).entries == 0
+    assert push_image(store, entry, str(place)).entries == 0
 
 
 def test_what_is_not_there_is_said_to_be_missing(store: Store, name: str) -> None:
-    push_bundle(store, make_bundle(store), f"{name}:v1")
+    push_image(store, make_bundle(store), f"{name}:v1")
     for missing in (f"{name}:v2", f"{name}@sha256:{'0' * 64}", f"{name}/other:v1"):
         with pytest.raises(ArtifactError, match="no such bundle"):
             pull_bundle(store, missing, trust=Anyone())
@@ -110,7 +110,7 @@ def test_what_is_not_there_is_said_to_be_missing(store: Store, name: str) -> Non
 
 def test_a_pull_goes_on_where_the_connection_broke(store: Store, name: str, proxy: Proxy, tmp_path: Path) -> None:
     entry = make_bundle(store, weights=BIG)
-    push_bundle(store, entry, f"{name}:v1")
+    push_image(store, entry, f"{name}:v1")
     proxy.drop_after, proxy.drops = len(BIG) // 2, 2
     quick_pull(Store(tmp_path / "other"), through(proxy, f"{name}:v1"))
     assert proxy.dropped > 0
@@ -146,7 +146,7 @@ def test_a_registry_that_never_answers_is_an_error_that_names_it(store: Store, p
 
 
 def test_a_pull_that_is_killed_keeps_what_came(store: Store, name: str, tmp_path: Path) -> None:
-    push_bundle(store, make_bundle(store, first=WEIGHTS + b"1" * 1000, second=WEIGHTS + b"2" * 1000), f"{name}:v1")
+    push_image(store, make_bundle(store, first=WEIGHTS + b"1" * 1000, second=WEIGHTS + b"2" * 1000), f"{name}:v1")
     killed = child(KILLED, "pull", tmp_path / "other", f"{name}:v1", 1_500_000)
     assert killed.wait(30) == -signal.SIGKILL
     killed.communicate()
@@ -163,14 +163,14 @@ def test_a_push_that_is_killed_names_nothing_and_is_made_good(store: Store, name
     killed.communicate()
     with pytest.raises(ArtifactError, match="no such bundle"):
         pull_bundle(store, f"{name}:v1", trust=Anyone())
-    push_bundle(store, entry, f"{name}:v1")
+    push_image(store, entry, f"{name}:v1")
     pulled(tmp_path, f"{name}:v1")
 
 
 def test_two_pushes_at_once_both_arrive(store: Store, name: str, tmp_path: Path) -> None:
     entries = [make_bundle(store, decode=f"graph {number}".encode()) for number in range(3)]
     threads = [
-        threading.Thread(target=push_bundle, args=(store, entry, f"{name}:v{number}"))
+        threading.Thread(target=push_image, args=(store, entry, f"{name}:v{number}"))
         for number, entry in enumerate(entries)
     ]
     for thread in threads:
@@ -195,11 +195,11 @@ def test_the_account_of_docker_login_is_used(
     reference = f"oci://127.0.0.1:{account}/private/x:v1"
     caplog.set_level(logging.DEBUG)
     if password == "s3cret-pass":
-        push_bundle(store, make_bundle(store), reference)
+        push_image(store, make_bundle(store), reference)
         pulled(tmp_path, reference)
     else:
         with pytest.raises(RemoteError, match=f"access denied.*`docker login 127.0.0.1:{account}`") as caught:
-            push_bundle(store, make_bundle(store), reference)
+            push_image(store, make_bundle(store), reference)
         assert secret not in str(caught.value)
     assert secret not in caplog.text and "s3cret" not in caplog.text and "wrong-one" not in caplog.text
 

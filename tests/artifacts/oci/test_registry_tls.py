@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from llmc.artifacts.oci import push_bundle
+from llmc.artifacts.oci import push_image
 from llmc.artifacts.remotes.base import RemoteError
 from llmc.artifacts.store.store import Store
 from tests.artifacts.oci.conftest import StartRegistry
@@ -61,10 +61,10 @@ def test_a_registry_with_a_certificate_of_a_known_authority_is_used(
 ) -> None:
     name, pem = reference
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(pem))
-    assert push_bundle(store, make_bundle(store), name).entries == 1
+    assert push_image(store, make_bundle(store), name).entries == 1
     pulled(tmp_path, name)
 
 
 def test_a_registry_with_another_certificate_is_refused_at_once(reference: tuple[str, Path], store: Store) -> None:
     with pytest.raises(RemoteError, match=r"SSLError.*certificate.*REQUESTS_CA_BUNDLE"):
-        push_bundle(store, make_bundle(store), reference[0])
+        push_image(store, make_bundle(store), reference[0])

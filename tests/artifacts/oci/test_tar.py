@@ -129,3 +129,22 @@ def test_any_other_byte_in_a_header_of_the_last_layer_is_refused(at: int, change
 def test_reading_anything_at_all_raises_nothing_but_artifact_error(data: bytes) -> None:
     with suppress(ArtifactError):
         facts(data)
+
+
+@given(
+    st.text(
+        st.characters(codec="utf-8", exclude_characters="/\0\n", exclude_categories=["C"]), min_size=1, max_size=150
+    )
+)
+def test_a_name_of_any_length_and_letters_is_read_by_tools_and_back(name: str) -> None:
+    folder = name + "/"
+    data = b"".join(tar.write((folder,), [(Member(folder + name, 3, 0o755), [b"abc"])], 0o755))
+    assert len(data) == tar.archive_size((folder,), [Member(folder + name, 3, 0o755)])
+    with tarfile.open(fileobj=io.BytesIO(data)) as opened:
+        first, second = opened.getmembers()
+        assert (first.name, first.isdir(), first.mode) == (name, True, 0o755)
+        assert (second.name, second.isreg(), second.mode, second.size) == (folder + name, True, 0o755, 3)
+    reader = Reader([data], "test")
+    reader.folders((folder,), 0o755)
+    assert b"".join(reader.file(Member(folder + name, 3, 0o755))) == b"abc"
+    reader.end()
