@@ -43,13 +43,10 @@ def shapes(values: Iterable[int]) -> tuple[Shape, ...]:
 
 
 def whole_numbers(value: object, spelling: str, least: int = 1) -> list[int]:
-    """`value`, a list of whole numbers above 0, or text of them between blanks or commas, in the order given.
+    """`value`, a list of whole numbers above 0, in the order given.
 
     Raises InputError, naming `spelling`, for anything else, and for fewer than `least` of them.
     """
-    if isinstance(value, str):
-        words = value.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
-        value = [int(word) if word.isdecimal() and len(word) < 10 else None for word in words]
     if not isinstance(value, list) or len(value) < least or not all(type(item) is int and item > 0 for item in value):
         raise InputError(f"{spelling} must be a list of whole numbers above 0, as in [1, 2, 4, 8]")
     return value
@@ -58,6 +55,14 @@ def whole_numbers(value: object, spelling: str, least: int = 1) -> list[int]:
 def numbers(value: object, spelling: str) -> tuple[Shape, ...]:
     """`value` as `whole_numbers` reads it, as shapes."""
     return shapes(whole_numbers(value, spelling))
+
+
+def written_numbers(text: str, spelling: str) -> tuple[Shape, ...]:
+    """Whole numbers above 0 between blanks or commas, as flags, variables and logs have them. Raises InputError."""
+    words = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    if not words or not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
+        raise InputError(f"{spelling} must be whole numbers above 0, as in 1 2 4 8")
+    return shapes(map(int, words))
 
 
 def doubling(least: int, most: int) -> list[int]:

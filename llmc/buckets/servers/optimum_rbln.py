@@ -149,7 +149,7 @@ class OptimumRbln(DecodeBatches):
             if source.get(manual):
                 if source.get(strategy) != "manual":
                     raise InputError(f"{manual} is only read with {strategy} manual; set it")
-                stated[manual] = line.numbers(source[manual], manual)
+                stated[manual] = line.written_numbers(source[manual], manual)
             elif source.get(strategy) == "manual":
                 raise InputError(f"{strategy} manual needs {manual}")
         if len(set(stated.values())) > 1:
@@ -161,7 +161,7 @@ class OptimumRbln(DecodeBatches):
         found = None
         for text in lines:
             if match := _LOGGED.search(text):
-                found = line.numbers(match[1], MANUAL)
+                found = line.written_numbers(match[1], MANUAL)
         return {DECODE: found} if found else None
 
     def _top(self, setup: Setup) -> int:

@@ -130,7 +130,7 @@ class Sglang(DecodeBatches):
         own list."""
         flags = arguments.flags(given)
         arguments.agree(flags, setup.limits, LIMITS)
-        stated = {name: line.numbers(flags[name], name) for name in (SIZES, OLDER) if name in flags}
+        stated = {name: line.written_numbers(flags[name], name) for name in (SIZES, OLDER) if name in flags}
         found = within(CONFIG, flags[CONFIG], ("decode", "bs")) if CONFIG in flags else None
         if found is not None:
             stated[CONFIG] = line.numbers(found, f"{CONFIG}.decode.bs")
@@ -143,7 +143,7 @@ class Sglang(DecodeBatches):
         found = None
         for text in lines:
             if match := _LOGGED.search(text):
-                found = line.numbers(match[1] or match[2], SIZES)
+                found = line.written_numbers(match[1] or match[2], SIZES)
         return {DECODE: found} if found else None
 
     def _largest(self, setup: Setup) -> int:

@@ -122,7 +122,7 @@ class TensorrtLlm(DecodeBatches):
         found = None
         for text in lines:
             if match := _LOGGED.search(text):
-                found = line.numbers(match[1], "cuda_graph_batch_sizes")
+                found = line.written_numbers(match[1], "cuda_graph_batch_sizes")
         return {DECODE: found} if found else None
 
     def _stated(self, setup: Setup, config: object, source: str) -> tuple[Shape, ...]:

@@ -218,7 +218,7 @@ class Vllm:
             stated[f"{CONFIG}.{SIZES}"] = line.numbers(found, f"{CONFIG}.{SIZES}")
         for name in ("--cudagraph-capture-sizes", "--cuda-graph-sizes"):
             if name in flags:
-                stated[name] = line.numbers(flags[name], name)
+                stated[name] = line.written_numbers(flags[name], name)
         if len(stated) > 1:
             raise InputError(f"{' and '.join(stated)} both state a list; vLLM takes one of them, so remove the other")
         if not stated:
@@ -235,14 +235,15 @@ class Vllm:
         found: tuple[Shape, ...] = ()
         for text in lines:
             for match in _LOGGED.finditer(text):
-                found = line.numbers(match[1], SIZES) if match[1].strip() else found
+                found = line.written_numbers(match[1], SIZES) if match[1].strip() else found
         return {TOKENS: found} if found else None
 
     def _check_largest(self, setup: Setup, flags: Mapping[str, str], sizes: Sequence[Shape]) -> None:
         """Raise InputError where a stated max_cudagraph_capture_size is not the largest size that is kept."""
         largest: object = within(CONFIG, flags[CONFIG], (LARGEST,)) if CONFIG in flags else None
         if largest is None and "--max-cudagraph-capture-size" in flags:
-            ((largest,),) = line.numbers(flags["--max-cudagraph-capture-size"], "--max-cudagraph-capture-size")[-1:]
+            name = "--max-cudagraph-capture-size"
+            ((largest,),) = line.written_numbers(flags[name], name)[-1:]
         kept = [
             size
             for (size,) in sizes

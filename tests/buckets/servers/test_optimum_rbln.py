@@ -14,6 +14,7 @@ from llmc.buckets.servers.settings import Value, complete, flags_of, from_flags
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
+from tests.buckets.servers import judging
 
 RBLN = create("optimum-rbln")
 STRATEGY, MANUAL = "--rbln-decode-batch-bucket-strategy", "--rbln-decode-batch-bucket-manual-buckets"
@@ -105,7 +106,7 @@ def test_what_is_written_is_read(given_sizes: set[int], stages: int) -> None:
     [
         (Export(arguments=(f"{MANUAL} 1 32",)), f"{MANUAL} is only read with {STRATEGY} manual"),
         (Export(arguments=(f"{STRATEGY} manual",)), f"{STRATEGY} manual needs {MANUAL}"),
-        (Export(arguments=(f"{STRATEGY} manual", f"{MANUAL} x")), f"{MANUAL} must be a list"),
+        (Export(arguments=(f"{STRATEGY} manual", f"{MANUAL} x")), f"{MANUAL} must be whole numbers"),
         (
             Export(arguments=(f"{STRATEGY} manual", f"{MANUAL} 32"), files={"c.json": '{"decoder_batch_sizes": [1]}'}),
             "state different lists",
@@ -128,16 +129,11 @@ def test_the_log_of_a_start_has_the_list() -> None:
     assert RBLN.read_log(["start"]) is None
 
 
-@given(st.dictionaries(st.integers(1, 32), st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 6))
-def test_a_proposal_pads_no_more_than_its_own_list_of_that_length(counts: dict[int, int], most: int) -> None:
-    made = setup(decode_batch_bucket_limit=most)
-    demands = {(n,): Demand("decode", (n,), steps, n * steps) for n, steps in counts.items()}
+@given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
+def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
+    made = setup(12)
+    demands = judging.counted("decode", counts)
     chosen = RBLN.propose(made, {"decode": demands}, {"decode": most})["decode"]
-    assert len(chosen) <= most and chosen[-1] == (32,)
-
-    def padded(shapes: tuple[Shape, ...]) -> int:
-        finder = RBLN.finder(made, "decode", shapes)
-        return sum(finder.find(shape).shape[0] * demand.steps for shape, demand in demands.items())
-
-    assert padded(chosen) <= padded(RBLN.default(made)["decode"])
-    assert RBLN.graphs(made, {"decode": chosen}) == len(chosen) + 1
+    assert len(chosen) <= most and chosen[-1] == (12,)
+    least = judging.best(RBLN, made, demands, range(1, 13), most)
+    assert judging.padded(RBLN, made, demands, chosen) == least

@@ -12,6 +12,7 @@ from llmc.buckets.servers.settings import Value, complete, flags_of, from_flags
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
+from tests.buckets.servers import judging
 
 SGLANG = create("sglang")
 
@@ -117,8 +118,8 @@ def test_every_spelling_of_a_list(arguments: list[str], expected: list[int]) -> 
     [
         (["--cuda-graph-bs 1", "--cuda-graph-bs-decode 2"], "both state a list"),
         (["--context-length 4096"], "--context-length 4096 disagrees with max_model_len 8192"),
-        (["--cuda-graph-bs 0"], "--cuda-graph-bs must be a list"),
-        (["--cuda-graph-bs 12345678901234567890"], "--cuda-graph-bs must be a list"),
+        (["--cuda-graph-bs 0"], "--cuda-graph-bs must be whole numbers"),
+        (["--cuda-graph-bs 12345678901234567890"], "--cuda-graph-bs must be whole numbers"),
         (['--cuda-graph-config {"decode": {"bs": "x"}}'], "decode.bs must be a list"),
         (["--cuda-graph-config {"], "not valid JSON"),
     ],
@@ -141,19 +142,14 @@ def test_the_log_of_a_start_has_the_list(text: str) -> None:
     assert SGLANG.read_log(["Capture target prefill CUDA graph begin. num_tokens=[4, 8]"]) is None
 
 
-@given(st.dictionaries(st.integers(1, 32), st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 8))
-def test_a_proposal_pads_no_more_than_its_own_list_of_that_length(counts: dict[int, int], most: int) -> None:
-    made = setup(32, cuda_graph_max_bs_decode=32)
-    demands = {(n,): Demand("decode", (n,), steps, n * steps) for n, steps in counts.items()}
+@given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
+def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
+    made = setup(12, cuda_graph_max_bs_decode=12)
+    demands = judging.counted("decode", counts)
     chosen = SGLANG.propose(made, {"decode": demands}, {"decode": most})["decode"]
-    own = SGLANG.default(made)["decode"]
-    assert len(chosen) <= most and chosen[-1] == own[-1]
-
-    def padded(shapes: tuple[Shape, ...]) -> int:
-        finder = SGLANG.finder(made, "decode", shapes)
-        return sum(finder.find(shape).shape[0] * demand.steps for shape, demand in demands.items())
-
-    assert padded(chosen) <= padded(own[-most:])
+    assert len(chosen) <= most and chosen[-1] == (12,)
+    least = judging.best(SGLANG, made, demands, range(1, 13), most)
+    assert judging.padded(SGLANG, made, demands, chosen) == least
 
 
 def test_without_padding_the_most_frequent_batches_have_graphs() -> None:

@@ -12,6 +12,7 @@ from llmc.buckets.servers.settings import Value, complete
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
+from tests.buckets.servers import judging
 
 TRT = create("tensorrt-llm")
 
@@ -118,19 +119,14 @@ def test_the_log_of_a_start_has_the_list() -> None:
     assert TRT.read_log(["nothing"]) is None
 
 
-@given(st.dictionaries(st.integers(1, 128), st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 8))
-def test_a_proposal_pads_no_more_than_its_own_list_of_that_length(counts: dict[int, int], most: int) -> None:
-    made = setup(enable_padding=True)
-    demands = {(n,): Demand("decode", (n,), steps, n * steps) for n, steps in counts.items()}
+@given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
+def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
+    made = setup(12, enable_padding=True)
+    demands = judging.counted("decode", counts)
     chosen = TRT.propose(made, {"decode": demands}, {"decode": most})["decode"]
-    own = TRT.default(made)["decode"]
-    assert len(chosen) <= most and chosen[-1] == own[-1]
-
-    def padded(shapes: tuple[Shape, ...]) -> int:
-        finder = TRT.finder(made, "decode", shapes)
-        return sum(finder.find(shape).shape[0] * demand.steps for shape, demand in demands.items())
-
-    assert padded(chosen) <= padded(own[-most:])
+    assert len(chosen) <= most and chosen[-1] == (12,)
+    least = judging.best(TRT, made, demands, range(1, 13), most)
+    assert judging.padded(TRT, made, demands, chosen) == least
 
 
 def test_without_padding_the_most_frequent_batches_have_graphs() -> None:

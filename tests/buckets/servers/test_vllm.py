@@ -14,6 +14,7 @@ from llmc.buckets.servers.settings import Value, complete
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
+from tests.buckets.servers import judging
 
 VLLM = create("vllm")
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -145,7 +146,16 @@ def test_what_is_written_is_read(given_sizes: set[int], drafts: int) -> None:
     assert json.loads(written.files["config.yaml"].split("'")[1])["cudagraph_capture_sizes"] == sizes(lists["tokens"])
 
 
-@pytest.mark.parametrize("text", ['{"cudagraph_capture_sizes": []}', '{"cudagraph_capture_sizes": [0]}', "{", "[]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"cudagraph_capture_sizes": []}',
+        '{"cudagraph_capture_sizes": "1 2"}',
+        '{"cudagraph_capture_sizes": [0]}',
+        "{",
+        "[]",
+    ],
+)
 def test_a_flag_that_vllm_refuses_is_an_error(text: str) -> None:
     with pytest.raises(InputError, match="--compilation-config"):
         VLLM.read(Export(arguments=(f"--compilation-config {text}",)), setup())
@@ -176,7 +186,7 @@ def test_every_spelling_of_a_list(arguments: list[str], files: dict[str, str], e
     [
         (["--cudagraph-capture-sizes 1 2", "--cuda-graph-sizes 1 2"], "both state a list"),
         (["--max-num-seqs 9"], "--max-num-seqs 9 disagrees with max_num_seqs 8"),
-        (["--cudagraph-capture-sizes one"], "--cudagraph-capture-sizes must be a list of whole numbers"),
+        (["--cudagraph-capture-sizes one"], "--cudagraph-capture-sizes must be whole numbers"),
         (["--cudagraph-capture-sizes 1 2", "--max-cudagraph-capture-size 4"], "4 is not the largest"),
         (['-O {"cudagraph_capture_sizes": [1], "max_cudagraph_capture_size": 2}'], "2 is not the largest"),
     ],
@@ -201,16 +211,19 @@ def test_the_log_of_a_start_has_the_list() -> None:
     assert VLLM.read_log(lines[:1]) is None
 
 
-@given(st.dictionaries(st.integers(1, 64), st.integers(1, 9), min_size=1, max_size=20), st.sampled_from([2, 4, 8]))
-def test_a_proposal_pads_no_more_than_any_other_list_of_its_length(counts: dict[int, int], most: int) -> None:
-    made = setup(32)
-    demands = {(n,): Demand("tokens", (n,), steps, n * steps) for n, steps in counts.items()}
+@given(
+    st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4), st.sampled_from([0, 1, 2])
+)
+def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int, drafts: int) -> None:
+    made = setup(12 // (1 + drafts), cudagraph_mode="FULL_DECODE_ONLY", num_speculative_tokens=drafts)
+    demands = judging.counted("tokens", counts)
     chosen = VLLM.propose(made, {"tokens": demands}, {"tokens": most})["tokens"]
-    assert len(chosen) <= most and {(32,), (64,)} <= {*chosen}
+    assert len(chosen) <= most and chosen[-1] == (12,)
+    least = judging.best(VLLM, made, demands, range(1 + drafts, 13, 1 + drafts), most)
+    assert judging.padded(VLLM, made, demands, chosen) == least
 
-    def padded(shapes: tuple[Shape, ...]) -> int:
-        finder = VLLM.finder(made, "tokens", shapes)
-        return sum(finder.find(shape).shape[0] * demand.steps for shape, demand in demands.items())
 
-    spread = tuple(sorted({(max(1, 64 * (place + 1) // most),) for place in range(most)}))
-    assert padded(chosen) <= padded(spread)
+def test_a_proposal_reaches_as_far_as_its_own_list_and_has_the_largest_decode_step() -> None:
+    assert VLLM.propose(setup(100), {}, {"tokens": 9}) == {"tokens": ((100,), (200,))}
+    with pytest.raises(InputError, match="at most 1 graphs, but 2 are needed in any case: 100, 200"):
+        VLLM.propose(setup(100), {}, {"tokens": 1})
