@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from llmc.buckets.bucket import Bucket
+from llmc.buckets.bucket import Bucket, Phase
 from llmc.buckets.coverage import prove
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
@@ -129,13 +129,17 @@ def write_model(folder: Path, name: str) -> Path:
 
 def tiny_plan() -> Plan:
     """At most 3 sequences of 48 tokens; prompts start in one of two buckets and go on in chunks of 16."""
-    sizes = [
-        ("prompt", 1, 16, 0),
-        ("prompt", 3, 8, 0),
-        ("prompt", 1, 16, 32),
-        ("decode", 1, 1, 48),
-        ("decode", 3, 1, 48),
-    ]
+    return _plan(
+        ("prompt", 1, 16, 0), ("prompt", 3, 8, 0), ("prompt", 1, 16, 32), ("decode", 1, 1, 48), ("decode", 3, 1, 48)
+    )
+
+
+def kinds_plan() -> Plan:
+    """The same sequences in one bucket of each kind, three rows in each: for devices that compile for long."""
+    return _plan(("prompt", 3, 16, 0), ("prompt", 3, 16, 32), ("decode", 3, 1, 48))
+
+
+def _plan(*sizes: tuple[Phase, int, int, int]) -> Plan:
     buckets = tuple(Bucket(*s) for s in sizes)
     plan = Plan(Limits(48, 3, 48, 8), buckets, Provenance("test"))
     assert not prove(plan.limits, plan.buckets), prove(plan.limits, plan.buckets)

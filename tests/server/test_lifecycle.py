@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import ArtifactError, InputError
-from llmc.server import serve
+from llmc.server import lifecycle, serve
 from llmc.server.events import Listening, Ready, Stopped
 from llmc.server.state import Progress, ServerConfig
 from llmc.server.warming import Countdown, warm_up_of
@@ -258,6 +258,15 @@ def test_stop_while_loading_gives_up_at_the_next_bit_of_progress(bundle: Path) -
         assert [type(e) for e in live.events if not isinstance(e, Progress)] == [Listening, Stopped]
         live.server.loader.join(5)
         assert not live.server.loader.is_alive()
+
+
+def test_stopping_waits_for_no_tick_of_uvicorns(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_TICK_S", 60.0)
+    with Live(bundle) as live:
+        live.ready()
+        live.server.stop()
+        live.join()
+    assert live.error is None
 
 
 def test_stop_while_a_graph_hangs_in_the_warm_up_does_not_wait_for_it(

@@ -57,6 +57,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     return made
 
 
+@pytest.fixture(scope="module")
+def seven_slots(compiled: Compiled) -> CompileResult:
+    """The same model, compiled from Python for a plan of fewer buckets."""
+    import llmc
+
+    return llmc.compile(
+        compiled.model, compiled.path.with_name("seven"), device="xla", plan=tiny.kinds_plan(), store=compiled.store,
+        verify="none", sample_top_k=4, cache_slots=7,
+    )  # fmt: skip
+
+
 def tokens(llm: BundleLLM) -> list[list[int]]:
     return [list(out.outputs[0].token_ids) for out in llm.generate(PROMPTS, GREEDY)]
 
@@ -116,7 +127,7 @@ def test_executables_depend_on_shapes_and_not_on_weights(compiled: Compiled, tmp
 def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tmp_path: Path) -> None:
     model = tiny.write_model(tmp_path / "model", "llama-three-layers")
     asked = CompileOptions.of("xla", verify="all", roll_layers=True)
-    result = compile_bundle(str(model), tmp_path / "b", tiny.tiny_plan(), asked, compiled.store, lambda _: None)
+    result = compile_bundle(str(model), tmp_path / "b", tiny.kinds_plan(), asked, compiled.store, lambda _: None)
 
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"]
     placed = json.loads(Bundle.open(tmp_path / "b").files.read("weights.json"))
@@ -124,16 +135,16 @@ def test_layers_rolled_into_one_body_give_the_same_tokens(compiled: Compiled, tm
 
 
 def test_another_jax_opens_the_portable_program_and_counts_it(
-    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    seven_slots: CompileResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc.runtime.executors.xla.loaded.toolchain_version", lambda _: "0.11.0 0.11.0")
-    with BundleLLM(compiled.path) as llm:
+    with BundleLLM(seven_slots.bundle) as llm:
         assert tokens(llm) == [tiny.greedy(CASE, prompt, 9) for prompt in PROMPTS]
-        assert llm.compilations == len(SLOT_PROGRAMS) + 5
+        assert llm.compilations == len(SLOT_PROGRAMS) + 3
         assert "decode" in " ".join(llm.executor.compilations.compiled)
     monkeypatch.setenv("VLLM_XLA_CHECK_RECOMPILATION", "1")
     with pytest.raises(DeviceError, match="compiled when the bundle was opened, and VLLM_XLA_CHECK_RECOMPILATION asks"):
-        BundleLLM(compiled.path)
+        BundleLLM(seven_slots.bundle)
 
 
 def test_what_jax_compiles_for_a_step_is_counted_whatever_the_manifest_says(
@@ -309,7 +320,7 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.engine.sampling import SamplingParams
 from tests.compiler import tiny
 asked = CompileOptions.of("xla", verify="all", tensor_parallel=2, sample_top_k=4)
-made = compile_bundle({str(compiled.model)!r}, Path({str(tmp_path / "b")!r}), tiny.tiny_plan(), asked,
+made = compile_bundle({str(compiled.model)!r}, Path({str(tmp_path / "b")!r}), tiny.kinds_plan(), asked,
                       Store({str(compiled.store.root)!r}), lambda _: None)
 with BundleLLM({str(tmp_path / "b")!r}) as llm:
     out = llm.generate({PROMPTS!r}, SamplingParams(max_tokens=9, temperature=0, ignore_eos=True))
@@ -343,22 +354,10 @@ def test_options_of_xla_are_refused_for_other_devices(options: dict[str, object]
         open_target("cpu").configure(CompileOptions.of("cpu", **options))  # type: ignore[arg-type]
 
 
-def test_from_python_the_same_options_make_the_same_bundle(compiled: Compiled, tmp_path: Path) -> None:
+def test_from_python_the_same_options_make_the_same_bundle(seven_slots: CompileResult) -> None:
     import llmc
 
-    plan, path = tiny.tiny_plan(), tmp_path / "b"
-    made = llmc.compile(
-        compiled.model,
-        path,
-        device="xla",
-        plan=plan,
-        store=compiled.store,
-        verify="none",
-        sample_top_k=4,
-        cache_slots=7,
-    )
-
-    assert made.built == 5
-    assert Bundle.open(path).manifest.options["cache_slots"] == 7
-    with llmc.LLM(str(path), prefix_slots=4) as llm:
+    assert seven_slots.built == 3
+    assert Bundle.open(seven_slots.bundle).manifest.options["cache_slots"] == 7
+    with llmc.LLM(str(seven_slots.bundle), prefix_slots=4) as llm:
         assert llm.executor.slots == 7
