@@ -66,7 +66,11 @@ class Demand(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The shape that a step runs in; `miss` says what the server does where no prepared graph covers it."""
+    """The graph that the server takes for a step; `miss` says what it does where no prepared graph covers the step.
+
+    A server that bounds what it adds may take a `shape` that is smaller than the step in a number: then the step runs
+    in its own number there.
+    """
 
     shape: Shape
     miss: Miss | None = None

@@ -79,7 +79,8 @@ def complete(settings: Sequence[Setting], given: Mapping[str, Value]) -> dict[st
 def from_flags(
     settings: Sequence[Setting], flags: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, Value]:
-    """The values of `settings` that a command line and an environment state, by name; a flag wins.
+    """The values of `settings` that a command line and an environment state, by name; a flag wins, and of a switch's
+    two flags "--no-name".
 
     `flags` maps "--name" to its text ("" for a switch). Raises InputError for text that is no value.
     """
@@ -87,7 +88,9 @@ def from_flags(
     for setting in settings:
         if setting.variable and environment.get(setting.variable):
             found[setting.name] = setting.parse(environment[setting.variable])
-        if setting.flag in flags:
+        if setting.kind is bool and setting.flag.replace("--", "--no-", 1) in flags:
+            found[setting.name] = False
+        elif setting.flag in flags:
             text = flags[setting.flag]
             if setting.path:
                 value = within(setting.flag, text, setting.path)

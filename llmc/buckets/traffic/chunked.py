@@ -28,23 +28,31 @@ Ints = NDArray[np.int64]
 
 
 class Chunk(NamedTuple):
-    """A part of a prompt: a step computes `new` tokens behind `past` tokens in the cache; `last`: the prompt's end."""
+    """A part of a prompt: a step computes `new` tokens behind `past` tokens in the cache; `last`: the prompt's end.
+
+    `request` counts from 0 in order of arrival.
+    """
 
     new: int
     past: int
     last: bool
+    request: int
 
 
 class MixedSteps(NamedTuple):
     """`steps` steps in a row of the same sequences; more than one only where no prompt is in them.
 
     `chunks` are prompts' parts; `cached` int64 [batch] the tokens in the cache of each decoding sequence at the first
-    step, ascending by arrival; at step t (from 0) they are cached + t.
+    step, in the order in which they began to decode; at step t (from 0) they are cached + t. `requests` [batch] are
+    the requests of these sequences, and `finished` those that ended before the first step and after the steps yielded
+    before, so that a server's cache can be followed.
     """
 
     chunks: tuple[Chunk, ...]
     cached: Ints
     steps: int
+    requests: Ints
+    finished: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
@@ -54,6 +62,7 @@ class MixedSteps(NamedTuple):
 
 @dataclass
 class _Prompt:
+    request: int
     length: int
     computed: int
     output: int
@@ -84,6 +93,7 @@ def chunked_steps(
     finishing: list[tuple[int, int]] = []
     bases: dict[int, int] = {}
     number = 0
+    finished: list[int] = []
     while bases or prompts or following is not None:
         if not bases and not prompts and following is not None:
             clock = max(clock, following.time)
@@ -103,7 +113,8 @@ def chunked_steps(
             if whole and following.prompt - following.cached > room:
                 blocked = True
                 break
-            prompt = _Prompt(following.prompt, following.cached, following.output)
+            prompt = _Prompt(number, following.prompt, following.cached, following.output)
+            number += 1
             prompts.append(prompt)
             room -= _advance(prompt, min(room, chunk_most or room), chunks, ready)
             following = next(arrivals, None)
@@ -112,27 +123,33 @@ def chunked_steps(
                 f"a prompt of {following.prompt} tokens does not fit max_num_batched_tokens "
                 f"{limits.max_num_batched_tokens} at once; raise it, or switch chunked prefill on"
             )
-        cached = np.fromiter(bases.values(), np.int64, len(bases)) + step
+        cached, running = _running(bases, step)
+        ended, finished = tuple(finished), []
         if chunks:
-            yield MixedSteps(tuple(chunks), cached, 1)
+            yield MixedSteps(tuple(chunks), cached, 1, running, ended)
             clock += positive(step_time.prompt([c.new + c.past for c in chunks], [c.past for c in chunks]))
             if len(cached):
                 clock += positive(step_time.decode(len(cached), int(cached.max()), int(cached.sum())))
             step += 1
             for prompt in ready:
                 prompts.remove(prompt)
-                if prompt.output > 1:
-                    bases[number] = prompt.length - step
-                    heappush(finishing, (step + prompt.output - 1, number))
-                    number += 1
+                bases[prompt.request] = prompt.length - step
+                heappush(finishing, (step + prompt.output - 1, prompt.request))
         elif bases:
             free = following is not None and not blocked and len(bases) < limits.max_num_seqs
             until = following.time if free and following is not None else math.inf
             taken, clock = _decode(cached, finishing[0][0] - step, clock, until, step_time)
             step += taken
-            yield MixedSteps((), cached, taken)
+            yield MixedSteps((), cached, taken, running, ended)
         while finishing and finishing[0][0] <= step:
-            del bases[heappop(finishing)[1]]
+            finished.append(heappop(finishing)[1])
+            del bases[finished[-1]]
+
+
+def _running(bases: dict[int, int], step: int) -> tuple[Ints, Ints]:
+    """The tokens in the cache of each decoding sequence at `step`, and its request."""
+    size = len(bases)
+    return np.fromiter(bases.values(), np.int64, size) + step, np.fromiter(bases, np.int64, size)
 
 
 def _decode(cached: Ints, most: int, clock: float, until: float, step_time: StepTime) -> tuple[int, float]:
@@ -154,7 +171,7 @@ def _advance(prompt: _Prompt, most: int, chunks: list[Chunk], ready: list[_Promp
     """Give `prompt` at most `most` tokens of the step; returns how many it takes."""
     new = min(prompt.length - prompt.computed, most)
     last = prompt.computed + new == prompt.length
-    chunks.append(Chunk(new, prompt.computed, last))
+    chunks.append(Chunk(new, prompt.computed, last, prompt.request))
     prompt.computed += new
     if last:
         ready.append(prompt)
