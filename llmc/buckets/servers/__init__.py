@@ -24,6 +24,7 @@ SERVERS = Registry(
         "tensorrt-llm": "llmc.buckets.servers.tensorrt_llm:TensorrtLlm",
         "tpu-inference": "llmc.buckets.servers.tpu_inference:TpuInference",
         "vllm": "llmc.buckets.servers.vllm:Vllm",
+        "vllm-gaudi": "llmc.buckets.servers.vllm_gaudi.server:VllmGaudi",
         "vllm-neuron": "llmc.buckets.servers.vllm_neuron:VllmNeuron",
     },
 )

@@ -1,0 +1,166 @@
+"""The lists of least padding under the server's own look-up, none of which its filters leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+
+from llmc.buckets.servers.base import Demand, Lists, Shape
+from llmc.buckets.servers.first_covering import COLUMNS, ROWS, grid, polish, rounded, thinned
+from llmc.buckets.servers.vllm_gaudi import filters
+from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
+from llmc.buckets.servers.vllm_gaudi.view import CLAMP, View
+from llmc.errors import InputError
+
+ALIGNED = 128
+"""Queries are multiples of this many tokens, as all that the plug-in generates with its block size are."""
+
+Demands = Mapping[Shape, Demand]
+
+
+def work(family: str, shape: Shape) -> int:
+    """What one run of a bucket costs: batch · (query + context) of a prompt, batch + blocks of a decode.
+
+    A new token, or a decode's row, passes all layers; a context block is read by attention. Both count 1, so that
+    neither is free: a bucket with a needlessly large context, or with needless rows, is never as good as a tight one.
+    """
+    batch, query, context = shape
+    return batch * (query + context) if family == PROMPT else batch + context
+
+
+def propose(view: View, demands: Mapping[str, Demands], most: Mapping[str, int]) -> Lists:
+    """Buckets for a file: those that the server adds for drafts count in `most`, and are not among them.
+
+    Raises InputError where `most` buckets do not reach every admissible step.
+    """
+    if view.merged:
+        raise InputError("vllm-gaudi: no lists are planned for merged prefill; leave VLLM_MERGED_PREFILL out")
+    decode = _decode(view, demands.get(DECODE, {}), most[DECODE])
+    return {PROMPT: _prompt(view, demands.get(PROMPT, {}), most[PROMPT]), DECODE: decode}
+
+
+def _aligned(number: int, most: int) -> int:
+    return min(-(-number // ALIGNED) * ALIGNED, most)
+
+
+def _check(family: str, needed: int, most: int) -> None:
+    if needed > most:
+        raise InputError(f"vllm-gaudi: {most} {family} buckets do not reach every admissible step; allow {needed}")
+
+
+def required_prompts(view: View) -> list[Shape]:
+    """The buckets that cover all admissible prompt steps, whatever else is there.
+
+    One sequence with the longest query and the longest context, and for each larger batch, which runs without
+    context, the longest query that max_num_batched_tokens admits.
+    """
+    longest = min(view.longest_prompt, view.tokens)
+    ceiling = min(view.tokens, view.model_len)
+    context = -(-(view.longest_prompt - 1) // view.block)
+    found = [(1, _aligned(longest, ceiling), context)]
+    for batch in range(2, min(view.prefill, view.seqs, view.tokens) + 1):
+        found.append((batch, min(_aligned(longest, ceiling), view.tokens // batch), 0))
+    return [_sliced(view, shape) for shape in found]
+
+
+def _sliced(view: View, shape: Shape) -> Shape:
+    """A prompt bucket without context as a server takes it that slices long prompts: it would leave others out."""
+    if not filters.unsliced(view, shape):
+        return shape
+    size = view.number("sdpa_slice")
+    batch, query, _ = shape
+    longer = -(-query // size) * size
+    return (batch, longer, 0) if not filters.refused_prompt(view, (batch, longer, 0)) else (batch, query, 1)
+
+
+def required_decodes(view: View) -> list[Shape]:
+    """The bucket that covers all admissible decode steps, before drafts.
+
+    All sequences with as many blocks as they can have; with contiguous PA as many as the cache has, and without it at
+    most three times that, since sequences share cached blocks, which is where the server's own list ends too.
+    """
+    worst = view.seqs * view.blocks_each
+    if view.contiguous:
+        most = min(view.pool, worst) if view.number("mamba_chunk_size") else view.pool
+    else:
+        most = min(worst, view.pool * CLAMP)
+    return [(view.seqs, 1, max(most, view.seqs))]
+
+
+def _prompt(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
+    required = required_prompts(view)
+    _check(PROMPT, len(required), most)
+    _, longest, context = required[0]
+    ceiling = min(view.tokens, view.model_len)
+    batches = sorted({1, *(shape[0] for shape in demands)})
+    queries = thinned(
+        _weights((_aligned(shape[1], ceiling), demand) for shape, demand in demands.items()), ROWS, [longest]
+    )
+    contexts = thinned(_weights((shape[2], demand) for shape, demand in demands.items()), COLUMNS, [0, context])
+
+    def cost(query: int, context: int) -> float | None:
+        return work(PROMPT, (1, query, context)) if _accepted_prompt(view, (1, query, context)) else None
+
+    steps = rounded(demands, (batches, queries, contexts))
+    alone = {(query, context): number for (batch, query, context), number in steps.items() if batch == 1}
+    share = max(1, (most - len(required) + 1) * len(alone) // max(1, len(steps)))
+    chosen = [(1, *point) for point in grid(alone, queries, contexts, cost, share)] if alone else []
+    candidates = product(batches, queries, contexts)
+    allowed = [shape for shape in candidates if _accepted_prompt(view, shape) and (shape[0] == 1 or not shape[2])]
+    return _polished(PROMPT, steps, chosen, allowed, required, most)
+
+
+def _accepted_prompt(view: View, shape: Shape) -> bool:
+    return not filters.refused_prompt(view, shape) and not filters.unsliced(view, shape)
+
+
+def _decode(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
+    """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed makes three buckets."""
+    tokens = 1 + view.drafts
+    most = most // 3 if view.drafts else most
+    required = required_decodes(view)
+    _check(DECODE, len(required) * (3 if view.drafts else 1), most * (3 if view.drafts else 1))
+    merged: dict[Shape, Demand] = {}
+    for shape, demand in demands.items():
+        batch = -(-shape[0] // tokens)
+        blocks = shape[2] if view.contiguous else max(batch, -(-shape[2] // tokens))
+        seed = (min(batch, view.seqs), 1, min(blocks, required[0][2]))
+        known = merged.get(seed)
+        merged[seed] = Demand(DECODE, seed, demand.steps + (known.steps if known else 0), 0)
+    rows = thinned(_weights((shape[0], demand) for shape, demand in merged.items()), ROWS, [view.seqs])
+    columns = thinned(_weights((shape[2], demand) for shape, demand in merged.items()), COLUMNS, [required[0][2]])
+
+    def cost(batch: int, blocks: int) -> float:
+        return work(DECODE, _fitted(view, (batch, 1, blocks)))
+
+    steps = rounded(merged, (rows, [1], columns))
+    points = grid({(batch, blocks): number for (batch, _, blocks), number in steps.items()}, rows, columns, cost, most)
+    chosen = [_fitted(view, (batch, 1, blocks)) for batch, blocks in points]
+    candidates = [_fitted(view, (batch, 1, blocks)) for batch in rows for blocks in columns]
+    return _polished(DECODE, steps, chosen, candidates, required, most)
+
+
+def _fitted(view: View, shape: Shape) -> Shape:
+    """A decode bucket that the server keeps as it is: at least a block for each sequence, at most max_model_len's."""
+    batch, query, blocks = shape
+    return shape if view.contiguous else filters.clipped(view, (batch, query, max(batch, blocks)))
+
+
+def _weights(steps: Iterable[tuple[int, Demand]]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for value, demand in steps:
+        found[value] = found.get(value, 0.0) + demand.steps
+    return found
+
+
+def _polished(
+    family: str,
+    steps: Mapping[Shape, float],
+    chosen: Iterable[Shape],
+    candidates: Iterable[Shape],
+    required: Iterable[Shape],
+    most: int,
+) -> tuple[Shape, ...]:
+    if not steps:
+        return tuple(sorted({*chosen, *required}))
+    return tuple(sorted(polish(steps, chosen, candidates, required, most, lambda shape: float(work(family, shape)))))

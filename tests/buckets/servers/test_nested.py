@@ -1,0 +1,60 @@
+"""Rows of columns: the best choice, against all choices."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc.buckets.servers.nested import NEVER, Grid
+from llmc.buckets.servers.vllm_gaudi.proposal import work
+
+
+def cost(grid: Grid, points: tuple[tuple[int, int], ...]) -> float | None:
+    """The total of all steps, each in the least chosen row at or above its own, and there the least column; None where
+    a row does not reach its steps."""
+    total = 0.0
+    for (row, column), weight in np.ndenumerate(grid.weights):
+        if not weight:
+            continue
+        rows = [r for r, _ in points if r >= row]
+        columns = [c for r, c in points if rows and r == min(rows) and c >= column]
+        if not columns or grid.costs[min(rows), min(columns)] >= NEVER:
+            return None
+        total += weight * grid.costs[min(rows), min(columns)]
+    return total
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.data())
+def test_no_choice_costs_less(rows: int, columns: int, most: int, data: st.DataObject) -> None:
+    def table(cells: st.SearchStrategy[float]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        row = st.lists(cells, min_size=columns, max_size=columns)
+        return np.array(data.draw(st.lists(row, min_size=rows, max_size=rows)), np.float64)
+
+    weights = table(st.sampled_from([0.0, 1.0, 3.0]))
+    rising = np.cumsum(table(st.integers(1, 5).map(float)), axis=1)
+    costs = np.maximum.accumulate(rising, axis=0)
+    if data.draw(st.booleans()) and rows > 1:
+        costs[0, 0] = NEVER
+    grid = Grid(weights, costs)
+    cells = [(r, c) for r in range(rows) for c in range(columns)]
+    top = (rows - 1, columns - 1)
+    choices = [
+        choice for count in range(1, most + 1) for choice in combinations(cells, count)
+        if top in choice and all(costs[point] < NEVER for point in choice)
+    ]  # fmt: skip
+    best = min(found for choice in choices if (found := cost(grid, choice)) is not None)
+    solved = grid.solve(most)
+    assert len(solved) <= most and top in solved
+    assert cost(grid, tuple(solved)) == pytest.approx(best)
+
+
+def test_rows_are_given_up_where_graphs_are_few() -> None:
+    weights = np.array([[9.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    costs = np.array([[work("decode", (row, 1, column)) for column in (1, 4, 8)] for row in (1, 8)], np.float64)
+    assert Grid(weights, costs).solve(1) == [(1, 2)]
+    assert Grid(weights, costs).solve(2) == [(0, 0), (1, 2)]

@@ -1,0 +1,88 @@
+"""The highest block that contiguous attention reads, against the plug-in's allocator walked step by step."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc.buckets.servers.vllm_gaudi.blocks import Pool
+from llmc.buckets.traffic.chunked import MixedSteps, chunked_steps
+from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.step_time import AssumedStepTime
+from tests.buckets.servers.vllm_gaudi.setups import setup, view
+
+
+class Walked:
+    """Every step by itself: a queue of ids, a table of places, and the moves of one pass sorted anew each time."""
+
+    def __init__(self, size: int, block: int, threshold: int | None) -> None:
+        self.queue = deque(range(1, size))
+        self.block, self.threshold = block, threshold
+        self.held: dict[int, list[int]] = {}
+        self.place = list(range(size))
+
+    def step(self, tokens: list[tuple[int, int]], finished: tuple[int, ...]) -> int:
+        for request in finished:
+            self.queue.extend(reversed(self.held.pop(request)))
+        for request, count in tokens:
+            held = self.held.setdefault(request, [])
+            while len(held) * self.block < count:
+                held.append(self.queue.popleft())
+        used = {self.place[block] for held in self.held.values() for block in held}
+        if self.threshold is not None and used and max(used) - self.threshold > len(used):
+            free = (place for place in range(1, len(self.place)) if place not in used)
+            for high, low in zip(sorted(used, reverse=True)[:512], free, strict=False):
+                if low > high:
+                    break
+                first, second = self.place.index(high), self.place.index(low)
+                self.place[first], self.place[second] = low, high
+            used = {self.place[block] for held in self.held.values() for block in held}
+        return max(used, default=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=30),
+    st.integers(1, 5), st.sampled_from([0, 2, 32]), st.booleans(),
+)  # fmt: skip
+def test_places_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, threshold: int, defrag: bool) -> None:
+    own = {"contiguous_pa": True, "defrag": defrag, "defrag_threshold": threshold, "num_hpu_blocks": 160}
+    made = setup(512, seqs, 128, 16, **own)
+    requests = [TrafficRequest(i / 50, prompt, output) for i, (prompt, output) in enumerate(lengths)]
+    pool = Pool(view(max_model_len=512, max_num_seqs=seqs, tokens=128, block_size=16, **own))
+    walked = Walked(160, 16, threshold if defrag else None)
+    for run in chunked_steps(requests, made.limits, AssumedStepTime()):
+        found: Counter[int] = Counter()
+        for batch, highest, steps in pool.take(run):
+            assert batch == len(run.cached)
+            found[highest] += steps
+        expected: Counter[int] = Counter()
+        for step in range(run.steps):
+            tokens = [(chunk.request, chunk.past + chunk.new) for chunk in run.chunks]
+            tokens += [(int(r), int(c) + step + 1) for r, c in zip(run.requests, run.cached, strict=True)]
+            highest = walked.step(tokens, run.finished if step == 0 else ())
+            if len(run.cached):
+                expected[highest + 1] += 1
+        assert +found == +expected
+
+
+def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> None:
+    def highest(defrag: bool) -> list[int]:
+        pool = Pool(view(max_model_len=8192, max_num_seqs=2, num_hpu_blocks=2000, contiguous_pa=True, defrag=defrag))
+        found = []
+        for turn in range(40):
+            step = MixedSteps((), np.array([8000]), 1, np.array([turn]), (turn - 1,) if turn else ())
+            found += [place for _, place, _ in pool.take(step)]
+        return found
+
+    assert max(highest(False)) > 1900
+    assert max(highest(True)) <= 63 + 32 + 1
+
+
+def test_a_cache_that_is_too_small_grows_since_nothing_is_preempted() -> None:
+    pool = Pool(view(max_model_len=2048, max_num_seqs=4, num_hpu_blocks=8, contiguous_pa=True))
+    step = MixedSteps((), np.array([2000, 2000]), 1, np.array([0, 1]), ())
+    assert [place for _, place, _ in pool.take(step)] == [33]
