@@ -34,9 +34,8 @@ LEAST, GAP = "MIN_TOKEN_BUCKET", "VLLM_TPU_BUCKET_PADDING_GAP"
 BUCKETIZED, CUSTOM = "ATTN_BUCKETIZED_NUM_REQS", "ATTN_CUSTOM_NUM_REQS_BUCKETS"
 MIN_NUM_SEQS = 8
 """Requests of the least padding that tpu-inference generates."""
-ROWS = 16
-"""Rows of a TPU tile in bfloat16, and the divisor that the grouped matmul of MoE models asserts: chosen sizes are
-multiples of it. The server accepts others."""
+ROWS = 8
+"""Rows of a TPU tile (openxla.org/xla/tiled_layout): fewer tokens than a multiple of it cost as much."""
 
 _TOKENS = re.compile(r"Prepared token paddings: \[([\d, ]+)\]")
 _REQUESTS = re.compile(r"Prepared attn request paddings: \[([\d, ]+)\]")
@@ -70,6 +69,9 @@ class TpuInference:
         Setting("padding_gap", int, 0, "Step between token paddings; 0 doubles them.", variable=GAP, least=0),
         Setting("bucketized_requests", bool, False, "Attention for fewer requests than the most.",
                 variable=BUCKETIZED),
+        Setting("token_multiple", int, ROWS,
+                "What chosen token paddings are multiples of; 16 for MoE models with an odd number of experts a token, "
+                "whose grouped matmul asserts it.", least=1),
         Setting("num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
                 path=("num_speculative_tokens",), least=0),
     )  # fmt: skip
@@ -142,9 +144,9 @@ class TpuInference:
         return len(lists[TOKENS]) * len(lists[REQUESTS])
 
     def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
-        """Multiples of 16 tokens and of the ranks' KV packing, and multiples of 8 requests."""
+        """Multiples of token_multiple and of the ranks' KV packing, and multiples of 8 requests."""
         ranks, seqs = setup.number("data_parallel_size"), setup.limits.max_num_seqs
-        step, cover = math.lcm(ROWS, ranks * _packing(setup)), self._cover(setup)
+        step, cover = math.lcm(setup.number("token_multiple"), ranks * _packing(setup)), self._cover(setup)
         tokens = [*range(step, cover, step), cover]
         requests = [*range(MIN_NUM_SEQS, seqs, MIN_NUM_SEQS), seqs]
         return {

@@ -182,13 +182,16 @@ def test_the_log_of_a_start_has_the_sizes() -> None:
     assert TPU.read_log(["INFO Prepared request paddings: [8]"]) is None
 
 
-@given(st.dictionaries(st.integers(1, 128), st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5))
-def test_a_proposal_pads_no_more_than_any_other(counts: dict[int, int], most: int) -> None:
-    made = setup(128, 8)
+@given(
+    st.dictionaries(st.integers(1, 128), st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 4),
+    st.sampled_from([8, 16]),
+)  # fmt: skip
+def test_a_proposal_pads_no_more_than_any_other(counts: dict[int, int], most: int, multiple: int) -> None:
+    made = setup(128, 8, token_multiple=multiple)
     demands = judging.counted("tokens", counts)
     chosen = TPU.propose(made, {"tokens": demands}, {"tokens": most, "requests": 1})
     assert len(chosen["tokens"]) <= most and chosen["requests"] == shapes(8)
-    candidates = range(16, 129, 16)
+    candidates = range(multiple, 129, multiple)
     assert judging.padded(TPU, made, demands, chosen["tokens"]) == judging.best(TPU, made, demands, candidates, most)
     assert TPU.accept(made, chosen).lists == chosen
 
