@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from llmc.errors import InputError
 
@@ -14,7 +17,14 @@ def write_text(path: str | os.PathLike[str], text: str, what: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, what: str) -> None:
-    """Write `content` to `path` with mode 0644, all of it or nothing; an older file is replaced.
+    """Write `content` to `path`, as `writing` does."""
+    with writing(path, what) as file:
+        file.write(content)
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], what: str) -> Iterator[BinaryIO]:
+    """A file whose content is at `path` with mode 0644 at the end, all of it or nothing; an older file is replaced.
 
     Raises InputError, naming `what` ("plan") and the path, when it cannot be written.
     """
@@ -26,7 +36,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, what: str) -> None
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+                yield file
             temporary.chmod(0o644)
             temporary.replace(target)
         finally:

@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
     "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),
+    "traffic": ("llmc.cli.traffic", "Look at recorded traffic; merge, sample and anonymise it."),
     "cache": ("llmc.cli.cache", "Look into the artifact store and into bundles."),
 }
 UNEXPECTED = 1

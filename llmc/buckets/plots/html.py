@@ -51,14 +51,19 @@ def page(
     views: Sequence[PlanView],
     frontier: Sequence[FrontierPoint],
 ) -> str:
-    """The whole page; `drawings` are (heading, svg element), trusted as they are, all other text is escaped."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    """The whole page on plans; `drawings` as in `render`."""
     sections = [_comparison(views)] if len(views) > 1 and views[0].evaluation is not None else []
     sections += [_plan(view) for view in views]
     if frontier:
         sections.append(_frontier(frontier))
+    return render(title, drawings, sections)
+
+
+def render(title: str, drawings: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
+    """A page; `drawings` are (heading, svg element), trusted as they are, all other text is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(PAGE).render(title=title, drawings=drawings, sections=sections)
 
 

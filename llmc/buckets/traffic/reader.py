@@ -139,6 +139,17 @@ class Trace:
         """What the format left out of the iteration that ended last, or says of its histograms."""
         return list(self._notes if self.lengths is None else self.lengths.notes)
 
+    def counted(self) -> list[str]:
+        """In words, what the iteration that ended last left out or changed."""
+        found = self.notes()
+        if self.skipped_empty:
+            found.append(f"{self.skipped_empty} requests without a prompt or without output were left out")
+        if self.out_of_order:
+            found.append(
+                f"{self.out_of_order} requests are far out of order, and count as at the time of the one before"
+            )
+        return found
+
     def _in_file_order(self) -> Iterator[_Read]:
         """Seconds since the first line's time, prompt, output and cached tokens of each request."""
         if not isinstance(self.format, RequestFormat):

@@ -135,16 +135,9 @@ class Traffic:
 
     def notes(self) -> list[str]:
         """What did not fit: requests above the limits, and lines that were left out."""
-        counts = self.counts()
-        found = self._trace.notes()
-        if self._admission is not None and (self._admission.left_out or counts["clipped"]):
-            found.append(self._admission.note())
-        if counts["skipped_empty"]:
-            found.append(f"{counts['skipped_empty']} requests without a prompt or without output were left out")
-        if counts["out_of_order"]:
-            found.append(
-                f"{counts['out_of_order']} requests are far out of order, and count as at the time of the one before"
-            )
+        found = self._trace.counted()
+        if self._admission is not None and (self._admission.left_out or self._admission.clipped):
+            found.insert(0, self._admission.note())
         return found
 
 

@@ -28,10 +28,11 @@ def profile_text(found: Profile) -> str:
     lines += table([LENGTH_HEADER, *rows], range(1, 7))
     if found.running is not None and found.running.number:
         p50, p90, p99 = (str(value) for value in found.running.percentiles((50, 90, 99)))
+        full = ", which are too few for this rate" if p50 == str(found.slots) else ""
         lines += [
             "",
             f"running at once: p50 {p50}, p90 {p90}, p99 {p99}, most {found.running.longest} (decode steps of a "
-            f"simulated 8B model on one accelerator with {found.slots} slots)",
+            f"simulated 8B model on one accelerator with {found.slots} slots{full})",
         ]
     windows = joined(found.windows, SHOWN_WINDOWS)
     if len(windows) > 1:

@@ -50,6 +50,7 @@ class Windows:
     def __init__(self) -> None:
         self._seconds = 1.0
         self._found: dict[int, Window] = {}
+        self._last = 0.0
 
     def add(self, request: TrafficRequest) -> None:
         """Count a request."""
@@ -57,6 +58,7 @@ class Windows:
         while place >= MOST:
             self._double()
             place = int(request.time / self._seconds)
+        self._last = request.time
         window = self._window(self._found, place)
         window.prompt.add(request.prompt)
         window.output.add(request.output)
@@ -76,7 +78,7 @@ class Windows:
         return among[place]
 
     def found(self, most: int) -> list[Window]:
-        """At most `most` windows of equal length, the last one shorter; those without a request too."""
+        """At most `most` windows of equal length, those without a request too; the last ends with the last request."""
         if not self._found:
             return []
         number = max(self._found) + 1
@@ -87,6 +89,8 @@ class Windows:
             for place in range(first, min(first + each, number)):
                 joined.merge(self._found.get(place) or Window(place * self._seconds, self._seconds))
             found.append(joined)
+        if self._last > found[-1].start:
+            found[-1].seconds = self._last - found[-1].start
         return found
 
 
