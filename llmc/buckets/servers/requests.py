@@ -1,4 +1,4 @@
-"""Servers whose only list is of decode steps, counted in requests."""
+"""Lists of decode steps counted in requests: what servers that have one share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODE = "decode"
 
 
 class DecodeBatches:
-    """What is the same for all of them: one graph for each number of requests that decode together."""
+    """One graph for each number of requests that decode together, and no other list."""
 
     families: ClassVar[tuple[Family, ...]] = (Family(DECODE, ("requests",), "requests"),)
 

@@ -1,4 +1,4 @@
-"""SGLang on CUDA and ROCm: the requests of a decode step that CUDA graphs are captured for."""
+"""SGLang on CUDA and ROCm: CUDA graphs for the requests of a decode step, and for the tokens of a step of prompts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.servers import arguments, line
-from llmc.buckets.servers.base import Accepted, Demand, Dropped, Export, Finder, GraphCost, Lists, Setup, Shape
-from llmc.buckets.servers.requests import DECODE, DecodeBatches, prefill_first
+from llmc.buckets.plan import Plan
+from llmc.buckets.servers import arguments, bounded, line
+from llmc.buckets.servers.base import (
+    Accepted,
+    Demand,
+    Dropped,
+    Export,
+    Family,
+    Finder,
+    GraphCost,
+    Lists,
+    Setup,
+    Shape,
+)
+from llmc.buckets.servers.requests import DECODE, DecodeBatches
 from llmc.buckets.servers.settings import Setting, within
-from llmc.buckets.traffic.events import TrafficRequest
+from llmc.buckets.traffic.events import DecodeRun, TrafficRequest
+from llmc.buckets.traffic.schedule import schedule
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 
-SIZES = "--cuda-graph-bs-decode"
-OLDER = "--cuda-graph-bs"
+PREFILL = "prefill"
+FLAGS = {DECODE: ("--cuda-graph-bs-decode", "--cuda-graph-bs"), PREFILL: ("--cuda-graph-bs-prefill",)}
+"""Of each list; the second is what releases without graphs of prompts call it."""
 CONFIG = "--cuda-graph-config"
+FACTOR = 2
+"""A step of prompts runs eagerly where its graph has more than so many times its tokens."""
 
 LIMITS = {
     "--context-length": "max_model_len",
@@ -25,28 +41,43 @@ LIMITS = {
     "--chunked-prefill-size": "max_num_batched_tokens",
 }
 
-_LOGGED = re.compile(r"Capture cuda graph bs \[([\d,\s]+)\]|Capture target (?:decode|verify) CUDA .*?bs=\[([\d,\s]+)\]")
+_LOGGED = {
+    DECODE: re.compile(
+        r"Capture cuda graph bs \[([\d,\s]+)\]|Capture target (?:decode|verify) CUDA .*?bs=\[([\d,\s]+)\]"
+    ),
+    PREFILL: re.compile(r"Capture target prefill CUDA .*?num_tokens=\[([\d,\s]+)\]()"),
+}
 
 TIERS = ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512))
 """Below so many GiB of a card's memory: the largest batch captured with tp_size below 4, and from there."""
 
 
 class Sglang(DecodeBatches):
-    """Decode graphs alone. Graphs of prompt steps (cuda_graph_config.prefill), data-parallel attention and the DeepEP
-    cap are left out."""
+    """Steps of prompts come before decode steps and are not mixed with them. Data-parallel attention, the DeepEP cap
+    and the prompt backend "full" are left out."""
 
     name: ClassVar[str] = "sglang"
     title: ClassVar[str] = "SGLang on CUDA and ROCm"
     source: ClassVar[str] = (
         "SGLang, commits 399499ca (arg_groups/cuda_graph_hook.py), a82da8da (arg_groups/memory_hook.py), e55d1556 "
-        "(model_executor/runner/base_cuda_graph_runner.py), aba9610a (runner/decode_cuda_graph_runner.py)"
+        "(model_executor/runner/base_cuda_graph_runner.py), aba9610a (runner/decode_cuda_graph_runner.py), 16144fe4 "
+        "(runner/prefill_cuda_graph_runner.py)"
     )
+    families: ClassVar[tuple[Family, ...]] = (*DecodeBatches.families, Family(PREFILL, ("tokens",), "tokens"))
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("gpu_memory_gib", int, 80, "Memory of one card, which the largest batch depends on.", least=1),
         Setting("tp_size", int, 1, "Devices of one model.", "--tp-size", least=1),
         Setting(
             "cuda_graph_max_bs_decode", int, None, "The largest batch of SGLang's own list.",
             "--cuda-graph-max-bs-decode", least=1,
+        ),
+        Setting(
+            "cuda_graph_backend_prefill", str, "breakable", "How graphs of prompts are made; ROCm: tc_piecewise.",
+            "--cuda-graph-backend-prefill", choices=("breakable", "tc_piecewise", "disabled"),
+        ),
+        Setting(
+            "cuda_graph_max_bs_prefill", int, None, "The most tokens of SGLang's own list; 2048 with MLA.",
+            "--cuda-graph-max-bs-prefill", least=4,
         ),
         Setting(
             "speculative_num_draft_tokens", int, 0, "Draft tokens of a step; its own list is then another.",
@@ -73,8 +104,9 @@ class Sglang(DecodeBatches):
         return Limits(**{"max_num_seqs": 2048, "max_num_batched_tokens": 8192, "block_size": 1, **given})
 
     def default(self, setup: Setup) -> Lists:
-        """1, 2, 4, 8, 12, then steps of 8 to 256, of 16 to 512 and of 32, up to a batch that the card's memory
-        decides, which is always in it; finer with drafts; every number without padding."""
+        """Decode: 1, 2, 4, 8, 12, then steps of 8 to 256, of 16 to 512 and of 32, up to a batch that the card's memory
+        decides, which is always in it; finer with drafts; every number without padding. Prompts: steps of 4 to 32, of
+        16 to 256, of 32 to 512, of 64 to 1024, of 256 to 4096 and of 512, up to chunked_prefill_size."""
         most = self._largest(setup)
         if setup.own["disable_cuda_graph_padding"]:
             sizes = [*range(1, most + 1)]
@@ -82,69 +114,132 @@ class Sglang(DecodeBatches):
             sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, most + 1, 16)]
         else:
             sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, most + 1, 32)]
-        return {DECODE: self._captured(setup, [*(size for size in sizes if size <= most), most])}
+        decode = self._captured(setup, [*(size for size in sizes if size <= most), most])
+        return {DECODE: decode, PREFILL: line.shapes(self._tokens(setup))}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """Batches above max_running_requests are left out and it takes their place; with two-batch overlap odd ones
-        are left out too."""
+        are left out too. Tokens of prompts are taken as they are, unless their graphs are disabled."""
         given = [size for (size,) in lists[DECODE]]
+        if not given:
+            raise InputError("sglang: no batch of decode steps in the list; give one")
         kept = self._captured(setup, given)
-        pool = self._pool(setup)
-        dropped = tuple(
+        pool, prefill = self._pool(setup), lists[PREFILL] if self._prompts(setup) else ()
+        if self._prompts(setup) and not prefill:
+            raise InputError("sglang: no tokens of prompts in the list; give some, or disable their graphs")
+        dropped = [
             Dropped(DECODE, (size,), f"above max_running_requests {pool}" if size > pool else "odd, with batch overlap")
             for size in given
             if (size,) not in kept
-        )
-        return Accepted({DECODE: kept}, dropped, tuple((DECODE, shape) for shape in kept if shape[0] not in given))
+        ]
+        dropped += [
+            Dropped(PREFILL, shape, "graphs of prompts are disabled") for shape in lists[PREFILL] if not prefill
+        ]
+        added = tuple((DECODE, shape) for shape in kept if shape[0] not in given)
+        return Accepted({DECODE: kept, PREFILL: prefill}, tuple(dropped), added)
 
     def demands(self, setup: Setup, requests: Iterable[TrafficRequest], step_time: StepTime) -> Iterator[Demand]:
-        """Decode steps, which wait while prompts run."""
-        return prefill_first(requests, setup.limits, step_time)
+        """Decode steps, which wait while prompts run, and the steps of prompts: those admitted together, or the chunks
+        of one that is longer than chunked_prefill_size. A step is not filled up with a part of the next prompt."""
+        most = setup.limits.max_num_batched_tokens
+        for event in schedule(requests, setup.limits, step_time=step_time):
+            if isinstance(event, DecodeRun):
+                yield Demand(DECODE, (event.batch,), event.steps, event.batch * event.steps)
+            elif self._prompts(setup):
+                whole, rest = divmod(sum(event.lengths) - sum(event.cached), most)
+                if whole:
+                    yield Demand(PREFILL, (most,), whole, whole * most)
+                if rest:
+                    yield Demand(PREFILL, (rest,), 1, rest)
 
     def finder(self, setup: Setup, family: str, shapes: Sequence[Shape]) -> Finder:
-        """The next batch above, or the same one alone without padding; others run eagerly."""
+        """Decode: the next batch above, or the same one alone without padding. Prompts: the next number of tokens
+        above, if it is no more than twice the step's. Others run eagerly."""
+        if family == PREFILL:
+            return bounded.WithinFactor(shapes, FACTOR)
         exact = setup.own["disable_cuda_graph_padding"]
         return line.Exact(shapes, "eager") if exact else line.NextAbove(shapes, "eager")
 
+    def graphs(self, setup: Setup, lists: Lists) -> int:
+        """One for each number of both lists."""
+        return sum(map(len, lists.values()))
+
     def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
-        """Up to where SGLang's own list reaches, so that no step loses its graph."""
+        """Up to where SGLang's own lists reach, so that no step loses its graph. Tokens of prompts are every number to
+        64, multiples of 4 to 256 and of 16 from there."""
         step = self._step(setup)
-        top = self.default(setup)[DECODE][-1][0]
+        own = self.default(setup)
+        top = own[DECODE][-1][0]
         found, candidates = demands.get(DECODE, {}), range(step, top + 1, step)
         if setup.own["disable_cuda_graph_padding"]:
-            return {DECODE: line.most_frequent(found, candidates, most[DECODE]) or ((top,),)}
-        return {DECODE: line.choose(found, candidates, [top], most[DECODE])}
+            decode = line.most_frequent(found, candidates, most[DECODE]) or ((top,),)
+        else:
+            decode = line.choose(found, candidates, [top], most[DECODE])
+        if not own[PREFILL]:
+            return {DECODE: decode, PREFILL: ()}
+        largest = own[PREFILL][-1][0]
+        tokens = sorted({*range(4, 65), *range(64, 257, 4), *range(256, largest + 1, 16), largest})
+        chosen = bounded.choose(
+            demands.get(PREFILL, {}), [size for size in tokens if size <= largest], most[PREFILL], FACTOR
+        )
+        return {DECODE: decode, PREFILL: chosen}
+
+    def from_plan(self, setup: Setup, plan: Plan) -> Lists:
+        """The batches of decode buckets, and the tokens of prompt buckets that SGLang's own list would reach."""
+        tokens = self._tokens(setup)
+        reached = [bucket.tokens for bucket in plan.prompt if tokens and bucket.tokens <= tokens[-1]]
+        return {**super().from_plan(setup, plan), PREFILL: line.shapes(reached)}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--cuda-graph-bs-decode, with the limits and settings that it holds for."""
         words = arguments.limit_flags(setup.limits, LIMITS)
-        words.append(f"{SIZES} {' '.join(str(size) for (size,) in lists[DECODE])}")
+        for family, sizes in lists.items():
+            if sizes:
+                words.append(f"{FLAGS[family][0]} {' '.join(str(size) for (size,) in sizes)}")
         for setting in self.settings:
             value = setup.own[setting.name]
-            if setting.flag and setting.name != "cuda_graph_max_bs_decode" and value != setting.default:
+            if setting.flag and not setting.name.startswith("cuda_graph_max_bs") and value != setting.default:
                 words.append(setting.flag if value is True else f"{setting.flag} {value}")
         return Export({}, tuple(words))
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """--cuda-graph-bs-decode, its older name --cuda-graph-bs, or decode.bs of --cuda-graph-config; else SGLang's
-        own list."""
+        """--cuda-graph-bs-decode, whose older name is --cuda-graph-bs, and --cuda-graph-bs-prefill, or bs of a phase in
+        --cuda-graph-config; else SGLang's own lists."""
         flags = arguments.flags(given)
         arguments.agree(flags, setup.limits, LIMITS)
-        stated = {name: line.written_numbers(flags[name], name) for name in (SIZES, OLDER) if name in flags}
-        found = within(CONFIG, flags[CONFIG], ("decode", "bs")) if CONFIG in flags else None
-        if found is not None:
-            stated[CONFIG] = line.numbers(found, f"{CONFIG}.decode.bs")
-        if len(stated) > 1:
-            raise InputError(f"{' and '.join(stated)} both state a list; keep one of them")
-        return {DECODE: next(iter(stated.values()))} if stated else self.default(setup)
+        return {family: self._stated(flags, family) or own for family, own in self.default(setup).items()}
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
-        """The list of the line with which SGLang begins to capture decode graphs; the last such line."""
-        found = None
+        """The lists of the lines with which SGLang begins to capture graphs, the last of each; empty where it captured
+        none."""
+        found: dict[str, tuple[Shape, ...]] = {DECODE: (), PREFILL: ()}
         for text in lines:
-            if match := _LOGGED.search(text):
-                found = line.written_numbers(match[1] or match[2], SIZES)
-        return {DECODE: found} if found else None
+            for family, pattern in _LOGGED.items():
+                if match := pattern.search(text):
+                    found[family] = line.written_numbers(match[1] or match[2], FLAGS[family][0])
+        return found if any(found.values()) else None
+
+    def _stated(self, flags: Mapping[str, str], family: str) -> tuple[Shape, ...]:
+        stated = {name: line.written_numbers(flags[name], name) for name in FLAGS[family] if name in flags}
+        found = within(CONFIG, flags[CONFIG], (family, "bs")) if CONFIG in flags else None
+        if found is not None:
+            stated[CONFIG] = line.numbers(found, f"{CONFIG}.{family}.bs")
+        if len(stated) > 1:
+            raise InputError(f"{' and '.join(stated)} both state a list; keep one of them")
+        return next(iter(stated.values()), ())
+
+    def _prompts(self, setup: Setup) -> bool:
+        return setup.own["cuda_graph_backend_prefill"] != "disabled"
+
+    def _tokens(self, setup: Setup) -> list[int]:
+        """SGLang's own list of tokens of prompts."""
+        most = setup.own["cuda_graph_max_bs_prefill"]
+        most = most if isinstance(most, int) else setup.limits.max_num_batched_tokens
+        sizes = [
+            *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+            *range(1280, 4097, 256), *range(4608, most + 1, 512),
+        ]  # fmt: skip
+        return [size for size in sizes if size <= most] if self._prompts(setup) else []
 
     def _largest(self, setup: Setup) -> int:
         given = setup.own["cuda_graph_max_bs_decode"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.servers import create
-from llmc.buckets.servers.base import Demand, Export, Found, Setup, Shape
+from llmc.buckets.servers.base import Demand, Export, Found, Lists, Setup, Shape
 from llmc.buckets.servers.settings import Value, complete, flags_of, from_flags
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
@@ -15,10 +17,16 @@ from llmc.errors import InputError
 from tests.buckets.servers import judging
 
 SGLANG = create("sglang")
+REQUESTS = [TrafficRequest(0, 100, 4), TrafficRequest(0, 7, 3)]
 
 
-def setup(max_num_seqs: int = 2048, **own: Value) -> Setup:
-    return Setup(SGLANG.limits({"max_model_len": 8192, "max_num_seqs": max_num_seqs}), complete(SGLANG.settings, own))
+def setup(max_num_seqs: int = 2048, max_num_batched_tokens: int = 8192, **own: Value) -> Setup:
+    limits = {"max_model_len": 8192, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    return Setup(SGLANG.limits(limits), complete(SGLANG.settings, own))
+
+
+def batches(*numbers: int) -> Lists:
+    return {"decode": judging.shapes(*numbers), "prefill": judging.shapes(4, 8)}
 
 
 def sizes(shapes: tuple[Shape, ...]) -> list[int]:
@@ -48,8 +56,42 @@ def test_its_own_list(made: Setup, first: list[int], last: int, count: int) -> N
     assert (found[: len(first)], found[-1], len(found)) == (first, last, count)
 
 
+@pytest.mark.parametrize(
+    ("made", "last", "count"),
+    [
+        (setup(), 8192, 58),
+        (setup(16, 2048), 2048, 42),
+        (setup(16, 100), 96, 12),
+        (setup(cuda_graph_max_bs_prefill=512), 512, 30),
+    ],
+)
+def test_its_own_tokens_of_prompts(made: Setup, last: int, count: int) -> None:
+    found = sizes(SGLANG.default(made)["prefill"])
+    assert (found[:9], found[-1], len(found)) == ([4, 8, 12, 16, 20, 24, 28, 32, 48], last, count)
+
+
+def test_graphs_of_prompts_can_be_disabled() -> None:
+    made = setup(16, cuda_graph_backend_prefill="disabled")
+    assert SGLANG.default(made)["prefill"] == ()
+    accepted = SGLANG.accept(made, batches(1, 16))
+    assert accepted.lists == {"decode": ((1,), (16,)), "prefill": ()}
+    assert [drop.reason for drop in accepted.dropped] == ["graphs of prompts are disabled"] * 2
+    assert SGLANG.graphs(made, accepted.lists) == 2
+    assert SGLANG.propose(made, {}, {"decode": 2, "prefill": 9}) == {"decode": ((16,),), "prefill": ()}
+    assert not [demand for demand in SGLANG.demands(made, REQUESTS, AssumedStepTime()) if demand.family == "prefill"]
+
+
+def test_a_list_is_needed_where_graphs_are_captured() -> None:
+    for lists, words in (
+        ({"decode": (), "prefill": ((4,),)}, "no batch of decode steps in the list"),
+        ({"decode": ((4,),), "prefill": ()}, "no tokens of prompts in the list"),
+    ):
+        with pytest.raises(InputError, match=words):
+            SGLANG.accept(setup(), lists)
+
+
 def test_a_list_is_cut_at_the_requests_that_can_run() -> None:
-    accepted = SGLANG.accept(setup(20), {"decode": ((7,), (24,), (32,))})
+    accepted = SGLANG.accept(setup(20), batches(7, 24, 32))
     assert sizes(accepted.lists["decode"]) == [7, 20]
     assert [drop.shape for drop in accepted.dropped] == [(24,), (32,)]
     assert accepted.added == (("decode", (20,)),)
@@ -57,11 +99,11 @@ def test_a_list_is_cut_at_the_requests_that_can_run() -> None:
 
 def test_overlapping_batches_are_even() -> None:
     made = setup(20, enable_two_batch_overlap=True)
-    accepted = SGLANG.accept(made, {"decode": ((3,), (8,))})
+    accepted = SGLANG.accept(made, batches(3, 8))
     assert sizes(accepted.lists["decode"]) == [8]
     assert [drop.reason for drop in accepted.dropped] == ["odd, with batch overlap"]
     with pytest.raises(InputError, match="no batch in the list is an even number up to 20"):
-        SGLANG.accept(made, {"decode": ((3,),)})
+        SGLANG.accept(made, batches(3))
 
 
 def test_the_next_batch_above_is_taken_or_the_same_alone_without_padding() -> None:
@@ -72,27 +114,38 @@ def test_the_next_batch_above_is_taken_or_the_same_alone_without_padding() -> No
     assert [finder.find((n,)) for n in (3, 4)] == [Found((3,), "eager"), Found((4,))]
 
 
-def test_decode_steps_wait_while_prompts_run() -> None:
-    requests = [TrafficRequest(0, 100, 4), TrafficRequest(0, 7, 3)]
-    assert list(SGLANG.demands(setup(), requests, AssumedStepTime())) == [
-        Demand("decode", (2,), 2, 4), Demand("decode", (1,), 1, 1),
+def test_a_graph_of_more_than_twice_the_tokens_is_not_taken_for_prompts() -> None:
+    finder = SGLANG.finder(setup(), "prefill", ((4,), (16,)))
+    assert [finder.find((n,)) for n in (1, 2, 4, 7, 8, 17)] == [
+        Found((1,), "eager"), Found((4,)), Found((4,)), Found((7,), "eager"), Found((16,)), Found((17,), "eager"),
     ]  # fmt: skip
+
+
+def test_decode_steps_wait_while_prompts_run() -> None:
+    assert list(SGLANG.demands(setup(), REQUESTS, AssumedStepTime())) == [
+        Demand("prefill", (107,), 1, 107), Demand("decode", (2,), 2, 4), Demand("decode", (1,), 1, 1),
+    ]  # fmt: skip
+    long = list(SGLANG.demands(setup(16, 64), [TrafficRequest(0, 150, 1)], AssumedStepTime()))
+    assert long == [Demand("prefill", (64,), 2, 128), Demand("prefill", (22,), 1, 22)]
 
 
 @given(
     st.sets(st.integers(1, 600), min_size=1, max_size=40),
+    st.sets(st.integers(1, 9999), min_size=1, max_size=40),
     st.fixed_dictionaries(
         {},
         optional={
             "tp_size": st.integers(1, 8),
+            "cuda_graph_backend_prefill": st.sampled_from(["breakable", "tc_piecewise", "disabled"]),
             "speculative_num_draft_tokens": st.integers(0, 4),
             "disable_cuda_graph_padding": st.booleans(),
         },
     ),
 )
-def test_what_is_written_is_read(given_sizes: set[int], own: dict[str, Value]) -> None:
-    made = setup(256, **own)
-    lists = SGLANG.accept(made, {"decode": tuple((n,) for n in sorted(given_sizes))}).lists
+def test_what_is_written_is_read(given_sizes: set[int], tokens: set[int], own: dict[str, Value]) -> None:
+    made = Setup(setup(256).limits, complete(SGLANG.settings, own))
+    lists = {"decode": judging.shapes(*sorted(given_sizes)), "prefill": judging.shapes(*sorted(tokens))}
+    lists = dict(SGLANG.accept(made, lists).lists)
     written = SGLANG.export(made, lists)
     assert SGLANG.read(written, made) == lists
     flags = flags_of([word for argument in written.arguments for word in argument.split(" ", 1)])
@@ -106,7 +159,7 @@ def test_what_is_written_is_read(given_sizes: set[int], own: dict[str, Value]) -
         (["--cuda-graph-bs 4 2 1"], [1, 2, 4]),
         (["--cuda-graph-bs-decode", "8", "16"], [8, 16]),
         (['--cuda-graph-config {"decode": {"bs": [2, 8]}, "prefill": {"backend": "disabled"}}'], [2, 8]),
-        (["--tp-size 2"], sizes(SGLANG.default(setup())["decode"])),
+        (["--tp-size 2", "--cuda-graph-bs-prefill 64"], sizes(SGLANG.default(setup())["decode"])),
     ],
 )
 def test_every_spelling_of_a_list(arguments: list[str], expected: list[int]) -> None:
@@ -119,6 +172,7 @@ def test_every_spelling_of_a_list(arguments: list[str], expected: list[int]) -> 
         (["--cuda-graph-bs 1", "--cuda-graph-bs-decode 2"], "both state a list"),
         (["--context-length 4096"], "--context-length 4096 disagrees with max_model_len 8192"),
         (["--cuda-graph-bs 0"], "--cuda-graph-bs must be whole numbers"),
+        (["--cuda-graph-bs-prefill 8 x"], "--cuda-graph-bs-prefill must be whole numbers"),
         (["--cuda-graph-bs 12345678901234567890"], "--cuda-graph-bs must be whole numbers"),
         (['--cuda-graph-config {"decode": {"bs": "x"}}'], "decode.bs must be a list"),
         (["--cuda-graph-config {"], "not valid JSON"),
@@ -138,22 +192,55 @@ def test_a_list_that_it_refuses_is_an_error(arguments: list[str], words: str) ->
     ],
 )
 def test_the_log_of_a_start_has_the_list(text: str) -> None:
-    assert SGLANG.read_log(["Load weight begin.", text]) == {"decode": ((1,), (2,), (8,))}
-    assert SGLANG.read_log(["Capture target prefill CUDA graph begin. num_tokens=[4, 8]"]) is None
+    assert SGLANG.read_log(["Load weight begin.", text]) == {"decode": ((1,), (2,), (8,)), "prefill": ()}
+    prompts = "Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[4, 8], avail mem=1 GB"
+    assert SGLANG.read_log([text, prompts]) == {"decode": ((1,), (2,), (8,)), "prefill": ((4,), (8,))}
+    assert SGLANG.read_log(["Load weight begin."]) is None
 
 
 @given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
 def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
     made = setup(12, cuda_graph_max_bs_decode=12)
     demands = judging.counted("decode", counts)
-    chosen = SGLANG.propose(made, {"decode": demands}, {"decode": most})["decode"]
+    chosen = SGLANG.propose(made, {"decode": demands}, {"decode": most, "prefill": 12})["decode"]
     assert len(chosen) <= most and chosen[-1] == (12,)
     least = judging.best(SGLANG, made, demands, range(1, 13), most)
     assert judging.padded(SGLANG, made, demands, chosen) == least
 
 
 def test_without_padding_the_most_frequent_batches_have_graphs() -> None:
-    made = setup(disable_cuda_graph_padding=True)
-    demands = {(n,): Demand("decode", (n,), steps, n * steps) for n, steps in ((3, 5), (7, 9), (8, 1))}
-    assert SGLANG.propose(made, {"decode": demands}, {"decode": 2}) == {"decode": ((3,), (7,))}
-    assert SGLANG.propose(made, {}, {"decode": 2}) == {"decode": ((256,),)}
+    made, most = (
+        setup(disable_cuda_graph_padding=True, cuda_graph_backend_prefill="disabled"),
+        {"decode": 2, "prefill": 9},
+    )
+    demands = judging.counted("decode", {3: 5, 7: 9, 8: 1})
+    assert SGLANG.propose(made, {"decode": demands}, most)["decode"] == ((3,), (7,))
+    assert SGLANG.propose(made, {}, most)["decode"] == ((256,),)
+
+
+@given(st.dictionaries(st.integers(1, 16), st.integers(1, 9), min_size=1), st.integers(3, 6))
+def test_no_list_of_tokens_of_its_length_pads_less_and_leaves_no_step_behind(counts: dict[int, int], most: int) -> None:
+    made = setup(16, 16)
+    demands = judging.counted("prefill", counts)
+    chosen = SGLANG.propose(made, {"prefill": demands}, {"decode": 1, "prefill": most})["prefill"]
+    served = {n: demands[n,] for (n,) in demands if n > 1}
+
+    def padded(shapes: tuple[Shape, ...]) -> int | None:
+        """None where a step of 2 to 16 tokens has no graph."""
+        finder = SGLANG.finder(made, "prefill", shapes)
+        if any(finder.find((n,)).miss for n in range(2, 17)):
+            return None
+        return sum(finder.find((n,)).shape[0] * demand.steps for n, demand in served.items())
+
+    others = [
+        padded(judging.shapes(4, *between, 16))
+        for count in range(most - 1)
+        for between in combinations(range(5, 16), count)
+    ]
+    assert len(chosen) <= most and padded(chosen) == min(found for found in others if found is not None)
+
+
+def test_lists_of_tokens_that_are_too_short_leave_steps_behind() -> None:
+    with pytest.raises(InputError, match="at most 11 graphs, but 12 are needed for every step to have one"):
+        SGLANG.propose(setup(16), {}, {"decode": 1, "prefill": 11})
+    assert len(SGLANG.propose(setup(16), {}, {"decode": 1, "prefill": 12})["prefill"]) == 12
