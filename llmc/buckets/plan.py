@@ -127,7 +127,7 @@ class Plan:
         schema = fields.integer("schema")
         if schema != SCHEMA:
             raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
-        limits = _limits(fields.nested("limits"))
+        limits = limits_from(fields.nested("limits"))
         buckets = [bucket for phase in PHASES for bucket in _buckets(fields, phase)]
         provenance = Provenance.from_fields(fields.nested("provenance"))
         fields.finish()
@@ -153,7 +153,8 @@ class Plan:
         return cls.from_json(read_text(path, "plan"), os.fspath(path))
 
 
-def _limits(fields: Fields) -> Limits:
+def limits_from(fields: Fields) -> Limits:
+    """The limits that a JSON object holds. Raises InputError naming the field."""
     values = (
         fields.integer("max_model_len"),
         fields.integer("max_num_seqs"),

@@ -129,7 +129,6 @@ def test_the_environment_is_read_when_no_settings_are_given(monkeypatch):
         (["a", "b"], InputError, "llmc plan takes one MODEL, not 2: a b"),
         (["a", "--config", "b"], InputError, "MODEL and --config were both given"),
         (["show"], InputError, "takes one PLAN file; to plan for a model in a folder show, name ./show"),
-        (["show", "p", "--block-size", "8"], InputError, "leave out --block-size"),
         (["show", "absent.json"], InputError, "cannot read the plan absent.json"),
         (["./absent"], CheckpointError, "absent"),
         (["--max-model-len", "64", "--strategy", "cubic"], UnknownNameError, "known: "),
@@ -157,6 +156,11 @@ def test_what_cannot_be_used_is_named(llmc, arguments, error, message):
 
 def test_a_flag_that_is_no_number_is_a_usage_error(llmc):
     assert llmc("--max-model-len", "many").exit_code == 2
+
+
+def test_a_planning_flag_is_none_of_show(llmc):
+    result = llmc("show", "p", "--block-size", "8")
+    assert result.exit_code == 2 and "--block-size" in result.output
 
 
 def test_a_length_above_the_models_positions_is_refused(config):

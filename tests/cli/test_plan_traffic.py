@@ -196,11 +196,10 @@ def test_estimates_follow_the_device(llmc: Llmc, toy: Path, here: Path) -> None:
     [
         (["plan", "evaluate", "--traffic", "t"], "llmc plan evaluate takes PLAN files"),
         (
-            ["plan", "evaluate", "p", "--max-graphs", "2"],
+            ["plan", "evaluate", "p", "--max-num-seqs", "2"],
             "replays traffic on plans as they are; leave out",
         ),
         (["plan", "evaluate", "plan.json"], "name the recorded requests with --traffic FILE"),
-        (["plan", "show", "plan.json", "--traffic", "t"], "leave out --traffic"),
         (["plan", *LENGTH, "--traffic", "absent.csv"], "absent.csv"),
         (["plan", *LENGTH, "--traffic", SAMPLE, "--max-graphs", 0], "--max-graphs 0 covers nothing"),
         (["plan", *LENGTH, "--traffic", SAMPLE, "--max-waste", "1%", "--max-graphs", 4], "the least is"),

@@ -31,7 +31,7 @@ class Table:
 
     heading: str
     header: tuple[tuple[str, bool], ...]
-    rows: list[Cells]
+    rows: Sequence[Cells]
     note: str = ""
     sortable: bool = False
 
@@ -67,7 +67,7 @@ def render(title: str, drawings: Sequence[tuple[str, str]], sections: Sequence[S
     return environment.from_string(PAGE).render(title=title, drawings=drawings, sections=sections)
 
 
-def _columns(names: Sequence[str], left: int) -> tuple[tuple[str, bool], ...]:
+def columns(names: Sequence[str], left: int) -> tuple[tuple[str, bool], ...]:
     """`names` as a header, the first `left` columns aligned to the left."""
     return tuple((name, place >= left) for place, name in enumerate(names))
 
@@ -98,7 +98,7 @@ def _evaluations(views: Sequence[PlanView]) -> tuple[tuple[tuple[str, bool], ...
                 *seconds,
             )
         )
-    return _columns(names, 2), rows
+    return columns(names, 2), rows
 
 
 def _plan(view: PlanView) -> Section:
@@ -106,7 +106,7 @@ def _plan(view: PlanView) -> Section:
     facts = [("strategy", plan.provenance.strategy), ("digest", plan.digest())]
     facts += [(name, f"{value:,}") for name, value in plan.limits.to_dict().items()]
     facts += [(name, str(value)) for name, value in plan.provenance.facts.items()]
-    tables = [Table("Limits and origin", _columns(("name", "value"), 2), [_printable(fact) for fact in facts])]
+    tables = [Table("Limits and origin", columns(("name", "value"), 2), [_printable(fact) for fact in facts])]
     dimensions = [_printable(row.cells()) for row in dimension_rows(plan)]
     tables.append(Table("Values", tuple((name, name == "number") for name in HEADER), dimensions))
     if view.evaluation is not None:
@@ -124,7 +124,7 @@ def _buckets(view: PlanView, phase: Phase) -> Table:
     if result is None:
         names = ("batch", "query", "context")
         rows = [_numbers(bucket.batch, bucket.query, bucket.context) for bucket in buckets[:MAX_ROWS]]
-        return Table(heading, _columns(names, 0), rows, note, sortable=True)
+        return Table(heading, columns(names, 0), rows, note, sortable=True)
     uses = sorted(result.buckets, key=lambda use: -use.padded_tokens)[:MAX_ROWS]
     rows = [
         (
@@ -135,7 +135,7 @@ def _buckets(view: PlanView, phase: Phase) -> Table:
         )
         for use in uses
     ]
-    return Table(heading, _columns(USES, 0), rows, note, sortable=True)
+    return Table(heading, columns(USES, 0), rows, note, sortable=True)
 
 
 def _frontier(frontier: Sequence[FrontierPoint]) -> Section:
@@ -148,7 +148,7 @@ def _frontier(frontier: Sequence[FrontierPoint]) -> Section:
             cells += [f"{len(choice.buckets):,}", percent(choice.waste), percent(choice.ragged), percent(choice.gap)]
         rows.append(tuple(cells))
     note = f"{RAGGED} gap: how far the cost may lie above that of the best choice of as many graphs."
-    return Section("Waste against graphs", [Table("Best choices", _columns(names, 0), rows, note)])
+    return Section("Waste against graphs", [Table("Best choices", columns(names, 0), rows, note)])
 
 
 def _numbers(*values: int) -> Cells:

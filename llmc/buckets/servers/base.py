@@ -132,6 +132,8 @@ class Server(Protocol):
     families: ClassVar[tuple[Family, ...]]
     settings: ClassVar[tuple[Setting, ...]]
     """The server's own settings, beside the limits, that its rules depend on."""
+    limit_flags: ClassVar[Mapping[str, str]]
+    """The server's own flag of each of llmc's limits that it has one for: "--max-num-seqs" to "max_num_seqs"."""
     cost: ClassVar[GraphCost]
 
     def limits(self, given: Mapping[str, int]) -> Limits:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import agree, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, flags, json_flag, limit_flags, numbers
 from llmc.buckets.servers.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.separate import Prefill, pieces, separate_steps
 from llmc.buckets.servers.settings import Setting, from_flags
@@ -52,6 +52,7 @@ class Nxd:
         Setting("enable_bucketing", bool, True, "Whether there is more than one graph.", CONFIG,
                 path=("enable_bucketing",)),
     )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = {**LIMITS, "--block-size": "block_size"}
     cost: ClassVar[GraphCost] = GraphCost(
         None, None, "published only for a whole model: about 15 minutes for one of 15 GB (vLLM user guide, SDK 2.23)"
     )

@@ -44,6 +44,7 @@ class OpenvinoGenai:
         Setting("prefill_hint", str, "DYNAMIC", "Whether prompts run in chunks.", choices=("DYNAMIC", "STATIC")),
         Setting("prefill_chunk_size", int, 1024, "Tokens of a chunk, a power of two.", least=1),
     )
+    limit_flags: ClassVar[Mapping[str, str]] = {}
     cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
 
     def limits(self, given: Mapping[str, int]) -> Limits:

@@ -55,6 +55,7 @@ class OptimumRbln(DecodeBatches):
         Setting("pipeline_parallel_size", int, 1, "Stages that share requests.", "--pipeline-parallel-size", least=1),
         Setting("prefill_chunk_size", int, 128, "Tokens of a prompt's chunk, a multiple of 64.", least=64),
     )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
 
     def limits(self, given: Mapping[str, int]) -> Limits:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import agree, config_yaml, flags, json_flag, limit_flags
+from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, flags, json_flag, limit_flags
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -68,6 +68,7 @@ class Qualcomm:
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("prefill_seq_len", int, 128, "Tokens of a prefill chunk.", "--long-prefill-token-threshold", least=1),
     )
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(None, None, "not published; all specialisations are in one program")
 
     def limits(self, given: Mapping[str, int]) -> Limits:

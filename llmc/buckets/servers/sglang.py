@@ -91,6 +91,7 @@ class Sglang(DecodeBatches):
             "enable_two_batch_overlap", bool, False, "Batches are even numbers.", "--enable-two-batch-overlap"
         ),
     )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(
         None,
         2 << 20,

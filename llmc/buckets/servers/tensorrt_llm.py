@@ -43,6 +43,7 @@ class TensorrtLlm(DecodeBatches):
         Setting("max_draft_len", int, 0, "Draft tokens of a step.", least=0),
         Setting("enable_chunked_prefill", bool, False, "Prompts are cut to what max_num_tokens leaves."),
     )
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
 
     def limits(self, given: Mapping[str, int]) -> Limits:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import agree, ascending, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.arguments import LIMITS, agree, ascending, config_yaml, flags, json_flag, limit_flags, numbers
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -75,6 +75,7 @@ class TpuInference:
         Setting("num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
                 path=("num_speculative_tokens",), least=0),
     )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(
         None, None, 'not published by graph; see the log\'s "Compilation of … finished", and set NUM_PRECOMPILE_WORKERS'
     )

@@ -70,6 +70,7 @@ class Vllm:
             path=("pass_config", "enable_sp"),
         ),
     )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = arguments.LIMITS
     cost: ClassVar[GraphCost] = GraphCost(
         0.05,
         16 << 20,

@@ -10,7 +10,7 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import agree, ascending, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.arguments import LIMITS, agree, ascending, config_yaml, flags, json_flag, limit_flags, numbers
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -77,6 +77,7 @@ class VllmNeuron:
         Setting("decode_context_parallel_size", int, 1, "Ranks that share a sequence's cache.",
                 "--decode-context-parallel-size", least=1),
     )  # fmt: skip
+    limit_flags: ClassVar[Mapping[str, str]] = {**LIMITS, "--block-size": "block_size"}
     cost: ClassVar[GraphCost] = GraphCost(
         None, None, "not published by graph; see Neuron's compilation cache and the log's warm-up lines"
     )

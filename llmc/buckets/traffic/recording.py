@@ -40,8 +40,8 @@ def _text(file: BinaryIO, path: Path) -> Iterator[TextIO]:
         with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed, io.TextIOWrapper(compressed, "utf-8") as text:
             yield text
         return
-    text = io.TextIOWrapper(file, "utf-8")
+    plain = io.TextIOWrapper(file, "utf-8")
     try:
-        yield text
+        yield plain
     finally:
-        text.detach()
+        plain.detach()

@@ -56,12 +56,13 @@ def schedule(
     if prompt_batch is not None and prompt_batch < 1:
         raise InputError(f"prompt_batch {prompt_batch} must be at least 1")
     group = limits.max_num_seqs if prompt_batch is None else prompt_batch
-    return _steps(_arrivals(requests, arrival_rate, mean_rate), limits, step_time, group)
+    return _steps(arrivals(requests, arrival_rate, mean_rate), limits, step_time, group)
 
 
-def _arrivals(
+def arrivals(
     requests: Iterable[TrafficRequest], arrival_rate: float | None, mean_rate: float | None
 ) -> Iterator[tuple[float, TrafficRequest]]:
+    """`requests` with the times when they arrive, see `schedule`."""
     if arrival_rate is None:
         return ((request.time, request) for request in requests)
     if mean_rate is None or arrival_rate == math.inf:

@@ -16,7 +16,7 @@ from llmc.buckets.traffic.events import DecodeRun, PromptGroup, TrafficRequest
 from llmc.buckets.traffic.formats.base import Fields
 from llmc.buckets.traffic.lengths import End
 from llmc.buckets.traffic.reader import Trace
-from llmc.buckets.traffic.schedule import schedule
+from llmc.buckets.traffic.schedule import arrivals, schedule
 from llmc.buckets.traffic.step_time import AssumedStepTime, StepTime
 
 GRAIN = 64
@@ -76,21 +76,31 @@ class Traffic:
         return self._trace.summary().rate if self._trace.has_times else None
 
     @cached_property
-    def _step_time(self) -> StepTime:
+    def step_time(self) -> StepTime:
+        """How long the steps of a server take, for the simulation."""
         return AssumedStepTime() if self.bench is None else BenchStepTime(self.bench.rising())
 
     def events(self, limits: Limits, prompt_batch: int) -> Iterator[PromptGroup | DecodeRun]:
         """The steps of a server under `limits`, at most `prompt_batch` prompts admitted at a time."""
-        self._admission = Admission(limits, clip=self._clip)
-        self.decode_requests = self.cached_requests = self._prompt_tokens = self._new_tokens = 0
         return schedule(
-            self._counted(self._admission(self._trace)),
+            self._admitted(limits),
             limits,
-            step_time=self._step_time,
+            step_time=self.step_time,
             arrival_rate=self.arrival_rate,
             mean_rate=None if self.arrival_rate is None else self._mean_rate,
             prompt_batch=prompt_batch,
         )
+
+    def requests(self, limits: Limits) -> Iterator[TrafficRequest]:
+        """The requests that `limits` admit, in order, at the times when they arrive."""
+        mean = None if self.arrival_rate is None else self._mean_rate
+        for time, request in arrivals(self._admitted(limits), self.arrival_rate, mean):
+            yield request._replace(time=time)
+
+    def _admitted(self, limits: Limits) -> Iterator[TrafficRequest]:
+        self._admission = Admission(limits, clip=self._clip)
+        self.decode_requests = self.cached_requests = self._prompt_tokens = self._new_tokens = 0
+        return self._counted(self._admission(self._trace))
 
     def _counted(self, requests: Iterable[TrafficRequest]) -> Iterator[TrafficRequest]:
         for request in requests:

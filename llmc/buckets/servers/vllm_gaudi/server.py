@@ -53,6 +53,7 @@ class VllmGaudi:
         Family(DECODE, AXES, "rows and KV cache blocks"),
     )
     settings: ClassVar[tuple[Setting, ...]] = SETTINGS
+    limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(
         14.0,
         (25 << 30) // 300,

@@ -1,0 +1,96 @@
+"""Evaluations of server configurations, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.buckets.servers.base import Accepted, Shape
+from llmc.buckets.servers.evaluation import FamilyEvaluation, ServerEvaluation
+from llmc.buckets.text_table import table
+
+HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
+SHOWN = 6
+"""Shapes that a line names."""
+
+
+def percent(share: float | None) -> str:
+    """0.118 as "11.8%"."""
+    return "–" if share is None else f"{share:.1%}"
+
+
+def seconds(value: float | None) -> str:
+    """A time as people say it: "29 min", "12 s"; "?" where it is not known."""
+    if value is None:
+        return "?"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def size(value: int | None) -> str:
+    """A number of bytes as people say it; "?" where it is not known."""
+    if value is None:
+        return "?"
+    return f"{value / (1 << 30):.3g} GiB" if value >= 1 << 30 else f"{value / (1 << 20):.3g} MiB"
+
+
+def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
+    """A row for each configuration and family, then what each costs at start and what it misses; ends in a newline."""
+    rows: list[tuple[str, ...]] = [HEADER]
+    for name, evaluation in found:
+        rows += [_row(name, family) for family in evaluation.families]
+    lines = table(rows, range(2, 9))
+    lines.append("")
+    starts = [("configuration", "graphs at start", "warm-up", "graph memory", "waste of all", "steps without a graph")]
+    for name, one in found:
+        starts.append(
+            (name, str(one.graphs), seconds(one.warmup_seconds), size(one.graph_bytes), percent(one.waste),
+             percent(one.missing))
+        )  # fmt: skip
+    lines += table(starts, range(1, 6))
+    for name, evaluation in found:
+        for family in evaluation.families:
+            if family.missed:
+                shown = ", ".join(f"{shape_text(shape)} ({steps} steps)" for shape, steps in family.missed[:SHOWN])
+                what = " and ".join(f"{steps} {miss}" for miss, steps in family.misses.items())
+                lines.append(f"{name}: {family.family.name} steps without a graph: {what}; {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
+    counts = (len(family.shapes), family.steps)
+    wastes = (family.waste, family.waste_p50, family.waste_p95)
+    return (
+        name,
+        f"{family.family.name} ({family.family.unit})",
+        *(str(count) for count in counts),
+        *(percent(waste) for waste in wastes),
+        str(family.missing),
+        str(len(family.dead)),
+    )
+
+
+def accepted(name: str, found: Accepted) -> list[str]:
+    """What the server leaves out of a list, and adds to it, a line for each reason."""
+    reasons: dict[tuple[str, str], list[Shape]] = {}
+    for family, shape, reason in found.dropped:
+        reasons.setdefault((family, reason), []).append(shape)
+    lines = [
+        f"{name}: the server leaves out {len(shapes)} {family} graphs, {reason}: {_few(shapes)}"
+        for (family, reason), shapes in reasons.items()
+    ]
+    added: dict[str, list[Shape]] = {}
+    for family, shape in found.added:
+        added.setdefault(family, []).append(shape)
+    return lines + [
+        f"{name}: the server adds {len(shapes)} {family} graphs: {_few(shapes)}" for family, shapes in added.items()
+    ]
+
+
+def _few(shapes: Sequence[Shape]) -> str:
+    return ", ".join(map(shape_text, shapes[:SHOWN])) + (", …" if len(shapes) > SHOWN else "")
+
+
+def shape_text(shape: Shape) -> str:
+    """(1, 128, 0) as "1x128x0"."""
+    return "x".join(map(str, shape))

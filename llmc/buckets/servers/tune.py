@@ -1,0 +1,100 @@
+"""From traffic to a server's lists: what it would prepare by itself, and what it should, on the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from llmc.buckets.servers.base import GraphCost, Lists, Server, Setup
+from llmc.buckets.servers.demand import Demands, collect
+from llmc.buckets.servers.evaluation import ServerEvaluation, evaluate
+from llmc.buckets.servers.plan import ServerPlan
+from llmc.buckets.traffic.source import Traffic
+from llmc.errors import InputError
+
+ROUNDS = 8
+"""Proposals that are made at most until one keeps to the budget."""
+
+
+@dataclass(frozen=True)
+class ServerBudget:
+    """The most graphs, seconds of warm-up and bytes of graphs at start; None bounds nothing."""
+
+    graphs: int | None = None
+    warmup_seconds: float | None = None
+    graph_bytes: int | None = None
+
+    def most(self, cost: GraphCost) -> int | None:
+        """The most graphs that keep to it at `cost` a graph; None without a bound.
+
+        Raises InputError for seconds or bytes where it is not known what a graph takes.
+        """
+        found = [] if self.graphs is None else [self.graphs]
+        for bound, each, flag, what in (
+            (self.warmup_seconds, cost.seconds, "--graph-seconds", "warm-up time"),
+            (self.graph_bytes, cost.size, "--graph-bytes", "graph memory"),
+        ):
+            if bound is not None:
+                if each is None:
+                    raise InputError(f"a bound on {what} needs what one graph takes ({cost.source}): give {flag}")
+                found.append(int(bound // each))
+        if found and min(found) < 1:
+            raise InputError("the budget allows no graph at all; raise it")
+        return min(found, default=None)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A plan for a server, and the server's own lists, evaluated on the same demands."""
+
+    plan: ServerPlan
+    chosen: ServerEvaluation
+    default_lists: Lists
+    default: ServerEvaluation
+
+
+def demands_of(server: Server, setup: Setup, traffic: Traffic) -> Demands:
+    """The steps that `server` takes for `traffic`, by shape. Raises InputError where the traffic cannot be read."""
+    return collect(server.demands(setup, traffic.requests(setup.limits), traffic.step_time))
+
+
+def tune(
+    server: Server, setup: Setup, demands: Demands, budget: ServerBudget, cost: GraphCost | None = None,
+    tell: Callable[[int, int], None] | None = None,
+) -> Tuned:  # fmt: skip
+    """The lists of least padding on `demands`, within `budget`; without a bound, as many graphs as the server's own.
+
+    `tell` is called with proposals made and the most of them. Raises InputError where no lists keep to the budget.
+    """
+    cost = cost or server.cost
+    own = server.default(setup)
+    before = evaluate(server, setup, own, demands, cost)
+    most = budget.most(cost) or before.graphs
+    lists = _within(
+        server, setup, demands, {name: len(shapes) for name, shapes in own.items()}, most, before.graphs, tell
+    )
+    after = evaluate(server, setup, lists, demands, cost)
+    return Tuned(ServerPlan(server.name, setup, lists, "traffic"), after, own, before)
+
+
+def _within(
+    server: Server, setup: Setup, demands: Demands, counts: Mapping[str, int], most: int, graphs: int,
+    tell: Callable[[int, int], None] | None,
+) -> Lists:  # fmt: skip
+    """A proposal of at most `most` graphs: families share them as in `counts`, which make `graphs`.
+
+    How graphs follow from lists is the server's own rule, so the share is tried, and lowered by what was too many.
+    """
+    share = most / max(graphs, 1)
+    for turn in range(ROUNDS):
+        if tell is not None:
+            tell(turn, ROUNDS)
+        wanted = {name: max(1, round(count * share)) for name, count in counts.items()}
+        lists = server.propose(setup, demands, wanted)
+        made = server.graphs(setup, lists)
+        if made <= most:
+            if tell is not None:
+                tell(ROUNDS, ROUNDS)
+            return lists
+        share *= min(0.95, most / made)
+    raise InputError(f"no lists of at most {most} graphs were found for {server.name}; allow more")

@@ -1,0 +1,79 @@
+"""`llmc plan check --server NAME CONFIG`: does what runs still fit today's traffic?"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from llmc.cli import output as output_bars
+from llmc.cli.options import option
+from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
+from llmc.cli.quantities import fraction
+from llmc.errors import InputError
+
+DRIFTED = 4
+"""Exit code where the traffic wastes or misses more than stated."""
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `group`."""
+    group.command("check")(takes_server_flags(check))
+
+
+def check(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="CONFIG", help="What the server runs with: a folder, file, command line, plan or log."),
+    ],
+    *,
+    fail_above: Annotated[
+        str, option("--fail-above", "F", "Exit with 4 above this padding, or share of steps without a graph.")
+    ] = "15%",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+    flags: ServerFlags,
+) -> None:
+    """Judge what a server runs with on today's traffic, and tell what a new plan of as many graphs would gain; where so
+    few cannot do, one of as many as the server's own.
+
+    For a cron job or CI: exit code 4 where padding is more than --fail-above of the real work, or where more than that
+    share of steps has no graph and would have one.
+
+    \b
+    Example:
+      llmc plan check configuration --server vllm-gaudi --traffic yesterday.csv --fail-above 15%
+    """
+    from llmc.buckets.servers import text
+    from llmc.buckets.servers.evaluation import evaluate
+    from llmc.buckets.servers.tune import ServerBudget, demands_of, tune
+
+    server, limit = flags.model(), fraction("--fail-above", fail_above) or 0.0
+    loaded = flags.load(server, source)
+    accepted = loaded.accepted(server)
+    traffic = flags.open_traffic("judge the configuration")
+    demands = demands_of(server, loaded.setup, traffic)
+    cost = flags.cost(server)
+    now = evaluate(server, loaded.setup, accepted.lists, demands, cost)
+    try:
+        new = tune(server, loaded.setup, demands, ServerBudget(graphs=max(now.graphs, 1)), cost).chosen
+    except InputError:  # so few graphs do not cover what the server's limits admit
+        new = tune(server, loaded.setup, demands, ServerBudget(), cost).chosen
+    output_bars.close_bars()
+    waste = now.waste or 0.0
+    drifted = waste > limit or now.missing - new.missing > limit
+    notes = [*traffic.notes(), *text.accepted(source, accepted)]
+    if as_json:
+        typer.echo(json.dumps({"drifted": drifted, "limit": limit, "now": now.to_dict(), "planned_anew": new.to_dict(),
+                               "notes": notes}))  # fmt: skip
+    else:
+        for note in notes:
+            typer.echo(note, err=True)
+        typer.echo(text.comparison([(source, now), ("planned anew", new)]), nl=False)
+        said = f"padding {text.percent(waste)}, steps without a graph {text.percent(now.missing)}"
+        gain = f"planned anew: {text.percent(new.waste)} and {text.percent(new.missing)}"
+        typer.echo(
+            f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {text.percent(limit)}; {gain}"
+        )
+    if drifted:
+        raise typer.Exit(DRIFTED)

@@ -1,0 +1,159 @@
+"""`llmc plan evaluate` replays traffic on plans as they are: llmc's own, or a server's by that server's rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.buckets.plan import Plan
+from llmc.cli import output as output_bars
+from llmc.cli.options import option
+from llmc.cli.plan.printing import draw_to
+from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
+from llmc.cli.planning import PlanningFlags, open_traffic
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.evaluation import Evaluation
+    from llmc.buckets.servers.evaluation import ServerEvaluation
+    from llmc.buckets.traffic.lengths import End
+
+UNCERTAIN: tuple[End, End] = ("low", "high")
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `group`."""
+    group.command("evaluate")(takes_server_flags(evaluate))
+
+
+def evaluate(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PLAN…",
+            help="Plans; with --server also folders that llmc exported, the server's own files, command lines, logs.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    bench: Annotated[str | None, option("--bench", "FILE", "Measured seconds of buckets (llmc bench -o).")] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="With --server: also what the server would prepare by itself.")
+    ] = False,
+    plot: Annotated[
+        Path | None, option("--plot", "OUT", "Draw it: a .png, or a self-contained .html; with --server .html.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+    flags: ServerFlags,
+) -> None:
+    """Replay recorded requests on plans, several side by side: padding, use of each bucket, what is not covered.
+
+    With --server by that server's rules: its filters, its look-up, what it does with a step that no graph covers.
+
+    \b
+    Example:
+      llmc plan evaluate plan.json other.json --traffic requests.csv
+      llmc plan evaluate buckets.txt --default --server vllm-gaudi --max-model-len 8192 --traffic requests.csv
+    """
+    if flags.server is not None:
+        if bench is not None:
+            raise InputError("--bench times llmc's own buckets; leave it out with --server")
+        _servers(files or [], flags, default, plot, as_json=as_json)
+        return
+    given = [f"--{name.replace('_', '-')}" for name in flags.limits()]
+    if given or default or flags.settings:
+        given += ["--default"] * default + ["--set"] * bool(flags.settings)
+        raise InputError(f"llmc plan evaluate replays traffic on plans as they are; leave out {', '.join(given)}")
+    if not files:
+        raise InputError(
+            "llmc plan evaluate takes PLAN files; to plan for a model in a folder evaluate, name ./evaluate"
+        )
+    replayed = PlanningFlags(
+        traffic=flags.traffic, traffic_format=flags.traffic_format, fields=flags.fields,
+        arrival_rate=flags.arrival_rate, clip=flags.clip, bench=bench,
+    )  # fmt: skip
+    _own(files, replayed, plot, as_json=as_json)
+
+
+def _own(files: list[str], flags: PlanningFlags, plot: Path | None, *, as_json: bool) -> None:
+    from llmc.buckets.evaluation_text import comparison_text, range_text, text
+
+    plans = [(file, Plan.load(file)) for file in files]
+    found = [(name, *_replay(made, flags)) for name, made in plans]
+    output_bars.close_bars()
+    if plot is not None:
+        draw_to(plot, plans, open_traffic(flags, "draw") if flags.traffic is not None else None, [])
+    if as_json:
+        documents = [
+            {"plan": name, **evaluation.to_dict(), "traffic": counts, **({"waste_range": wastes} if wastes else {})}
+            for name, evaluation, counts, _, wastes in found
+        ]
+        typer.echo(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}))
+        return
+    for note in dict.fromkeys(note for one in found for note in one[3]):
+        typer.echo(note, err=True)
+    if len(found) == 1:
+        typer.echo(text(found[0][1]), nl=False)
+    else:
+        typer.echo(comparison_text([(name, evaluation) for name, evaluation, *_ in found]), nl=False)
+    for name, evaluation, _, _, wastes in found:
+        if wastes:
+            typer.echo(range_text(name if len(found) > 1 else "", evaluation, wastes), nl=False)
+
+
+def _replay(
+    made: Plan, flags: PlanningFlags
+) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
+    """What the plan does, counts and notes of the traffic, and where lengths are uncertain the range of each waste."""
+    from llmc.buckets.replay import replay, waste_ranges
+
+    traffic = open_traffic(flags, "judge the plan")
+    found = replay(made, traffic)
+    ends = [open_traffic(flags, "judge the plan", end) for end in UNCERTAIN] if traffic.uncertain else []
+    return found, traffic.counts(), traffic.notes(), waste_ranges(made, found, ends)
+
+
+def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path | None, *, as_json: bool) -> None:
+    """Every configuration on the steps that its own limits and settings make of the traffic."""
+    from llmc.buckets.files import write_text
+    from llmc.buckets.servers import text
+    from llmc.buckets.servers.base import Export
+    from llmc.buckets.servers.evaluation import evaluate as judge
+    from llmc.buckets.servers.report import Findings, page
+    from llmc.buckets.servers.tune import demands_of
+
+    server = flags.model()
+    if not sources and not default:
+        raise InputError("name the configurations to judge, or --default for what the server would prepare by itself")
+    if plot is not None and plot.suffix.lower() != ".html":
+        raise InputError(f"cannot draw to {plot}: with --server, give a file name that ends in .html")
+    loaded = [flags.load(server, source) for source in sources]
+    notes: list[str] = []
+    found: list[tuple[str, ServerEvaluation]] = []
+    setups = {repr(one.setup): one.setup for one in loaded} or {"": flags.setup(server)}
+    if len(setups) > 1:
+        raise InputError("the configurations are of different limits or settings; judge each by itself")
+    setup = next(iter(setups.values()))
+    traffic = flags.open_traffic("judge the configurations")
+    demands = demands_of(server, setup, traffic)
+    output_bars.close_bars()
+    notes += traffic.notes()
+    if default:
+        found.append(("the server's own", judge(server, setup, server.default(setup), demands, flags.cost(server))))
+    for one in loaded:
+        accepted = one.accepted(server)
+        notes += text.accepted(one.name, accepted)
+        found.append((one.name, judge(server, setup, accepted.lists, demands, flags.cost(server))))
+    if plot is not None:
+        write_text(plot, page(Findings(server, setup, found, Export(), notes)), "report")
+        typer.echo(f"wrote {plot}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"server": server.name, "configurations": {name: one.to_dict() for name, one in found},
+                               "traffic": traffic.counts(), "notes": notes}))  # fmt: skip
+        return
+    for note in notes:
+        typer.echo(note, err=True)
+    typer.echo(text.comparison(found), nl=False)

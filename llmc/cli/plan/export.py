@@ -1,0 +1,79 @@
+"""`llmc plan export PLAN --server NAME`: a plan in the server's own form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.cli import output as output_bars
+from llmc.cli.options import option
+from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.servers.demand import Demands
+    from llmc.buckets.servers.evaluation import ServerEvaluation
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `group`."""
+    group.command("export")(takes_server_flags(export))
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(metavar="PLAN", help="A plan of llmc's, of llmc plan tune, or any configuration.")
+    ],
+    *,
+    output: Annotated[
+        Path | None, option("--output -o", "DIR", "Write environment, arguments, files and a report here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    flags: ServerFlags,
+) -> None:
+    """Print a plan in the server's own form, to paste; with -o, write it to a folder.
+
+    The folder holds environment (NAME=VALUE a line), arguments (a flag a line), the server's own file where it reads
+    one, kubernetes-env.yaml, and report.html: the numbers that justify it, with --traffic also of padding.
+
+    \b
+    Example:
+      llmc plan export plan.json --server vllm-gaudi -o configuration
+      llmc plan export tuned.json --server vllm --traffic requests.csv
+    """
+    from llmc.buckets.servers import text
+    from llmc.buckets.servers.evaluation import evaluate
+    from llmc.buckets.servers.export import as_text, write_folder
+    from llmc.buckets.servers.report import Findings, page
+    from llmc.buckets.servers.tune import demands_of
+
+    server = flags.model()
+    loaded = flags.load(server, source)
+    accepted = loaded.accepted(server)
+    if accepted.dropped:
+        raise InputError("; ".join([*text.accepted(source, accepted), "mend the list, or the limits it is for"]))
+    given = server.export(loaded.setup, loaded.lists)
+    found: list[tuple[str, ServerEvaluation]] = []
+    demands: Demands = {}
+    if flags.traffic is not None:
+        demands = demands_of(server, loaded.setup, flags.open_traffic("judge the plan"))
+        output_bars.close_bars()
+    for name, lists in (("the server's own", server.default(loaded.setup)), ("exported", accepted.lists)):
+        found.append((name, evaluate(server, loaded.setup, lists, demands, flags.cost(server))))
+    notes = text.accepted(source, accepted)
+    if output is not None:
+        names = write_folder(output, given, server.name, page(Findings(server, loaded.setup, found, given, notes)))
+        typer.echo(f"wrote {', '.join(names)} to {output}", err=True)
+    if as_json:
+        typer.echo(json.dumps({"environment": dict(given.environment), "arguments": list(given.arguments),
+                               "files": dict(given.files), "notes": notes,
+                               "configurations": {name: one.to_dict() for name, one in found}}))  # fmt: skip
+        return
+    for note in notes:
+        typer.echo(note, err=True)
+    if output is None:
+        typer.echo(as_text(given), nl=False)
+    typer.echo(text.comparison(found), nl=False, err=output is None)

@@ -1,0 +1,141 @@
+"""The flags of every verb that plans for another server, and what they open."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from llmc.cli.flags import Command, grouped
+from llmc.cli.options import option
+from llmc.cli.planning import PlanningFlags, open_traffic
+from llmc.cli.quantities import duration, size
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.servers.base import GraphCost, Server, Setup
+    from llmc.buckets.servers.configuration import Configuration
+    from llmc.buckets.servers.settings import Value
+    from llmc.buckets.traffic.lengths import End
+    from llmc.buckets.traffic.source import Traffic
+
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size")
+
+
+def _known() -> str:
+    from llmc.buckets.servers import SERVERS
+
+    return ", ".join(SERVERS.names())
+
+
+@dataclass(frozen=True)
+class ServerFlags:
+    """The flags as typed; None is a flag that was not given."""
+
+    server: Annotated[str | None, option("--server", "NAME", f"Which server: {_known()}.")] = None
+    max_model_len: Annotated[
+        int | None, option("--max-model-len", "N", "Tokens of one sequence, as the server runs.")
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, option("--max-num-seqs", "N", "Sequences in flight. Default: the server's.")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, option("--max-num-batched-tokens", "N", "Tokens of a step. Default: the server's.")
+    ] = None
+    block_size: Annotated[
+        int | None, option("--block-size", "N", "Tokens of one KV cache block. Default: the server's.")
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        option("--set", "NAME=VALUE", "A setting of the server's own; --set ? lists them. Again for each."),
+    ] = None
+    traffic: Annotated[str | None, option("--traffic", "FILE", "Recorded requests, see docs/traffic.md.")] = None
+    traffic_format: Annotated[
+        str | None, option("--traffic-format", "NAME", "What --traffic is written in. Default: as its beginning looks.")
+    ] = None
+    fields: Annotated[
+        str | None,
+        option("--fields", "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called."),
+    ] = None
+    arrival_rate: Annotated[
+        str | None,
+        option("--arrival-rate", "R", "Requests per second to replay them at, or inf. Default: as recorded."),
+    ] = None
+    clip: Annotated[
+        bool, typer.Option("--clip", help="Clip requests above the limits, in place of leaving them out.")
+    ] = False
+    graph_seconds: Annotated[
+        str | None, option("--graph-seconds", "T", "What one graph takes at start. Default: as published.")
+    ] = None
+    graph_bytes: Annotated[
+        str | None, option("--graph-bytes", "SIZE", "Device memory of one graph. Default: as published.")
+    ] = None
+
+    def model(self) -> Server:
+        """The server. Raises InputError without one, UnknownNameError, listing the known ones, for another name."""
+        from llmc.buckets.servers import create
+
+        if self.server is None:
+            raise InputError(f"name the server with --server NAME: {_known()}")
+        return create(self.server)
+
+    def limits(self) -> dict[str, int]:
+        """The limits that were given, by name."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+
+    def own(self, server: Server) -> dict[str, Value]:
+        """The server's own settings that were given. Raises InputError for one that it does not have."""
+        known = {setting.name: setting for setting in server.settings}
+        found: dict[str, Value] = {}
+        for text in self.settings or []:
+            name, equals, value = text.partition("=")
+            if name not in known or not equals:
+                listed = "; ".join(f"{one.name} ({one.spelling}): {one.help}" for one in server.settings) or "none"
+                raise InputError(f"--set {text!r} is none of {server.name}'s NAME=VALUE, known: {listed}")
+            found[name] = known[name].parse(value)
+        return found
+
+    def setup(self, server: Server) -> Setup:
+        """The server's setup. Raises InputError without --max-model-len."""
+        from llmc.buckets.servers.configuration import setup_for
+
+        return setup_for(server, self.limits(), self.own(server))
+
+    def load(self, server: Server, source: str) -> Configuration:
+        """The configuration at `source`. Raises InputError as configuration.load does."""
+        from llmc.buckets.servers.configuration import load
+
+        return load(server, source, self.limits(), self.own(server))
+
+    def cost(self, server: Server) -> GraphCost:
+        """What a graph takes at start: what was given, else what was published."""
+        from dataclasses import replace
+
+        seconds, held = duration("--graph-seconds", self.graph_seconds), size("--graph-bytes", self.graph_bytes)
+        return replace(
+            server.cost,
+            seconds=server.cost.seconds if seconds is None else seconds,
+            size=server.cost.size if held is None else held,
+        )
+
+    def open_traffic(self, then: str, end: End = "middle") -> Traffic:
+        """The recorded requests, with a progress bar that says what comes `then`. Raises InputError without any."""
+        return open_traffic(
+            PlanningFlags(
+                traffic=self.traffic, traffic_format=self.traffic_format, fields=self.fields,
+                arrival_rate=self.arrival_rate, clip=self.clip,
+            ), then, end,
+        )  # fmt: skip
+
+
+def takes_server_flags(command: Command) -> Command:
+    """`command`, whose parameter `flags` is a ServerFlags, as a command line function with one option for each."""
+    hints = get_type_hints(ServerFlags, include_extras=True)
+    options: list[Any] = [
+        inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=hints[flag.name])
+        for flag in dataclasses.fields(ServerFlags)
+    ]
+    return grouped(command, "flags", options, lambda given: ServerFlags(**given))

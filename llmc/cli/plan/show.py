@@ -1,0 +1,45 @@
+"""`llmc plan show PLAN` prints a plan as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmc.buckets.plan import Plan
+from llmc.cli.options import option
+from llmc.cli.plan.printing import draw_to, print_plan
+from llmc.errors import InputError
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `group`."""
+    group.command("show")(show)
+
+
+def show(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="PLAN", help="A plan of llmc plan -o.", show_default=False)
+    ] = None,
+    *,
+    plot: Annotated[Path | None, option("--plot", "OUT", "Draw the plan: a .png, or a self-contained .html.")] = None,
+    output: Annotated[str | None, option("--output -o", "FILE", "Write the plan here, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+) -> None:
+    """Print a plan as it is.
+
+    \b
+    Example:
+      llmc plan show plan.json
+      llmc plan show plan.json --plot plan.html
+    """
+    if not files or len(files) != 1:
+        raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
+    made = Plan.load(files[0])
+    if output is not None:
+        made.save(output)
+        typer.echo(f"wrote {output}", err=True)
+    if plot is not None:
+        draw_to(plot, [(files[0], made)], None, [])
+    print_plan(made, [], as_json=as_json)

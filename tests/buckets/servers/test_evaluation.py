@@ -1,0 +1,49 @@
+"""What graphs do on steps, by a server's own look-up."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmc.buckets.servers.base import Demand, GraphCost, Setup
+from llmc.buckets.servers.demand import collect
+from llmc.buckets.servers.evaluation import evaluate
+from tests.buckets.servers.fake import Fake
+
+DEMANDS = collect(
+    [
+        Demand("tokens", (3,), 10, 30),
+        Demand("tokens", (100,), 2, 200),
+        Demand("decode", (2,), 5, 10),
+        Demand("tokens", (3,), 10, 30),
+        Demand("decode", (9,), 1, 9),
+    ]
+)
+LISTS = {"tokens": ((4,), (8,)), "decode": ((2,),)}
+
+
+def test_steps_of_one_shape_are_added_up_in_the_order_they_came() -> None:
+    assert list(DEMANDS["tokens"]) == [(3,), (100,)]
+    assert DEMANDS["tokens"][3,] == Demand("tokens", (3,), 20, 60)
+
+
+def test_padding_is_of_steps_in_graphs_and_misses_are_told(fake: Fake, setup: Setup) -> None:
+    found = evaluate(fake, setup, LISTS, DEMANDS)
+    tokens, decode = found.families
+    assert (tokens.real, tokens.padded, tokens.steps) == (60, 80, 22)
+    assert tokens.waste == pytest.approx(1 / 3) and tokens.waste_p95 == pytest.approx(1 / 3)
+    assert tokens.misses == {"eager": 2} and tokens.missed == (((100,), 2),)
+    assert tokens.dead == ((8,),)
+    assert (decode.real, decode.padded, decode.misses) == (19, 19, {"compile": 1})
+    assert found.missing == 3 / 28 and found.padding == 20
+    assert (found.graphs, found.warmup_seconds, found.graph_bytes) == (2, 4.0, None)
+
+
+def test_a_given_cost_stands_in_for_the_published_one(fake: Fake, setup: Setup) -> None:
+    found = evaluate(fake, setup, LISTS, DEMANDS, GraphCost(None, 1 << 20, "here"))
+    assert (found.warmup_seconds, found.graph_bytes) == (None, 2 << 20)
+
+
+def test_nothing_to_judge_wastes_nothing(fake: Fake, setup: Setup) -> None:
+    found = evaluate(fake, setup, LISTS, {})
+    assert found.waste is None and found.missing == 0.0
+    assert found.to_dict()["families"]["tokens"]["dead"] == [[4], [8]]  # type: ignore[index]

@@ -1,0 +1,96 @@
+"""Plans for other servers, as typed: from traffic to a configuration, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helpers import Llmc
+
+SAMPLE = Path(__file__).parents[1] / "data" / "azure_conv_sample.csv"
+VLLM = ("--server", "vllm", "--max-model-len", 8192, "--max-num-seqs", 64, "--max-num-batched-tokens", 2048)
+TRAFFIC = ("--traffic", SAMPLE)
+
+
+def test_tune_writes_a_configuration_that_wastes_less_with_fewer_graphs(llmc: Llmc) -> None:
+    found = llmc("plan", "tune", *VLLM, *TRAFFIC, "--max-graphs", 20, "-o", "conf", "--save", "p.json", "--json").json
+    own, tuned = (found["configurations"][name] for name in ("the server's own", "tuned"))
+    assert tuned["graphs"] <= 20 < own["graphs"]
+    assert tuned["waste"] < own["waste"]
+    assert sorted(entry.name for entry in Path("conf").iterdir()) == [
+        "arguments", "config.yaml", "environment", "kubernetes-env.yaml", "report.html",
+    ]  # fmt: skip
+    sizes = json.dumps({"cudagraph_capture_sizes": [n for (n,) in found["plan"]["lists"]["tokens"]]})
+    assert f"--compilation-config '{sizes[:-1]}" in Path("conf/arguments").read_text()
+    page = Path("conf/report.html").read_text()
+    assert "<svg" in page and "cudagraph_capture_sizes" in page and "http-equiv" in page
+    judged = llmc("plan", "evaluate", "conf", "p.json", "--default", "--server", "vllm", *TRAFFIC, "--json").json
+    assert {name: one["waste"] for name, one in judged["configurations"].items()} == {
+        "the server's own": own["waste"], "conf": tuned["waste"], "p.json": tuned["waste"],
+    }  # fmt: skip
+
+
+def test_tune_says_what_to_paste_and_judges_on_other_traffic(llmc: Llmc) -> None:
+    ran = llmc("plan", "tune", *VLLM, *TRAFFIC, "--judge", SAMPLE)
+    assert ran.code == 0
+    assert "# arguments\n--max-model-len 8192\n" in ran.out and "# config.yaml\nmax-model-len: 8192\n" in ran.out
+    assert f"tuned, on {SAMPLE.name}" in ran.out
+
+
+def test_a_plan_goes_out_and_comes_back(llmc: Llmc) -> None:
+    llmc("plan", "--max-model-len", 8192, "--max-num-seqs", 64, "--max-num-batched-tokens", 2048, "-o", "plan.json")
+    exported = llmc("plan", "export", "plan.json", "--server", "vllm", "--json").json
+    Path("command").write_text("vllm serve m \\\n" + " \\\n".join(
+        f"{flag} '{value}'" for flag, _, value in (text.partition(" ") for text in exported["arguments"])
+    ))  # fmt: skip
+    found = llmc("plan", "import", "command", "--server", "vllm").json
+    assert found["lists"]["tokens"] == [
+        [n] for n in json.loads(exported["arguments"][-1].partition(" ")[2])["cudagraph_capture_sizes"]
+    ]
+    llmc("plan", "import", "command", "--server", "vllm", "-o", "back.json")
+    assert json.loads(Path("back.json").read_text()) == found
+
+
+def test_the_log_of_a_start_is_imported(llmc: Llmc) -> None:
+    Path("server.log").write_text("INFO x\nINFO config {'cudagraph_capture_sizes': [8, 4, 1]}\n")
+    assert llmc("plan", "import", "server.log", *VLLM).json["lists"] == {"tokens": [[1], [4], [8]]}
+
+
+def test_check_ends_with_4_where_traffic_has_drifted(llmc: Llmc) -> None:
+    Path("command").write_text("--compilation-config '{\"cudagraph_capture_sizes\": [128]}'")
+    ran = llmc("plan", "check", "command", *VLLM, *TRAFFIC, "--fail-above", "15%")
+    assert ran.code == 4 and "above the limit: padding" in ran.out and "planned anew" in ran.out
+    assert llmc("plan", "check", "command", *VLLM, *TRAFFIC, "--fail-above", "99999%").code == 0
+    Path("command").write_text("--compilation-config '{\"cudagraph_capture_sizes\": [1]}'")
+    ran = llmc("plan", "check", "command", *VLLM, *TRAFFIC, "--fail-above", "15%", "--json")
+    assert ran.code == 4 and json.loads(ran.out)["now"]["missing"] > 0.15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tune", *TRAFFIC], "name the server with --server NAME: "),
+        (["tune", "--server", "absent"], "unknown server 'absent'; known: "),
+        (["tune", "--server", "vllm", *TRAFFIC], "vllm needs max_model_len"),
+        (["tune", *VLLM], "name the recorded requests with --traffic FILE"),
+        (["tune", "--server", "tensorrt-llm", *VLLM[2:], *TRAFFIC, "--max-warmup", "1h"], "give --graph-seconds"),
+        (["tune", *VLLM, *TRAFFIC, "--set", "x=1"], "known: num_speculative_tokens (--speculative-config"),
+        (["tune", *VLLM, *TRAFFIC, "--set", "cudagraph_mode=ALL"], "unknown cudagraph mode 'ALL'"),
+        (["evaluate", *VLLM, *TRAFFIC], "name the configurations to judge, or --default"),
+        (["evaluate", "c", *VLLM, *TRAFFIC, "--plot", "p.png"], "ends in .html"),
+        (["export", "absent", *VLLM], "cannot read the configuration absent"),
+        (["import", "c.json", *VLLM], "c.json says max_num_seqs 8, and 64 was given beside it"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_line(llmc: Llmc, arguments: list[object], message: str) -> None:
+    Path("c.json").write_text('{"schema": 1, "server": "vllm", "limits": {"max_model_len": 8192, "max_num_seqs": 8, '
+                              '"max_num_batched_tokens": 2048, "block_size": 16}, "settings": {}, "lists": {"tokens": '
+                              '[[8]]}, "origin": "o", "facts": {}}')  # fmt: skip
+    assert message in llmc("plan", *arguments).failed(2)
+
+
+@pytest.mark.parametrize("verb", ["show", "evaluate", "export", "import", "tune", "check"])
+def test_every_verb_has_help_with_an_example(llmc: Llmc, verb: str) -> None:
+    assert f"llmc plan {verb} " in llmc("plan", verb, "--help").out.partition("Example:")[2]
