@@ -11,7 +11,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.servers import arguments, config_file, line
 from llmc.buckets.servers.base import Accepted, Demand, Export, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.requests import DECODE, DecodeBatches, prefill_first
-from llmc.buckets.servers.settings import Setting
+from llmc.buckets.servers.settings import Setting, within
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
@@ -19,6 +19,8 @@ from llmc.errors import InputError
 STRATEGY, MANUAL = "--rbln-decode-batch-bucket-strategy", "--rbln-decode-batch-bucket-manual-buckets"
 VARIABLES = ("VLLM_RBLN_DECODE_BATCH_BUCKET_STRATEGY", "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS")
 LIMITS = {flag: arguments.LIMITS[flag] for flag in ("--max-model-len", "--max-num-seqs")}
+CONFIG = "--additional-config"
+KEYS = ("decode_batch_bucket_strategy", "decode_batch_bucket_manual_buckets")
 COMPILED = "decoder_batch_sizes"
 
 _LOGGED = re.compile(r"Decode batch buckets: \[([\d,\s]+)\]")
@@ -115,8 +117,8 @@ class OptimumRbln(DecodeBatches):
         return {DECODE: line.choose(demands.get(DECODE, {}), range(1, top + 1), [top], most[DECODE])}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """rbln_config for optimum-rbln's from_pretrained as config.json; flags of vllm-rbln, and the variables that its
-        older releases read."""
+        """rbln_config for optimum-rbln's from_pretrained as config.json; --additional-config of vllm-rbln, and the
+        variables that its older releases read."""
         limits, sizes = setup.limits, [size for (size,) in lists[DECODE]]
         config = {
             "batch_size": self._top(setup),
@@ -128,14 +130,14 @@ class OptimumRbln(DecodeBatches):
         words = [
             *arguments.limit_flags(limits, LIMITS),
             *([f"--pipeline-parallel-size {stages}"] if stages > 1 else []),
-            f"{STRATEGY} manual",
-            f"{MANUAL} {' '.join(map(str, sizes))}",
+            arguments.json_flag(CONFIG, {KEYS[0]: "manual", KEYS[1]: sizes}),
         ]
         environment = dict(zip(VARIABLES, ("manual", ",".join(map(str, sizes))), strict=True))
         return Export(environment, tuple(words), {"config.json": json.dumps(config, indent=2) + "\n"})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """decoder_batch_sizes of a file, the manual list of the flags, or that of the variables; else its own list.
+        """decoder_batch_sizes of a file, the manual list of the flags, of --additional-config, or of the variables;
+        else its own list.
 
         Raises InputError where they state different lists, and where a list is stated but the strategy is not manual.
         """
@@ -153,6 +155,11 @@ class OptimumRbln(DecodeBatches):
                 stated[manual] = line.written_numbers(source[manual], manual)
             elif source.get(strategy) == "manual":
                 raise InputError(f"{strategy} manual needs {manual}")
+        chosen, sizes = (within(CONFIG, flags[CONFIG], (key,)) if CONFIG in flags else None for key in KEYS)
+        if sizes is not None:
+            if chosen != "manual":
+                raise InputError(f"{CONFIG}.{KEYS[1]} is only read with {KEYS[0]} manual; set it")
+            stated[CONFIG] = line.numbers(sizes, f"{CONFIG}.{KEYS[1]}")
         if len(set(stated.values())) > 1:
             raise InputError(f"{' and '.join(stated)} state different lists; keep one of them")
         return {DECODE: next(iter(stated.values()))} if stated else self.default(setup)

@@ -192,11 +192,10 @@ class Sglang(DecodeBatches):
         return {**super().from_plan(setup, plan), PREFILL: line.shapes(reached)}
 
     def export(self, setup: Setup, lists: Lists) -> Export:
-        """--cuda-graph-bs-decode, with the limits and settings that it holds for."""
+        """--cuda-graph-config, one word in a shell, with the limits and settings that it holds for."""
         words = arguments.limit_flags(setup.limits, LIMITS)
-        for family, sizes in lists.items():
-            if sizes:
-                words.append(f"{FLAGS[family][0]} {' '.join(str(size) for (size,) in sizes)}")
+        phases = {family: {"bs": [size for (size,) in sizes]} for family, sizes in lists.items() if sizes}
+        words.append(arguments.json_flag(CONFIG, phases))
         for setting in self.settings:
             value = setup.own[setting.name]
             if setting.flag and not setting.name.startswith("cuda_graph_max_bs") and value != setting.default:

@@ -105,6 +105,10 @@ def test_what_is_written_is_read(given_sizes: set[int], stages: int) -> None:
     ("given_export", "words"),
     [
         (Export(arguments=(f"{MANUAL} 1 32",)), f"{MANUAL} is only read with {STRATEGY} manual"),
+        (
+            Export(arguments=('--additional-config {"decode_batch_bucket_manual_buckets": [1]}',)),
+            "is only read with decode_batch_bucket_strategy manual",
+        ),
         (Export(arguments=(f"{STRATEGY} manual",)), f"{STRATEGY} manual needs {MANUAL}"),
         (Export(arguments=(f"{STRATEGY} manual", f"{MANUAL} x")), f"{MANUAL} must be whole numbers"),
         (
@@ -117,6 +121,11 @@ def test_what_is_written_is_read(given_sizes: set[int], stages: int) -> None:
 def test_a_list_that_it_refuses_is_an_error(given_export: Export, words: str) -> None:
     with pytest.raises(InputError, match=words):
         RBLN.read(given_export, setup())
+
+
+def test_the_list_may_be_in_flags() -> None:
+    given_flags = Export(arguments=(f"{STRATEGY} manual", f"{MANUAL} 4 32"))
+    assert RBLN.read(given_flags, setup()) == {"decode": ((4,), (32,))}
 
 
 def test_without_a_list_it_is_its_own() -> None:
