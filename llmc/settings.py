@@ -54,8 +54,8 @@ Variables
     VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
                                    doubling; 0: never
     VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
-    VLLM_CACHE_ROOT, XDG_CACHE_HOME, HOME, NEURON_PLATFORM_TARGET_OVERRIDE, PT_HPU_RECIPE_CACHE_CONFIG,
-    JAX_COMPILATION_CACHE_DIR, VLLM_XLA_CACHE_PATH
+    VLLM_CACHE_ROOT, XDG_CACHE_HOME, HOME, TRITON_CACHE_DIR, TRITON_HOME, NEURON_PLATFORM_TARGET_OVERRIDE,
+    PT_HPU_RECIPE_CACHE_CONFIG, JAX_COMPILATION_CACHE_DIR, VLLM_XLA_CACHE_PATH
                                 where other servers keep their compile caches, and for what chip: `llmc cache unpack`
                                 puts a packed one there
     VLLM_SKIP_WARMUP            true | 1: `llmc serve` opens every graph and runs only two before it is ready; has no

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from llmc.artifacts.store.store import Store
 from llmc.cli.cache import app
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.foreign.helpers import FACTORS, HASH, MAKERS, content, make_gaudi, make_jax, make_vllm, write
+from tests.cli.helpers import Llmc
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +59,9 @@ def error(store: Store, *arguments: object) -> Exception:
 
 
 def pack(store: Store, name: str, folder: Path, *arguments: str) -> str:
-    key: str = data(store, "pack", name, folder, *arguments)["key"]
+    """The key of a packed cache; JAX's without its path, so that it can be anywhere."""
+    anywhere = ("--fact", "path=") if name == "jax" else ()
+    key: str = data(store, "pack", name, folder, *anywhere, *arguments)["key"]
     return key
 
 
@@ -78,15 +84,17 @@ def test_a_cache_comes_back_where_its_server_looks(
     place = tmp_path / "place"
     key = pack(store, name, MAKERS[name](tmp_path / "source"))
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(place))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(place))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(place))
     monkeypatch.setenv("PT_HPU_RECIPE_CACHE_CONFIG", f"{place},false,8192")
-    done = data(store, "unpack", key)
+    elsewhere = ("--allow", "path") if name == "triton" else ()
+    done = data(store, "unpack", key, *elsewhere)
     folder = place / "neuron" / "compile_cache" if name == "vllm-neuron" else place
     assert done["folder"] == str(folder) and done["written"] and len(done["placed"]) == (2 if name == "vllm" else 1)
     source = content(tmp_path / "source")
     found = content(folder)
     assert found and all(source[path] == value for path, value in found.items())
-    said = output(store, "unpack", key).splitlines()[-1]
+    said = output(store, "unpack", key, *elsewhere).splitlines()[-1]
     assert said.startswith(f"unpacked {name} cache to {folder}") and "there already" in said
 
 
@@ -122,6 +130,14 @@ def test_a_version_that_is_installed_here_counts(store: Store, tmp_path: Path, m
     assert "not unpacked: version.jax is 0.10.2 in the cache, 0.11.0 here" in found
     said = output(store, "unpack", key, "-o", tmp_path / "place", "--allow", "version.jax")
     assert "allowed: version.jax is 0.10.2 in the cache, 0.11.0 here" in said
+
+
+def test_a_cache_of_jax_belongs_to_its_folder(store: Store, tmp_path: Path) -> None:
+    folder = make_jax(tmp_path / "c")
+    key = data(store, "pack", "jax", folder)["key"]
+    found = str(error(store, "unpack", key, "-o", tmp_path / "place"))
+    assert f"not unpacked: path is {folder} in the cache, {tmp_path / 'place'} here" in found
+    assert data(store, "unpack", key, "-o", folder)["present"]
 
 
 def test_what_nobody_could_check_is_told_and_strict_refuses_it(store: Store, tmp_path: Path) -> None:
@@ -165,7 +181,7 @@ def test_what_is_no_packed_cache_says_so(store: Store, tmp_path: Path) -> None:
 
     entry = store.publish(key(), {}, {})
     assert "not a packed cache" in str(error(store, "unpack", entry.key.hex, "-o", tmp_path / "place"))
-    assert "unknown cache 'sglang'; known: gaudi, jax, vllm, vllm-neuron" in str(
+    assert "unknown cache 'sglang'; known: gaudi, jax, triton, vllm, vllm-neuron" in str(
         error(store, "pack", "sglang", tmp_path)
     )
     assert "write it as NAME=VALUE" in str(error(store, "pack", "jax", make_jax(tmp_path / "c"), "--fact", "model"))
@@ -205,6 +221,70 @@ def test_an_archive_is_imported_and_unpacked_if_it_is_trusted(store: Store, tmp_
     done = data(other, "unpack", archive, "-o", tmp_path / "place", "--allow-unsigned")
     assert done["key"] == key
     assert content(tmp_path / "place").keys() == content(tmp_path / "c").keys() - {".lockfile"}
+
+
+def test_from_the_job_that_packs_to_the_pod_that_unpacks(llmc: Llmc, keys: Path, tmp_path: Path) -> None:
+    """CI packs, signs and pushes; a pod that trusts the key pulls and unpacks in one command, and one that does not
+    takes nothing."""
+    source = make_vllm(tmp_path / "source")
+    key = llmc("cache", "pack", "vllm", source, "--json").json["key"]
+    image = f"oci-layout:{tmp_path / 'images'}:v1"
+    assert llmc("cache", "push", image, key[7:19], "--key", "release").code == 0
+    place, pod = tmp_path / "place", ("--cache-dir", tmp_path / "pod")
+    assert "native code" in llmc("cache", "unpack", image, "-o", place, *pod).failed(5)
+    assert not place.exists()
+    assert llmc("cache", "trust", "release.pub").code == 0
+    done = llmc("cache", "unpack", image, "-o", place, "--expect", "tensor_parallel_size=2", *pod, "--json").json
+    assert done["key"] == key and len(done["placed"]) == 2
+    assert content(place).keys() == {path for path in content(source) if not path.startswith("modelinfos")}
+    said = llmc("cache", "pull", image, "-o", place, *pod).failed(2)
+    assert said == f"pulled, but -o is for bundles: `llmc cache unpack {key[7:19]}` puts a cache in place"
+
+
+def test_a_cache_that_another_package_brings(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    write(site / "pocket_cache.py", POCKET)
+    write(site / "llmc_pocket-1.0.dist-info" / "METADATA", "Metadata-Version: 2.1\nName: llmc-pocket\nVersion: 1.0\n")
+    points = "[llmc.caches]\npocket = pocket_cache:PocketCache\n"
+    write(site / "llmc_pocket-1.0.dist-info" / "entry_points.txt", points)
+    write(tmp_path / "c" / "a.pocket", "compiled")
+    place = os.pathsep.join([str(site), *sys.path])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": place,
+        "LLMC_CACHE_DIR": str(tmp_path / "store"),
+        "POCKET": str(tmp_path / "p"),
+    }
+
+    def run_(*arguments: object) -> str:
+        command = [sys.executable, "-m", "llmc", "cache", *map(str, arguments)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+
+    key = json.loads(run_("pack", "pocket", tmp_path / "c", "--json"))["key"]
+    assert "1 part new" in run_("unpack", key)
+    assert (tmp_path / "p" / "a.pocket").read_text() == "compiled"
+
+
+POCKET = """
+from llmc.artifacts.foreign.base import Fact, ForeignCache
+
+class PocketCache(ForeignCache):
+    name = "pocket"
+    looks_like = "files called *.pocket"
+    variables = ("POCKET",)
+
+    def unit(self, path):
+        return path
+
+    def entries(self, tree):
+        return [path for path in tree.files if path.endswith(".pocket")]
+
+    def facts(self, tree):
+        return [Fact("count", str(len(tree.files)))]
+
+    def place(self, environment):
+        return environment.get("POCKET")
+"""
 
 
 @pytest.mark.parametrize("command", ["pack", "unpack"])

@@ -25,6 +25,7 @@ CACHES = Registry(
     {
         "gaudi": "llmc.artifacts.foreign.gaudi:GaudiCache",
         "jax": "llmc.artifacts.foreign.jax:JaxCache",
+        "triton": "llmc.artifacts.foreign.triton:TritonCache",
         "vllm": "llmc.artifacts.foreign.vllm:VllmCache",
         "vllm-neuron": "llmc.artifacts.foreign.vllm_neuron:VllmNeuronCache",
     },

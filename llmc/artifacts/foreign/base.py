@@ -74,6 +74,10 @@ class ForeignCache(ABC):
     def facts(self, tree: Tree) -> Iterable[Fact]:
         """The key facts that the tree carries. A name may come with several values."""
 
+    def recorded(self, folder: Path) -> Mapping[str, str]:
+        """Key facts that no file says, and that the folder which is packed does; one that is given wins over them."""
+        return {}
+
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         """Facts of this host for a cache in `folder`, besides versions; only what can be found without its server."""
         return {}

@@ -3,8 +3,10 @@
     <module>-<64 hex>-cache, and <module>-<64 hex>-atime beside it where jax_compilation_cache_max_size is set
     <module>-<64 hex>                                        before JAX 0.4.36
 
-Read in jax/_src/lru_cache.py and compilation_cache.py of JAX 0.10.2. The key covers program, options, devices and
-versions, but only as a hash: the facts are versions that are recorded when a cache is packed, and what is given. JAX
+Read in jax/_src/lru_cache.py, compilation_cache.py, cache_key.py and compiler.py of JAX 0.10.2. The key covers program,
+options, devices and versions, but only as a hash: the facts are versions that are recorded when a cache is packed, and
+what is given. It covers the folder too: one of the options is the path of XLA's own cache in it, unless
+JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES is "none". Seen with JAX 0.10.2 on CPU: in another folder nothing is found. JAX
 reads no times of files; "-atime" has the time as its content.
 """
 
@@ -30,7 +32,7 @@ class JaxCache(ForeignCache):
     looks_like = f"JAX keeps MODULE-HASH{CACHE} in the folder that JAX_COMPILATION_CACHE_DIR names"
     variables = ("JAX_COMPILATION_CACHE_DIR", "VLLM_XLA_CACHE_PATH")
     packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
-    must_match = ("version.*", "machine", "device.name")
+    must_match = ("version.*", "path", "machine", "device.name")
 
     def leaves_out(self, path: str) -> bool:
         """See base.ForeignCache."""
@@ -62,9 +64,13 @@ class JaxCache(ForeignCache):
             if _is_executable(path) and (compression := _compression(tree, path)) is not None:
                 yield Fact("compression", compression)
 
+    def recorded(self, folder: Path) -> Mapping[str, str]:
+        """See base.ForeignCache: the folder, as JAX was told it."""
+        return {"path": str(folder.absolute())}
+
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
-        """See base.ForeignCache."""
-        return machine_here()
+        """See base.ForeignCache: the folder and the machine."""
+        return {"path": str(folder.absolute()), **machine_here()}
 
     def place(self, environment: Mapping[str, str]) -> str | None:
         """See base.ForeignCache."""

@@ -1,8 +1,8 @@
 """Kernel caches in OCI images, as KServe's model cache vault (mcv) labels and lays them out.
 
-    config labels   cache.{vllm|habana}.image/{entry-count, cache-size-bytes, summary[, format]}
+    config labels   cache.{vllm|triton|habana}.image/{entry-count, cache-size-bytes, summary[, format]}
                     io.kserve.km/{framework, cache-type, cache-root-env, cache-mount-subpath[, cache-hash]}
-    files           io.vllm.cache/…, io.vllm.manifest/manifest.json; io.habana.cache/…
+    files           io.vllm.cache/…, io.vllm.manifest/manifest.json; io.triton.cache/…; io.habana.cache/…
 
 Read in mcv/docs/spec-compat.md, design.md and vllm-binary-cache.md of redhat-et/GKM (September 2026), and for Gaudi in
 mcv/pkg/cache/habana.go. A label is written where one of these documents it and the tree says its value.
@@ -47,6 +47,11 @@ def vllm_image(tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -
     }
     files = {"io.vllm.manifest/manifest.json": _manifest(ranks)} if ranks else {}
     return ImageForm("io.vllm.cache", _fitting(labels), files)
+
+
+def triton_image(tree: Tree, facts: Mapping[str, str], entries: Collection[str]) -> ImageForm:
+    """The image of Triton's cache; `entries` are the folders of its kernels."""
+    return ImageForm("io.triton.cache", _fitting(_labels("triton", tree, entries, _targets(facts))), {})
 
 
 def habana_image(tree: Tree, entries: Collection[str]) -> ImageForm:

@@ -48,9 +48,9 @@ def pack(
     """Put the cache in `folder` into the store; the same files and facts are the same entry, wherever it is packed.
 
     `facts` are added to those that the tree carries, and to the versions of the server's packages that are installed
-    here; one that is empty takes away a version. Raises InputError where there is no such cache or a given fact
-    contradicts the tree, ArtifactError for a cache that is half written, changes meanwhile, or has something else than
-    files in it, CapacityError or UnwritableError where the store cannot take it.
+    here; one that is empty takes away what is recorded by itself. Raises InputError where there is no such cache or a
+    given fact contradicts the tree, ArtifactError for a cache that is half written, changes meanwhile, or has something
+    else than files in it, CapacityError or UnwritableError where the store cannot take it.
     """
     root = Path(os.path.realpath(cache.root(folder)))
     whole = scan_tree(root, cache.leaves_out)
@@ -62,7 +62,7 @@ def pack(
     if not entries:
         why = f" ({_told(left_out)})" if left_out else ""
         raise InputError(f"{root}: no cache of {cache.name} in it{why}: {cache.looks_like}")
-    known = _facts(cache, tree, facts or {})
+    known = _facts(cache, tree, folder, facts or {})
     form = cache.image(tree, known, entries)
     files = _store_files(store, tree, progress)
     require_unchanged(whole, cache.leaves_out)
@@ -72,12 +72,12 @@ def pack(
     return Packed(entry, contents, new, left_out)
 
 
-def _facts(cache: ForeignCache, tree: Tree, given: Mapping[str, str]) -> dict[str, str]:
+def _facts(cache: ForeignCache, tree: Tree, folder: Path, given: Mapping[str, str]) -> dict[str, str]:
     carried = merge(cache.facts(tree))
     for name in given.keys() & carried.keys():
         if given[name] != carried[name]:
             raise InputError(f"the cache says that {name} is {carried[name]}, and --fact says {given[name]}: leave it")
-    found = {**merge(versions(cache.packages)), **carried, **given}
+    found = {**merge(versions(cache.packages)), **cache.recorded(folder), **carried, **given}
     return {name: found[name] for name in sorted(found) if found[name]}
 
 

@@ -8,28 +8,28 @@
 Read in vllm/compilation/backends.py, caching.py and decorators.py of vllm-project/vllm (main of September 2026, which
 writes "compiler" and "config" whole, and 00185c66, which writes the latter as a hash) and torch 2.13's
 torch/_inductor/codecache.py (CacheBase.get_system). `model` and the artifacts hold pickles, which are never read here.
-Triton's group files name their kernels by absolute path (triton/runtime/cache.py): a cache with such files is of use in
-the folder alone that it was made in.
+A cache with kernels of Triton (triton.py) is of use in the folder alone that it was made in. So is one of a vLLM whose
+key covers VLLM_CACHE_ROOT (vllm#47573).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from llmc.artifacts.foreign import kserve
 from llmc.artifacts.foreign.base import Fact, ForeignCache, ImageForm
 from llmc.artifacts.foreign.facts import flatten
 from llmc.artifacts.foreign.host import machine, machine_here, nvidia_card
 from llmc.artifacts.foreign.tree import Tree
+from llmc.artifacts.foreign.triton import kernel_facts
 
 COMPILED, AOT = "torch_compile_cache", "torch_aot_compile"
 FACTORS = "cache_key_factors.json"
 MODEL = "model"
-GROUP = "__grp__"
 _RANK = re.compile(r"rank_\d+_\d+")
-_TEMPORARY = re.compile(r".*\.(?:lock|tmp)|tmp\.pid_.*|__pycache__")
+_TEMPORARY = re.compile(r".*\.(?:lock|tmp)|lock|tmp\.pid_.*|__pycache__")
 
 
 class VllmCache(ForeignCache):
@@ -39,7 +39,7 @@ class VllmCache(ForeignCache):
     looks_like = f"vLLM keeps {COMPILED}/HASH/rank_0_0/… and {COMPILED}/{AOT}/HASH/… in its VLLM_CACHE_ROOT"
     variables = ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "HOME")
     packages = ("vllm", "torch", "triton")
-    must_match = ("version.*", "compiler*.device.name", "device.name", "machine", "path")
+    must_match = ("version.*", "compiler*.device.name", "device.name", "machine", "path", "env.VLLM_CACHE_ROOT")
 
     def root(self, folder: Path) -> Path:
         """See base.ForeignCache. `folder` may be torch_compile_cache itself."""
@@ -80,17 +80,15 @@ class VllmCache(ForeignCache):
             parts = path.split("/")
             yield Fact("aot_hash" if AOT in parts[:2] else "hash", self.unit(path).rpartition("/")[2])
             yield from (Fact("rank", part) for part in parts[2:-1] if _RANK.fullmatch(part))
-            name = parts[-1]
-            if name == FACTORS and (factors := tree.json_object(path)) is not None:
+            if parts[-1] == FACTORS and (factors := tree.json_object(path)) is not None:
                 yield from _factors(factors)
-            elif name.startswith(GROUP) and (root := _written_in(tree, path)) is not None:
-                yield Fact("path", root)
-        yield from _targets(tree)
+        yield from kernel_facts(tree, "/triton")
         yield from machine(tree)
 
     def here(self, environment: Mapping[str, str], folder: Path) -> Mapping[str, str]:
         """See base.ForeignCache: the folder, the machine and the card."""
-        return {"path": str(folder.resolve()), **machine_here(), **nvidia_card()}
+        place = str(folder.absolute())
+        return {"path": place, "env.VLLM_CACHE_ROOT": place, **machine_here(), **nvidia_card()}
 
     def place(self, environment: Mapping[str, str]) -> str | None:
         """See base.ForeignCache (vllm/envs.py)."""
@@ -113,28 +111,3 @@ def _factors(factors: Mapping[str, object]) -> Iterator[Fact]:
                     yield Fact(f"code[{item['path']}]", str(item.get("hash", "")))
         else:
             yield from flatten(name, value)
-
-
-def _written_in(tree: Tree, path: str) -> str | None:
-    """The root that a tree was written in, by the absolute paths in a group file of Triton."""
-    group = tree.json_object(path) or {}
-    children = group.get("child_paths")
-    if not isinstance(children, dict):
-        return None
-    below = str(PurePosixPath(path).parent)
-    for child in children.values():
-        folder = str(PurePosixPath(str(child)).parent)
-        if folder.endswith("/" + below):
-            return folder.removesuffix("/" + below)
-    return None
-
-
-def _targets(tree: Tree) -> Iterator[Fact]:
-    """What Triton's kernels were compiled for: backend, architecture and warp size, from their metadata."""
-    for path in tree.files:
-        name = path.rpartition("/")[2]
-        if not name.endswith(".json") or name.startswith(GROUP) or "/triton" not in path:
-            continue
-        target = (tree.json_object(path) or {}).get("target")
-        if isinstance(target, dict):
-            yield from flatten("target", {part: target.get(part) for part in ("arch", "backend", "warp_size")})

@@ -26,7 +26,7 @@ FACTS_SHOWN = 12
 
 
 def pack(
-    name: Annotated[str, typer.Argument(metavar="CACHE", help="Whose: vllm, vllm-neuron, gaudi or jax.")],
+    name: Annotated[str, typer.Argument(metavar="CACHE", help="Whose: vllm, triton, vllm-neuron, gaudi or jax.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder where that server keeps its cache.")],
     fact: Annotated[
         list[str] | None,

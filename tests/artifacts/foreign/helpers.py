@@ -26,6 +26,7 @@ FACTORS: dict[str, Any] = {
 }
 NEURON_KEY = "de" * 16
 JAX_KEY = "jit_step-" + "cd" * 32
+TRITON_KEY = "XY" * 20
 RECIPE = "123456_0a1b2c_syn1.22.0.638"
 
 
@@ -70,10 +71,21 @@ def make_jax(root: Path) -> Path:
     return root
 
 
-MAKERS = {"vllm": make_vllm, "vllm-neuron": make_neuron, "gaudi": make_gaudi, "jax": make_jax}
+def make_triton(root: Path) -> Path:
+    folder = root / TRITON_KEY
+    write(folder / "k.cubin", b"\x7fELFkernel")
+    write(folder / "k.json", json.dumps({"target": {"backend": "cuda", "arch": 90, "warp_size": 32}}))
+    write(folder / "__grp__k.json", json.dumps({"child_paths": {"k.cubin": f"/cache/triton/{TRITON_KEY}/k.cubin"}}))
+    write(folder / "lock", "")
+    return root
+
+
+MAKERS = {"triton": make_triton, "vllm": make_vllm, "vllm-neuron": make_neuron, "gaudi": make_gaudi, "jax": make_jax}
 
 
 def packed(store: Store, name: str, folder: Path, **facts: str) -> Contents:
+    """The cache in a folder, packed; JAX's without its path, so that it can be anywhere."""
+    facts = {"path": "", **facts} if name == "jax" else facts
     return pack(store, foreign_cache(name), folder, facts=facts).contents
 
 

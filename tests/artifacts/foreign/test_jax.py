@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.foreign.facts import merge
+from llmc.artifacts.foreign.facts import compare, merge
 from llmc.artifacts.foreign.jax import JaxCache
 from llmc.artifacts.foreign.tree import Tree, scan_tree
 from tests.artifacts.foreign.helpers import JAX_KEY, make_jax, write
@@ -42,6 +42,12 @@ def test_what_is_torn(tmp_path: Path, data: bytes, why: str) -> None:
     write(make_jax(tmp_path) / f"{JAX_KEY}-cache", data)
     (found,) = CACHE.incomplete(tree(tmp_path)).values()
     assert found.startswith(why)
+
+
+def test_jaxs_key_covers_the_folder_so_it_is_recorded_and_compared(tmp_path: Path) -> None:
+    assert CACHE.recorded(tmp_path) == {"path": str(tmp_path)}
+    found = compare({"path": "/cache/jax"}, CACHE.must_match, {}, CACHE.here({}, tmp_path))
+    assert [str(item) for item in found.mismatches] == [f"path is /cache/jax in the cache, {tmp_path} here"]
 
 
 def test_where_jax_and_tpu_inference_look() -> None:

@@ -67,7 +67,7 @@ def test_a_folder_that_is_no_such_cache(store: Store, tmp_path: Path) -> None:
 
 
 def test_an_unknown_cache_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="unknown cache 'sglang'; known: gaudi, jax, vllm, vllm-neuron"):
+    with pytest.raises(UnknownNameError, match="unknown cache 'sglang'; known: gaudi, jax, triton, vllm, vllm-neuron"):
         foreign_cache("sglang")
 
 

@@ -106,6 +106,12 @@ def test_tritons_absolute_paths_tie_it_to_its_folder(tmp_path: Path) -> None:
     assert not compare(found, CACHE.must_match, {}, here).mismatches
 
 
+def test_a_key_that_covers_the_root_ties_it_to_its_folder(tmp_path: Path) -> None:
+    make_vllm(tmp_path, env={"VLLM_CACHE_ROOT": "/root/.cache/vllm"})
+    (wrong,) = compare(facts(tmp_path), CACHE.must_match, {}, CACHE.here({}, tmp_path)).mismatches
+    assert wrong.name == "env.VLLM_CACHE_ROOT"
+
+
 @pytest.mark.parametrize("group", ["[]", "{", '{"child_paths": [1]}', '{"child_paths": {"a": "/elsewhere/x"}}'])
 def test_other_groups_say_nothing(tmp_path: Path, group: str) -> None:
     make_vllm(tmp_path)

@@ -36,7 +36,7 @@ def layout(tmp_path: Path) -> Path:
 
 
 def packed(store: Store, name: str, folder: Path) -> Entry:
-    return pack(store, foreign_cache(name), folder).entry
+    return pack(store, foreign_cache(name), folder, facts={"path": ""}).entry
 
 
 def payload(layout: Path) -> bytes:
@@ -60,6 +60,14 @@ def test_it_comes_back_byte_for_byte(store: Store, tmp_path: Path, layout: Path,
     unpack(other, foreign_cache(name), done.contents, tmp_path / "place")
     expected = {path: value for path, value in content(source).items() if path in done.contents.files}
     assert content(tmp_path / "place") == expected
+
+
+def test_a_registry_takes_it(store: Store, tmp_path: Path, registry_port: int) -> None:
+    entry = packed(store, "gaudi", MAKERS["gaudi"](tmp_path / "c"))
+    name = f"oci://127.0.0.1:{registry_port}/caches/gaudi:v1"
+    assert push_image(store, entry, name).entries == 1
+    assert push_image(store, entry, name).blobs == 0
+    assert pull_image(Store(tmp_path / "other"), name, trust=Anyone())[0].key == entry.key
 
 
 def test_tools_find_the_tree_the_manifest_and_the_labels(store: Store, tmp_path: Path, layout: Path) -> None:
