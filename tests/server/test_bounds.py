@@ -7,9 +7,10 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from llmc.errors import InputError
 from llmc.runtime.text.confined_encoding import LONG
@@ -152,6 +153,33 @@ def test_a_thousand_faults_cost_what_one_does(api: Api, name: str) -> None:
     began = time.process_time()
     refusal(api.raw("/v1/chat/completions", raw))
     assert time.process_time() - began < 1.5
+
+
+@pytest.mark.parametrize("wrong", ["x", -1, 1 << 31])
+def test_a_long_list_is_checked_in_pieces_and_its_first_fault_named_by_its_place(
+    api: Api, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    """A check of all of 260,000 numbers at once holds the interpreter for 10 ms."""
+    pieces: list[int] = []
+    in_pieces = bounds.AtMost._in_pieces
+
+    def watched(self: bounds.AtMost, value: Any, check: Any) -> Any:
+        def counted(piece: Any) -> Any:
+            pieces.append(len(piece))
+            return check(piece)
+
+        return in_pieces(self, value, counted)
+
+    monkeypatch.setattr(bounds.AtMost, "_in_pieces", watched)
+    adapter = TypeAdapter(Annotated[list[int], bounds.AtMost(bounds.MAX_VALUES)])
+    ids = list(range(bounds.MAX_VALUES))
+    assert adapter.validate_python(ids) == ids
+    assert pieces == [bounds.PIECE] * (bounds.MAX_VALUES // bounds.PIECE)
+    monkeypatch.undo()
+    ids[2 * bounds.PIECE + 5 :] = [wrong, "y"]
+    error = refusal(api.post("/detokenize", {"tokens": ids}))
+    alone = refusal(api.post("/detokenize", {"tokens": [wrong]}))
+    assert error["message"] == alone["message"].replace("tokens[0]", f"tokens[{2 * bounds.PIECE + 5}]")
 
 
 TOO_MUCH = {
