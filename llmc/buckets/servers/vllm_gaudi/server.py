@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
+from llmc.buckets.servers import arguments
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -18,7 +19,7 @@ from llmc.buckets.servers.base import (
     Setup,
     Shape,
 )
-from llmc.buckets.servers.settings import Setting, flags_of
+from llmc.buckets.servers.settings import Setting
 from llmc.buckets.servers.vllm_gaudi import bucket_file, demands, filters, log, proposal, ranges
 from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
 from llmc.buckets.servers.vllm_gaudi.lookup import Lookup
@@ -30,12 +31,7 @@ from llmc.errors import InputError
 
 AXES = ("batch", "query", "context blocks")
 
-LIMITS = {
-    "--max-model-len": "max_model_len",
-    "--max-num-seqs": "max_num_seqs",
-    "--max-num-batched-tokens": "max_num_batched_tokens",
-    "--block-size": "block_size",
-}
+LIMITS = {**arguments.LIMITS, "--block-size": "block_size"}
 
 
 class VllmGaudi:
@@ -146,15 +142,14 @@ class VllmGaudi:
             "VLLM_PROMPT_BS_BUCKET_MAX": str(batch),
             "VLLM_CONTIGUOUS_PA": str(view.contiguous).lower(),
         }
-        limits = setup.limits.to_dict()
-        arguments = [f"{flag} {limits[name]}" for flag, name in LIMITS.items()]
+        flags = arguments.limit_flags(setup.limits, LIMITS)
         if setup.own["num_hpu_blocks"] is not None:
-            arguments.append(f"--num-gpu-blocks-override {view.pool}")
+            flags.append(f"--num-gpu-blocks-override {view.pool}")
         if not setup.own["prefix_caching"]:
-            arguments.append("--no-enable-prefix-caching")
+            flags.append("--no-enable-prefix-caching")
         if view.drafts:
-            arguments.append(f'--speculative-config {{"num_speculative_tokens": {view.drafts}}}')
-        return Export(environment, tuple(arguments), {bucket_file.NAME: bucket_file.write(listed)})
+            flags.append(arguments.json_flag("--speculative-config", {"num_speculative_tokens": view.drafts}))
+        return Export(environment, tuple(flags), {bucket_file.NAME: bucket_file.write(listed)})
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """What the file of VLLM_BUCKETING_FROM_FILE lists, before the server's filters; without one its own buckets.
@@ -162,11 +157,7 @@ class VllmGaudi:
         Raises InputError for lines that the server would skip, a file without buckets of a family, and flags that
         state other limits than `setup`.
         """
-        flags = flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
-        limits = setup.limits.to_dict()
-        for flag, name in LIMITS.items():
-            if flag in flags and flags[flag] != str(limits[name]):
-                raise InputError(f"{flag} is {flags[flag]}, but {name} here {limits[name]}; give the same limits")
+        arguments.agree(arguments.flags(given), setup.limits, LIMITS)
         file = bucket_file.of(given.environment, given.files)
         if file is None:
             return self.default(setup)

@@ -63,8 +63,8 @@ def test_without_a_file_its_own_buckets_are_read() -> None:
         (Export(files={"buckets.txt": "(1, 1, 8)\n"}), "lists no prompt bucket"),
         (Export(files={"buckets.txt": "(1, 128, 0)\n"}), "lists no decode bucket"),
         (Export({"VLLM_BUCKETING_FROM_FILE": "x.txt"}), "names x.txt, which is not there"),
-        (Export(arguments=("--block-size 64",)), "--block-size is 64, but block_size here 128"),
-        (Export(arguments=("--max_num_batched_tokens=4096",)), "--max-num-batched-tokens is 4096"),
+        (Export(arguments=("--block-size 64",)), "--block-size 64 disagrees with block_size 128"),
+        (Export(arguments=("--max_num_batched_tokens=4096",)), "--max-num-batched-tokens 4096 disagrees"),
     ],
 )
 def test_an_import_that_the_server_refuses_or_that_disagrees(given_export: Export, message: str) -> None:
