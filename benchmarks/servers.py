@@ -3,10 +3,10 @@
     python benchmarks/servers.py FOLDER [--server NAME…] [-o servers.json]
 
 FOLDER holds AzureLLMInferenceTrace_conv.csv and AzureLLMInferenceTrace_code.csv (Azure Public Dataset, CC BY 4.0).
-Lists are proposed for the first half of a trace and judged on the second. "ratio" is the padded work (padded minus real)
-of a list with as many graphs as the server's own, over that of its own; "half" is that with half of the graphs; "as few"
-the least share of the graphs with which a list pads no more than the server's own. Seconds are of one proposal for a
-half, from its requests to the lists.
+Lists are proposed for the first half of a trace and judged on the second. "ratio" is the padded work (padded minus
+real) of a list with as many graphs as the server's own, over that of its own; "half" is that with half of the graphs;
+"as few" the least share of the graphs with which a list pads no more than the server's own. Seconds are of one proposal
+for a half, from its requests to the lists.
 """
 
 from __future__ import annotations

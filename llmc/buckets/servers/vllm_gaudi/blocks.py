@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from llmc.buckets.servers.vllm_gaudi.view import View
 from llmc.buckets.traffic.chunked import MixedSteps
 
@@ -43,17 +45,18 @@ class Pool:
             self._free(number)
         for chunk in step.chunks:
             self._grow(chunk.request, chunk.past + chunk.new)
-        cached = step.cached.tolist()
         numbers = step.requests.tolist()
-        for number, tokens in zip(numbers, cached, strict=True):
-            self._grow(number, tokens + 1)
+        filled = step.cached % self._block
+        for place in np.flatnonzero(filled == 0).tolist():
+            self._grow(numbers[place], int(step.cached[place]) + 1)
         self._defragment()
         if not numbers:
             return
+        first = self._block - filled
         turns: dict[int, list[int]] = {}
-        for number, tokens in zip(numbers, cached, strict=True):
-            for turn in range(self._block - tokens % self._block, step.steps, self._block):
-                turns.setdefault(turn, []).append(number)
+        for place in np.flatnonzero(first < step.steps).tolist():
+            for turn in range(int(first[place]), step.steps, self._block):
+                turns.setdefault(turn, []).append(numbers[place])
         last = 0
         for turn in sorted(turns):
             yield len(numbers), self._highest() + 1, turn - last

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.buckets.servers.vllm_gaudi.blocks import Pool
-from llmc.buckets.traffic.chunked import MixedSteps, chunked_steps
+from llmc.buckets.traffic.chunked import Chunk, MixedSteps, chunked_steps
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from tests.buckets.servers.vllm_gaudi.setups import setup, view
@@ -69,20 +69,26 @@ def test_places_are_those_of_a_walk(lengths: list[tuple[int, int]], seqs: int, t
         assert +found == +expected
 
 
-def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> None:
-    def highest(defrag: bool) -> list[int]:
-        pool = Pool(view(max_model_len=8192, max_num_seqs=2, num_hpu_blocks=2000, contiguous_pa=True, defrag=defrag))
-        found = []
-        for turn in range(40):
-            step = MixedSteps((), np.array([8000]), 1, np.array([turn]), (turn - 1,) if turn else ())
-            found += [place for _, place, _ in pool.take(step)]
-        return found
+def decoded(pool: Pool, requests: list[int], tokens: int, finished: tuple[int, ...] = ()) -> int:
+    """The highest place + 1 of the first decode step of `requests`, whose prompts of `tokens` run before it."""
+    none = np.zeros(0, np.int64)
+    prompts = tuple(Chunk(tokens, 0, True, request) for request in requests)
+    assert list(pool.take(MixedSteps(prompts, none, 1, none, finished))) == []
+    step = MixedSteps((), np.full(len(requests), tokens), 1, np.array(requests), ())
+    ((batch, highest, steps),) = pool.take(step)
+    assert (batch, steps) == (len(requests), 1)
+    return highest
 
-    assert max(highest(False)) > 1900
-    assert max(highest(True)) <= 63 + 32 + 1
+
+def test_ids_walk_through_the_cache_and_the_defragmenter_brings_them_down() -> None:
+    def highest(defrag: bool) -> int:
+        pool = Pool(view(max_model_len=8192, max_num_seqs=2, num_hpu_blocks=2000, contiguous_pa=True, defrag=defrag))
+        return max(decoded(pool, [turn], 8000, (turn - 1,) if turn else ()) for turn in range(40))
+
+    assert highest(False) > 1900
+    assert highest(True) <= 63 + 32 + 1
 
 
 def test_a_cache_that_is_too_small_grows_since_nothing_is_preempted() -> None:
     pool = Pool(view(max_model_len=2048, max_num_seqs=4, num_hpu_blocks=8, contiguous_pa=True))
-    step = MixedSteps((), np.array([2000, 2000]), 1, np.array([0, 1]), ())
-    assert [place for _, place, _ in pool.take(step)] == [33]
+    assert decoded(pool, [0, 1], 2000) == 33
