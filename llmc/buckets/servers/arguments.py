@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from llmc.buckets.limits import Limits
-from llmc.buckets.servers import line
+from llmc.buckets.servers import config_file, line
 from llmc.buckets.servers.base import Export
 from llmc.buckets.servers.settings import flags_of, within
 from llmc.errors import InputError
@@ -51,6 +51,22 @@ def agree(found: Mapping[str, str], limits: Limits, names: Mapping[str, str] = L
             raise InputError(
                 f"{flag} {found[flag]} disagrees with {name} {expected}; plan and run the server with the same limits"
             )
+
+
+def stated(given: Export, flag: str, names: Collection[str], key: str = "") -> dict[str, str]:
+    """The flags of `given`, those of its files for --config included; the command line wins.
+
+    A file with one of `names` is what `flag`, a flag for JSON, has, at its `key` where there is one. Raises InputError
+    for files that are no mappings.
+    """
+    found: dict[str, str] = {}
+    for file, text in given.files.items():
+        config = config_file.load(text, file)
+        if config.keys() & names:
+            found[flag] = json.dumps({key: config} if key else config)
+        else:
+            found |= config_file.flags(config)
+    return found | flags(given)
 
 
 def numbers(found: Mapping[str, str], flag: str, path: Sequence[str], least: int = 1) -> list[int] | None:

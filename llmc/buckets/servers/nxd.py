@@ -11,7 +11,7 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, numbers, stated
 from llmc.buckets.servers.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.separate import Prefill, pieces, separate_steps
 from llmc.buckets.servers.settings import Setting, from_flags
@@ -140,7 +140,7 @@ class Nxd:
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The two lists of --override-neuron-config, in any order, as NxD Inference sorts them."""
-        found = flags(given)
+        found = stated(given, CONFIG, ("enable_bucketing", *NAMES.values()))
         agree(found, setup.limits)
         made = Setup(setup.limits, {**setup.own, **from_flags(self.settings, found, given.environment)})
         lists = dict(self.default(made))
@@ -156,5 +156,5 @@ class Nxd:
         for text in lines:
             for family, pattern in _LOGGED.items():
                 if match := pattern.search(text):
-                    found[family] = line.shapes(int(word) for word in match[1].split(","))
+                    found[family] = line.written_numbers(match[1], NAMES[family])
         return found if found.keys() == NAMES.keys() else None

@@ -11,7 +11,7 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, flags, json_flag, limit_flags
+from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, stated
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -190,15 +190,13 @@ class Qualcomm:
     def read(self, given: Export, setup: Setup) -> Lists:
         """The two lists of override_qaic_config, each a JSON list or numbers with commas; one alone is with
         max_model_len for the other."""
-        found = flags(given)
+        found = stated(given, CONFIG, tuple(NAMES.values()), OVERRIDE)
         agree(found, setup.limits)
-        stated = {family: _stated(found, name) for family, name in NAMES.items()}
+        lengths = {family: _stated(found, name) for family, name in NAMES.items()}
         default = self.default(setup)
-        if all(values is None for values in stated.values()):
+        if all(values is None for values in lengths.values()):
             return default
-        lists = {
-            family: default[family] if values is None else line.shapes(values) for family, values in stated.items()
-        }
+        lists = {family: default[family] if values is None else values for family, values in lengths.items()}
         return self.accept(setup, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
@@ -207,7 +205,7 @@ class Qualcomm:
         for text in lines:
             for family, pattern in _LOGGED.items():
                 if match := pattern.search(text):
-                    found[family] = line.shapes(int(word) for word in match[1].split(","))
+                    found[family] = line.written_numbers(match[1], family)
         return found if found.keys() == NAMES.keys() else None
 
 
@@ -222,19 +220,10 @@ def _apart(prefill: Iterable[int], decode: set[int]) -> set[int]:
     return found
 
 
-def _stated(found: Mapping[str, str], name: str) -> list[int] | None:
-    """The numbers of a list of override_qaic_config, or None."""
+def _stated(found: Mapping[str, str], name: str) -> tuple[Shape, ...] | None:
+    """A list of override_qaic_config, or None where it is not stated."""
     value = within(CONFIG, found[CONFIG], (OVERRIDE, name)) if CONFIG in found else None
-    if value is None:
-        return None
-    words = value.split(",") if isinstance(value, str) else value
     spelling = f"{CONFIG}.{OVERRIDE}.{name}"
-    if not isinstance(words, list) or not words or not all(isinstance(word, int | str) for word in words):
-        raise InputError(f"{spelling} must be a list of whole numbers, as in [1024, 4096]")
-    try:
-        values = [int(word) for word in words]
-    except ValueError:
-        raise InputError(f"{spelling} {value!r} has what is no whole number; write it as in [1024, 4096]") from None
-    if min(values) < 1:
-        raise InputError(f"{spelling} {min(values)} must be above 0")
-    return values
+    if isinstance(value, str):
+        return line.written_numbers(value, spelling)
+    return None if value is None else line.numbers(value, spelling)

@@ -10,7 +10,16 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import LIMITS, agree, ascending, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.arguments import (
+    LIMITS,
+    agree,
+    ascending,
+    config_yaml,
+    json_flag,
+    limit_flags,
+    numbers,
+    stated,
+)
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -39,7 +48,7 @@ ROWS = 8
 
 _TOKENS = re.compile(r"Prepared token paddings: \[([\d, ]+)\]")
 _REQUESTS = re.compile(r"Prepared attn request paddings: \[([\d, ]+)\]")
-_BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d+)")
+_BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d{1,9})\b")
 
 
 class TpuInference:
@@ -192,7 +201,7 @@ class TpuInference:
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The sizes that the variables make the server generate, and compilation_sizes."""
-        found = flags(given)
+        found = stated(given, CONFIG, (SIZES,))
         agree(found, setup.limits)
         own = {**setup.own, **from_flags(self.settings, found, given.environment)}
         made = Setup(setup.limits, own)
@@ -213,19 +222,19 @@ class TpuInference:
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The sizes that the log names while it compiles; without these lines, the ones it generated."""
-        generated: list[int] = []
-        requests: list[int] = []
+        generated: tuple[Shape, ...] = ()
+        requests: tuple[Shape, ...] = ()
         compiled = set()
         for text in lines:
             if match := _BACKBONE.search(text):
                 compiled.add(int(match[1]))
             elif not generated and (match := _TOKENS.search(text)):
-                generated = [int(word) for word in match[1].split(",")]
+                generated = line.written_numbers(match[1], "token paddings")
             elif match := _REQUESTS.search(text):
-                requests = [int(word) for word in match[1].split(",")]
+                requests = line.written_numbers(match[1], "attn request paddings")
         if not (compiled or generated) or not requests:
             return None
-        return {TOKENS: line.shapes(compiled or generated), REQUESTS: line.shapes(requests)}
+        return {TOKENS: line.shapes(compiled) or generated, REQUESTS: requests}
 
     def _cover(self, setup: Setup) -> int:
         """The least size that every step fits into and that the server can generate alone."""

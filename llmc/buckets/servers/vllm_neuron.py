@@ -10,7 +10,16 @@ from typing import ClassVar
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import line
-from llmc.buckets.servers.arguments import LIMITS, agree, ascending, config_yaml, flags, json_flag, limit_flags, numbers
+from llmc.buckets.servers.arguments import (
+    LIMITS,
+    agree,
+    ascending,
+    config_yaml,
+    json_flag,
+    limit_flags,
+    numbers,
+    stated,
+)
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -48,7 +57,7 @@ _LOGGED = {
     family: re.compile(rf"\b{name}(?: from (?:neuron_)?config| to match {SEGMENT})?(?:: |=)\[([\d, ]+)\]")
     for family, name in NAMES.items()
 }
-_LENGTH = re.compile(r"\bmax_(?:seq|model)_len['\"]?[=:] ?(\d+)")
+_LENGTH = re.compile(r"\bmax_(?:seq|model)_len['\"]?[=:] ?(\d{1,9})\b")
 
 
 class VllmNeuron:
@@ -216,7 +225,7 @@ class VllmNeuron:
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The three lists of neuron_config; kv_segment_size_buckets must agree with the limits."""
-        found = flags(given)
+        found = stated(given, CONFIG, (NEURON,))
         agree(found, setup.limits)
         segment = numbers(found, CONFIG, (NEURON, SEGMENT))
         tokens = setup.limits.max_num_batched_tokens
@@ -251,7 +260,7 @@ class VllmNeuron:
         for text in lines:
             for family, pattern in _LOGGED.items():
                 if match := pattern.search(text):
-                    found[family] = line.shapes(int(word) for word in match[1].split(","))
+                    found[family] = line.written_numbers(match[1], NAMES[family])
             if match := _LENGTH.search(text):
                 length = [int(match[1])]
         if not {TOKENS, REQUESTS} <= found.keys():

@@ -58,8 +58,11 @@ def best(server: Server, made: Setup, demands: Mapping[Shape, Demand], candidate
 
 
 def written_is_read(server: Server, made: Setup, lists: Lists) -> Export:
-    """The export of `lists`, from which they were read again; a second export is the same."""
+    """The export of `lists`, from which they were read again, and from each of its files alone; a second export is
+    the same."""
     written = server.export(made, lists)
     assert server.read(written, made) == lists
+    for name, text in written.files.items():
+        assert server.read(Export(written.environment, (), {name: text}), made) == lists
     assert server.export(made, server.read(written, made)) == written
     return written

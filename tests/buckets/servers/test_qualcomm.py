@@ -113,9 +113,9 @@ def test_its_own_lists_are_written_as_none() -> None:
     [
         ({"comp_ctx_lengths_prefill": [9000]}, "9000 is above"),
         ({"comp_ctx_lengths_prefill": []}, "must be a list of whole numbers"),
-        ({"comp_ctx_lengths_prefill": "1024,x"}, "no whole number"),
-        ({"comp_ctx_lengths_decode": 7}, "must be a list of whole numbers"),
-        ({"comp_ctx_lengths_decode": [0]}, "0 must be above 0"),
+        ({"comp_ctx_lengths_prefill": "1024,x"}, "must be whole numbers above 0"),
+        ({"comp_ctx_lengths_decode": [True]}, "must be a list of whole numbers"),
+        ({"comp_ctx_lengths_decode": [0]}, "must be a list of whole numbers above 0"),
     ],
 )
 def test_a_configuration_that_the_server_refuses_is_an_error(lists: dict[str, object], match: str) -> None:
