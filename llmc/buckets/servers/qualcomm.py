@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
@@ -96,19 +96,18 @@ class Qualcomm:
                     f"qualcomm: {name} {given[family][-1]} is above max_model_len {length}, which makes the server "
                     "ignore both lists; lower it"
                 )
-        made = {family: {min(max(value, LEAST), length) for value in values} for family, values in given.items()}
-        made[DECODE].add(length)
-        if max(made[PREFILL]) < length - 1:
-            made[PREFILL].add(length)
-        if setup.number("prefill_seq_len") == 1:
-            made = dict.fromkeys(NAMES, made[PREFILL] | made[DECODE])
-        else:
-            if length - 1 in made[DECODE]:
-                raise InputError(
-                    f"qualcomm: {NAMES[DECODE]} {length - 1} leaves no prefill length for a prompt of as many tokens, "
-                    "since the lists share no number; remove it"
-                )
-            made[PREFILL] = _apart(made[PREFILL], made[DECODE])
+        chunk = setup.number("prefill_seq_len")
+        if chunk > 1 and length - 1 in given[DECODE]:
+            raise InputError(
+                f"qualcomm: {NAMES[DECODE]} {length - 1} leaves no prefill length for a prompt of as many tokens, "
+                "since the lists share no number; remove it"
+            )
+        made = _made(given, length, chunk)
+        if _made(made, length, chunk) != made:
+            raise InputError(
+                f"qualcomm: {NAMES[PREFILL]} {given[PREFILL]} and {NAMES[DECODE]} {given[DECODE]} push prefill lengths "
+                f"below {LEAST}, the least; leave the shortest out of one of them"
+            )
         full = {family: line.shapes(values) for family, values in made.items()}
         reason = f"below {LEAST}, above what max_model_len {length} leaves, or in the other list: changed"
         dropped = tuple(
@@ -207,6 +206,17 @@ class Qualcomm:
                 if match := pattern.search(text):
                     found[family] = line.written_numbers(match[1], family)
         return found if found.keys() == NAMES.keys() else None
+
+
+def _made(given: Mapping[str, Collection[int]], length: int, chunk: int) -> dict[str, set[int]]:
+    """What QEfficient compiles of lists that have no number above `length`, with prefill chunks of `chunk` tokens."""
+    made = {family: {min(max(value, LEAST), length) for value in values} for family, values in given.items()}
+    made[DECODE].add(length)
+    if max(made[PREFILL]) < length - 1:
+        made[PREFILL].add(length)
+    if chunk == 1:
+        return dict.fromkeys(NAMES, made[PREFILL] | made[DECODE])
+    return {PREFILL: _apart(made[PREFILL], made[DECODE]), DECODE: made[DECODE]}
 
 
 def _apart(prefill: Iterable[int], decode: set[int]) -> set[int]:
