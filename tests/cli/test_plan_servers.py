@@ -75,7 +75,7 @@ def test_check_ends_with_4_where_traffic_has_drifted(llmc: Llmc) -> None:
         (["tune", "--server", "absent"], "unknown server 'absent'; known: "),
         (["tune", "--server", "vllm", *TRAFFIC], "vllm needs max_model_len"),
         (["tune", *VLLM], "name the recorded requests with --traffic FILE"),
-        (["tune", "--server", "tensorrt-llm", *VLLM[2:], *TRAFFIC, "--max-warmup", "1h"], "give --graph-seconds"),
+        (["tune", "--server", "tpu-inference", *VLLM[2:], *TRAFFIC, "--max-warmup", "1h"], "give --graph-seconds"),
         (["tune", *VLLM, *TRAFFIC, "--set", "x=1"], "known: num_speculative_tokens (--speculative-config"),
         (["tune", *VLLM, *TRAFFIC, "--set", "cudagraph_mode=ALL"], "unknown cudagraph mode 'ALL'"),
         (["evaluate", *VLLM, *TRAFFIC], "name the configurations to judge, or --default"),
