@@ -164,6 +164,14 @@ def planning_arguments(flags: PlanningFlags, model: str | Checkpoint | None, con
     }
 
 
+def not_a_file(url: str) -> str:
+    """What to do with a URL in place of a file of traffic."""
+    return (
+        f"--traffic {url} is no file: sample it first, llmc traffic show {url} --for 10m -o sampled.prom, and give "
+        "that file"
+    )
+
+
 def open_traffic(flags: PlanningFlags, then: str = "choose buckets", end: End = "middle") -> Traffic:
     """The recorded requests that the flags name, with a bar that says what comes `then`; `end`: see `Trace`."""
     from llmc.buckets.bench_file import Bench
@@ -174,10 +182,7 @@ def open_traffic(flags: PlanningFlags, then: str = "choose buckets", end: End = 
     if flags.traffic is None:
         raise InputError("name the recorded requests with --traffic FILE")
     if is_url(flags.traffic):
-        raise InputError(
-            f"--traffic {flags.traffic} is no file: sample it first, llmc traffic show {flags.traffic} --for 10m -o "
-            "sampled.prom, and give that file"
-        )
+        raise InputError(not_a_file(flags.traffic))
     bench = None if flags.bench is None else Bench.load(flags.bench)
     return Traffic(
         flags.traffic, rate("--arrival-rate", flags.arrival_rate), clip=flags.clip, bench=bench,

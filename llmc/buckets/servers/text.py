@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmc.buckets.servers.base import Accepted, Shape
 from llmc.buckets.servers.evaluation import FamilyEvaluation, ServerEvaluation
@@ -68,6 +68,17 @@ def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
         str(family.missing),
         str(len(family.dead)),
     )
+
+
+def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Sequence[ServerEvaluation]]) -> list[str]:
+    """A line for each configuration whose waste is uncertain, since only intervals of lengths are known."""
+    lines = []
+    for name, one in found:
+        wastes = [each.waste for each in (one, *ends.get(name, ())) if each.waste is not None]
+        if name in ends and wastes:
+            low, high = percent(min(wastes)), percent(max(wastes))
+            lines.append(f"{name}: waste {percent(one.waste)}, {low} to {high} by where lengths lie in their intervals")
+    return lines
 
 
 def accepted(name: str, found: Accepted) -> list[str]:

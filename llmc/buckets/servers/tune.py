@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from llmc.buckets.provenance import Fact
 from llmc.buckets.servers.base import GraphCost, Lists, Server, Setup
-from llmc.buckets.servers.demand import Demands, collect
+from llmc.buckets.servers.demand import Demands
 from llmc.buckets.servers.evaluation import ServerEvaluation, evaluate
+from llmc.buckets.servers.observed import Observed
 from llmc.buckets.servers.plan import ServerPlan
-from llmc.buckets.traffic.source import Traffic
 from llmc.errors import InputError
 
 ROUNDS = 8
@@ -53,18 +54,14 @@ class Tuned:
     default: ServerEvaluation
 
 
-def demands_of(server: Server, setup: Setup, traffic: Traffic) -> Demands:
-    """The steps that `server` takes for `traffic`, by shape. Raises InputError where the traffic cannot be read."""
-    return collect(server.demands(setup, traffic.requests(setup.limits), traffic.step_time))
-
-
 def tune(
     server: Server, setup: Setup, demands: Demands, budget: ServerBudget, cost: GraphCost | None = None,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Callable[[int, int], None] | None = None, facts: Mapping[str, Fact] | None = None,
 ) -> Tuned:  # fmt: skip
     """The lists of least padding on `demands`, within `budget`; without a bound, as many graphs as the server's own.
 
-    `tell` is called with proposals made and the most of them. Raises InputError where no lists keep to the budget.
+    `tell` is called with proposals made and the most of them; `facts` of the traffic go into the plan. Raises
+    InputError where no lists keep to the budget.
     """
     cost = cost or server.cost
     own = server.default(setup)
@@ -74,7 +71,18 @@ def tune(
         server, setup, demands, {name: len(shapes) for name, shapes in own.items()}, most, before.graphs, tell
     )
     after = evaluate(server, setup, lists, demands, cost)
-    return Tuned(ServerPlan(server.name, setup, lists, "traffic"), after, own, before)
+    return Tuned(ServerPlan(server.name, setup, lists, "traffic", facts or {}), after, own, before)
+
+
+def ends(
+    server: Server, setup: Setup, lists: Mapping[str, Lists], observed: Observed
+) -> dict[str, list[ServerEvaluation]]:
+    """What each of `lists`, by name, does with lengths at either end of their intervals; empty where they are known."""
+    return {
+        name: [evaluate(server, setup, each, demands) for demands in observed.ends]
+        for name, each in lists.items()
+        if observed.ends
+    }
 
 
 def _within(

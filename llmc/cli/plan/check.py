@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from llmc.cli import output as output_bars
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import fraction
@@ -46,23 +45,23 @@ def check(
     """
     from llmc.buckets.servers import text
     from llmc.buckets.servers.evaluation import evaluate
-    from llmc.buckets.servers.tune import ServerBudget, demands_of, tune
+    from llmc.buckets.servers.tune import ServerBudget, ends, tune
 
     server, limit = flags.model(), fraction("--fail-above", fail_above) or 0.0
     loaded = flags.load(server, source)
     accepted = loaded.accepted(server)
-    traffic = flags.open_traffic("judge the configuration")
-    demands = demands_of(server, loaded.setup, traffic)
+    observed = flags.observe(server, loaded.setup, "judge the configuration")
+    demands = observed.demands
     cost = flags.cost(server)
     now = evaluate(server, loaded.setup, accepted.lists, demands, cost)
     try:
         new = tune(server, loaded.setup, demands, ServerBudget(graphs=max(now.graphs, 1)), cost).chosen
     except InputError:  # so few graphs do not cover what the server's limits admit
         new = tune(server, loaded.setup, demands, ServerBudget(), cost).chosen
-    output_bars.close_bars()
     waste = now.waste or 0.0
     drifted = waste > limit or now.missing - new.missing > limit
-    notes = [*traffic.notes(), *text.accepted(source, accepted)]
+    notes = [*observed.notes, *text.accepted(source, accepted)]
+    notes += text.ranges([(source, now)], ends(server, loaded.setup, {source: accepted.lists}, observed))
     if as_json:
         typer.echo(json.dumps({"drifted": drifted, "limit": limit, "now": now.to_dict(), "planned_anew": new.to_dict(),
                                "notes": notes}))  # fmt: skip

@@ -18,9 +18,9 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
-    from llmc.buckets.servers.evaluation import ServerEvaluation
     from llmc.buckets.traffic.lengths import End
 
+OWN = "the server's own"
 UNCERTAIN: tuple[End, End] = ("low", "high")
 
 
@@ -123,7 +123,7 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
     from llmc.buckets.servers.base import Export
     from llmc.buckets.servers.evaluation import evaluate as judge
     from llmc.buckets.servers.report import Findings, page
-    from llmc.buckets.servers.tune import demands_of
+    from llmc.buckets.servers.tune import ends
 
     server = flags.model()
     if not sources and not default:
@@ -132,27 +132,26 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
         raise InputError(f"cannot draw to {plot}: with --server, give a file name that ends in .html")
     loaded = [flags.load(server, source) for source in sources]
     notes: list[str] = []
-    found: list[tuple[str, ServerEvaluation]] = []
     setups = {repr(one.setup): one.setup for one in loaded} or {"": flags.setup(server)}
     if len(setups) > 1:
         raise InputError("the configurations are of different limits or settings; judge each by itself")
     setup = next(iter(setups.values()))
-    traffic = flags.open_traffic("judge the configurations")
-    demands = demands_of(server, setup, traffic)
-    output_bars.close_bars()
-    notes += traffic.notes()
-    if default:
-        found.append(("the server's own", judge(server, setup, server.default(setup), demands, flags.cost(server))))
+    observed = flags.observe(server, setup, "judge the configurations")
+    notes += observed.notes
+    lists = {OWN: server.default(setup)} if default else {}
     for one in loaded:
         accepted = one.accepted(server)
         notes += text.accepted(one.name, accepted)
-        found.append((one.name, judge(server, setup, accepted.lists, demands, flags.cost(server))))
+        lists[one.name] = accepted.lists
+    cost = flags.cost(server)
+    found = [(name, judge(server, setup, each, observed.demands, cost)) for name, each in lists.items()]
+    notes += text.ranges(found, ends(server, setup, lists, observed))
     if plot is not None:
         write_text(plot, page(Findings(server, setup, found, Export(), notes)), "report")
         typer.echo(f"wrote {plot}", err=True)
     if as_json:
         typer.echo(json.dumps({"server": server.name, "configurations": {name: one.to_dict() for name, one in found},
-                               "traffic": traffic.counts(), "notes": notes}))  # fmt: skip
+                               "traffic": dict(observed.counts), "notes": notes}))  # fmt: skip
         return
     for note in notes:
         typer.echo(note, err=True)

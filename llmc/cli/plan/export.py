@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli import output as output_bars
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.errors import InputError
@@ -48,7 +47,6 @@ def export(
     from llmc.buckets.servers.evaluation import evaluate
     from llmc.buckets.servers.export import as_text, write_folder
     from llmc.buckets.servers.report import Findings, page
-    from llmc.buckets.servers.tune import demands_of
 
     server = flags.model()
     loaded = flags.load(server, source)
@@ -59,8 +57,7 @@ def export(
     found: list[tuple[str, ServerEvaluation]] = []
     demands: Demands = {}
     if flags.traffic is not None:
-        demands = demands_of(server, loaded.setup, flags.open_traffic("judge the plan"))
-        output_bars.close_bars()
+        demands = flags.observe(server, loaded.setup, "judge the plan").demands
     for name, lists in (("the server's own", server.default(loaded.setup)), ("exported", accepted.lists)):
         found.append((name, evaluate(server, loaded.setup, lists, demands, flags.cost(server))))
     notes = text.accepted(source, accepted)

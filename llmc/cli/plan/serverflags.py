@@ -11,16 +11,16 @@ import typer
 
 from llmc.cli.flags import Command, grouped
 from llmc.cli.options import option
-from llmc.cli.planning import PlanningFlags, open_traffic
-from llmc.cli.quantities import duration, size
+from llmc.cli.output import ReadingProgress, close_bars
+from llmc.cli.planning import not_a_file
+from llmc.cli.quantities import duration, rate, size
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.servers.base import GraphCost, Server, Setup
     from llmc.buckets.servers.configuration import Configuration
+    from llmc.buckets.servers.observed import Observed
     from llmc.buckets.servers.settings import Value
-    from llmc.buckets.traffic.lengths import End
-    from llmc.buckets.traffic.source import Traffic
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size")
 
@@ -121,14 +121,24 @@ class ServerFlags:
             size=server.cost.size if held is None else held,
         )
 
-    def open_traffic(self, then: str, end: End = "middle") -> Traffic:
-        """The recorded requests, with a progress bar that says what comes `then`. Raises InputError without any."""
-        return open_traffic(
-            PlanningFlags(
-                traffic=self.traffic, traffic_format=self.traffic_format, fields=self.fields,
-                arrival_rate=self.arrival_rate, clip=self.clip,
-            ), then, end,
+    def observe(self, server: Server, setup: Setup, then: str, path: str | None = None) -> Observed:
+        """The steps for the traffic of `path`, else of --traffic, with a bar that says what comes `then`."""
+        from llmc.buckets.servers.observed import Source, observe
+        from llmc.buckets.traffic.formats.fields import parse
+        from llmc.buckets.traffic.formats.prometheus.live import is_url
+
+        path = path or self.traffic
+        if path is None:
+            raise InputError("name the recorded requests with --traffic FILE")
+        if is_url(path):
+            raise InputError(not_a_file(path))
+        source = Source(
+            path, rate("--arrival-rate", self.arrival_rate), self.clip, self.traffic_format,
+            None if self.fields is None else parse(self.fields), ReadingProgress(f"replay {path}", then),
         )  # fmt: skip
+        found = observe(server, setup, source)
+        close_bars()
+        return found
 
 
 def takes_server_flags(command: Command) -> Command:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmc.cli import output as output_bars
 from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import duration, size
@@ -54,7 +52,7 @@ def tune(
     from llmc.buckets.servers.evaluation import evaluate
     from llmc.buckets.servers.export import as_text, write_folder
     from llmc.buckets.servers.report import Findings, page
-    from llmc.buckets.servers.tune import ServerBudget, demands_of
+    from llmc.buckets.servers.tune import ServerBudget, ends
     from llmc.buckets.servers.tune import tune as choose
 
     server = flags.model()
@@ -62,19 +60,18 @@ def tune(
     budget = ServerBudget(
         max_graphs, duration("--max-warmup", max_warmup), size("--max-graph-memory", max_graph_memory)
     )
-    traffic = flags.open_traffic("choose graphs")
-    demands = demands_of(server, setup, traffic)
-    tuned = choose(server, setup, demands, budget, cost)
-    output_bars.close_bars()
-    plan = replace(tuned.plan, facts=traffic.facts())
+    observed = flags.observe(server, setup, "choose graphs")
+    tuned = choose(server, setup, observed.demands, budget, cost, facts=observed.facts)
+    plan = tuned.plan
     found = [(OWN, tuned.default), (TUNED, tuned.chosen)]
-    notes = list(traffic.notes())
+    notes = [
+        *observed.notes,
+        *text.ranges(found, ends(server, setup, {OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
+    ]
     if judge is not None:
-        other = replace(flags, traffic=judge).open_traffic("judge")
-        steps = demands_of(server, setup, other)
-        output_bars.close_bars()
+        other = flags.observe(server, setup, "judge", judge)
         for name, lists in ((OWN, tuned.default_lists), (TUNED, plan.lists)):
-            found.append((f"{name}, on {Path(judge).name}", evaluate(server, setup, lists, steps, cost)))
+            found.append((f"{name}, on {Path(judge).name}", evaluate(server, setup, lists, other.demands, cost)))
     given = server.export(setup, plan.lists)
     if save is not None:
         plan.save(save)

@@ -1,0 +1,83 @@
+"""Plans for the servers that people run, from Python: what `llmc plan tune|evaluate|export --server` does.
+
+from llmc.api import servers
+
+tuned = servers.tune("vllm", "requests.csv", max_model_len=8192, max_num_seqs=128)
+tuned.default.waste, tuned.chosen.waste
+servers.export(tuned.plan).arguments
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmc.buckets.servers.base import Export
+    from llmc.buckets.servers.evaluation import ServerEvaluation
+    from llmc.buckets.servers.plan import ServerPlan
+    from llmc.buckets.servers.settings import Value
+    from llmc.buckets.servers.tune import Tuned
+
+Named = str | os.PathLike[str]
+
+
+def tune(
+    server: str, traffic: Named, *, settings: Mapping[str, Value] | None = None, clip: bool = False,
+    arrival_rate: float | None = None, max_graphs: int | None = None, max_warmup: float | None = None,
+    max_graph_memory: int | None = None, **limits: int,
+) -> Tuned:  # fmt: skip
+    """The lists of `server` that pad the requests in `traffic` least, and its own, on the same steps.
+
+    `limits`: max_model_len, and where the server's defaults do not hold max_num_seqs, max_num_batched_tokens and
+    block_size; `settings` are the server's own, by name. `max_warmup` is in seconds, `max_graph_memory` in bytes;
+    without a bound there are as many graphs as the server's own. Raises InputError for what cannot be used, and
+    UnknownNameError for an unknown server.
+    """
+    from llmc.buckets.servers import create
+    from llmc.buckets.servers.configuration import setup_for
+    from llmc.buckets.servers.observed import Source, observe
+    from llmc.buckets.servers.tune import ServerBudget
+    from llmc.buckets.servers.tune import tune as choose
+
+    model = create(server)
+    setup = setup_for(model, limits, settings or {})
+    observed = observe(model, setup, Source(os.fspath(traffic), arrival_rate, clip))
+    budget = ServerBudget(max_graphs, max_warmup, max_graph_memory)
+    return choose(model, setup, observed.demands, budget, facts=observed.facts)
+
+
+def load(
+    server: str, source: Named, *, settings: Mapping[str, Value] | None = None, **limits: int
+) -> ServerPlan:  # fmt: skip
+    """What `server` makes of the configuration at `source`: a folder, file, command line, plan or log.
+
+    `limits` and `settings` as in `tune`, for what the source does not state. Raises InputError as tune does, and for
+    what the server refuses.
+    """
+    from llmc.buckets.servers import create
+    from llmc.buckets.servers.configuration import load as read
+    from llmc.buckets.servers.plan import ServerPlan
+
+    model = create(server)
+    loaded = read(model, os.fspath(source), limits, settings or {})
+    return ServerPlan(model.name, loaded.setup, loaded.accepted(model).lists, f"read from {Path(source).name}")
+
+
+def evaluate(
+    plan: ServerPlan, traffic: Named, *, clip: bool = False, arrival_rate: float | None = None
+) -> ServerEvaluation:
+    """What `plan` does on `traffic` by its server's rules. Raises InputError where the traffic cannot be read."""
+    from llmc.buckets.servers.evaluation import evaluate as judge
+    from llmc.buckets.servers.observed import Source, observe
+
+    model = plan.model()
+    observed = observe(model, plan.setup, Source(os.fspath(traffic), arrival_rate, clip))
+    return judge(model, plan.setup, plan.lists, observed.demands)
+
+
+def export(plan: ServerPlan) -> Export:
+    """`plan` in its server's own form: variables, flags and files by name."""
+    return plan.model().export(plan.setup, plan.lists)
