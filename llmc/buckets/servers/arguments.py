@@ -39,8 +39,14 @@ def config_yaml(arguments: Sequence[str]) -> str:
 
 
 def flags(given: Export) -> dict[str, str]:
-    """The flags of `given` with their values, "" for a switch."""
-    return flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
+    """The flags of `given` with their values, "" for a switch: those of YAML files, whose keys stand for flags as in a
+    file for --config, and over them those of the command line. Raises InputError, naming it, for a file that is none.
+    """
+    found: dict[str, str] = {}
+    for name, text in given.files.items():
+        if name.endswith((".yaml", ".yml")):
+            found |= config_file.flags(config_file.load(text, name))
+    return found | flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
 
 
 def agree(found: Mapping[str, str], limits: Limits, names: Mapping[str, str] = LIMITS) -> None:

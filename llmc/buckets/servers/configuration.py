@@ -1,7 +1,8 @@
 """Reading what a server is started with: a folder that llmc exported, its own file, its flags and variables, its log.
 
-What a text is follows from its content: llmc's plans are JSON objects with a "schema"; flags and variables are a
-command line or lines of either; a log holds the list that the server printed; all else is the server's own file.
+A .yaml file is the server's own. What another text is follows from its content: llmc's plans are JSON objects with a
+"schema"; flags and variables are a command line or lines of either; a log holds the list that the server printed; all
+else is the server's own file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TypeVar
 from llmc.buckets.fields import Fields
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
+from llmc.buckets.servers import arguments
 from llmc.buckets.servers.base import Accepted, Export, Lists, Server, Setup
 from llmc.buckets.servers.plan import ServerPlan
 from llmc.buckets.servers.settings import Value, complete, flags_of, from_flags
@@ -72,6 +74,8 @@ def load(server: Server, source: str, limits: Mapping[str, int], own: Mapping[st
         if "schema" in fields.names():
             return _of_plan(server, source, head, "server" in fields.names(), limits, own)
         return _of(server, source, Export(files={path.name: head}), limits, own)
+    if path.suffix in (".yaml", ".yml"):
+        return _of(server, source, Export(files={path.name: _whole(path)}), limits, own)
     if _is_command(head):
         return _of(server, source, _with_files(_command(head, source), path.parent), limits, own)
     found = server.read_log(_lines(path))
@@ -83,7 +87,7 @@ def load(server: Server, source: str, limits: Mapping[str, int], own: Mapping[st
 def _of(
     server: Server, source: str, given: Export, limits: Mapping[str, int], own: Mapping[str, Value]
 ) -> Configuration:
-    flags = flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
+    flags = arguments.flags(given)
     stated: dict[str, int] = {}
     for spelled, name in server.limit_flags.items():
         flag = spelled.replace("_", "-")

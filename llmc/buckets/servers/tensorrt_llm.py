@@ -17,6 +17,8 @@ from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 
 CONFIG = "cuda_graph_config"
+KEY = "--cuda-graph-config"
+"""The key of the file as `arguments.flags` reads it."""
 LIMITS = {
     "--max_seq_len": "max_model_len",
     "--max_batch_size": "max_num_seqs",
@@ -38,10 +40,26 @@ class TensorrtLlm(DecodeBatches):
         "cuda_graph_runner.py), _torch/pyexecutor/model_engine.py, _torch/pyexecutor/scheduler"
     )
     settings: ClassVar[tuple[Setting, ...]] = (
-        Setting("enable_padding", bool, False, "cuda_graph_config.enable_padding: batches are rounded up."),
-        Setting("cuda_graph_max_batch_size", int, None, "cuda_graph_config.max_batch_size, of its own list.", least=1),
-        Setting("max_draft_len", int, 0, "Draft tokens of a step.", least=0),
-        Setting("enable_chunked_prefill", bool, False, "Prompts are cut to what max_num_tokens leaves."),
+        Setting("enable_padding", bool, False, "Batches are rounded up.", KEY, path=("enable_padding",)),
+        Setting(
+            "cuda_graph_max_batch_size",
+            int,
+            None,
+            "The largest batch of its own list.",
+            KEY,
+            path=("max_batch_size",),
+            least=1,
+        ),
+        Setting(
+            "max_draft_len", int, 0, "Draft tokens of a step.", "--speculative-config", path=("max_draft_len",), least=0
+        ),
+        Setting(
+            "enable_chunked_prefill",
+            bool,
+            False,
+            "Prompts are cut to what max_num_tokens leaves.",
+            "--enable-chunked-prefill",
+        ),
     )
     limit_flags: ClassVar[Mapping[str, str]] = LIMITS
     cost: ClassVar[GraphCost] = GraphCost(None, None, "nothing was published of a graph's seconds and memory")
@@ -113,7 +131,6 @@ class TensorrtLlm(DecodeBatches):
         arguments.agree(arguments.flags(given), setup.limits, LIMITS)
         for name, text in given.files.items():
             config = config_file.load(text, name)
-            arguments.agree(config_file.flags(config), setup.limits, LIMITS)
             if CONFIG in config:
                 return {DECODE: self._stated(setup, config[CONFIG], name)}
         return self.default(setup)

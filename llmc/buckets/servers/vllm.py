@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
-from llmc.buckets.servers import arguments, config_file, line
+from llmc.buckets.servers import arguments, line
 from llmc.buckets.servers.base import (
     Accepted,
     Demand,
@@ -33,7 +33,7 @@ MOST_BY_DEFAULT = 512
 """Tokens that vLLM's own list stops at."""
 
 _SHORT = re.compile(r"^-(?:O|cc)(?: |$)")
-_LOGGED = re.compile(r"""(?:['"]?cudagraph_capture_sizes['"]?\s*[:=]|is overridden by config)\s*\[([\d,\s]*)\]""")
+_LOGGED = re.compile(r"""(?:['"]cudagraph_capture_sizes['"]: ?|is overridden by config )\[([\d,\s]*)\]""")
 
 
 class Vllm:
@@ -207,11 +207,8 @@ class Vllm:
     def read(self, given: Export, setup: Setup) -> Lists:
         """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
         --cuda-graph-sizes, on the command line or in a file for --config; else vLLM's own list."""
-        flags: dict[str, str] = {}
-        for name, text in given.files.items():
-            flags |= config_file.flags(config_file.load(text, name))
-        spelled = (_SHORT.sub(f"{CONFIG} ", argument) for argument in given.arguments)
-        flags |= arguments.flags(Export(arguments=tuple(spelled)))
+        spelled = tuple(_SHORT.sub(f"{CONFIG} ", argument) for argument in given.arguments)
+        flags = arguments.flags(Export(given.environment, spelled, given.files))
         arguments.agree(flags, setup.limits)
         stated: dict[str, tuple[Shape, ...]] = {}
         found = within(CONFIG, flags[CONFIG], (SIZES,)) if CONFIG in flags else None

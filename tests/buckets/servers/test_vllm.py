@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from llmc.buckets.servers import create
 from llmc.buckets.servers.base import Demand, Export, Found, Setup, Shape
+from llmc.buckets.servers.configuration import load
 from llmc.buckets.servers.settings import Value, complete
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import AssumedStepTime
@@ -227,3 +229,16 @@ def test_a_proposal_reaches_as_far_as_its_own_list_and_has_the_largest_decode_st
     assert VLLM.propose(setup(100), {}, {"tokens": 9}) == {"tokens": ((100,), (200,))}
     with pytest.raises(InputError, match="at most 1 graphs, but 2 are needed in any case: 100, 200"):
         VLLM.propose(setup(100), {}, {"tokens": 1})
+
+
+def test_a_file_for_config_states_limits_and_settings_too(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "model: some/model\nmax-model-len: 4096\nmax_num_seqs: 8\ncompilation-config:\n"
+        "  cudagraph_capture_sizes: [8, 1]\n  cudagraph_mode: FULL_DECODE_ONLY\n"
+    )
+    found = load(VLLM, str(file), {}, {})
+    assert (found.setup.limits.max_num_seqs, found.setup.own["cudagraph_mode"]) == (8, "FULL_DECODE_ONLY")
+    assert found.lists == {"tokens": ((1,), (8,))}
+    with pytest.raises(InputError, match="says max_num_seqs 8, and 9 was given beside it"):
+        load(VLLM, str(file), {"max_num_seqs": 9}, {})
