@@ -86,10 +86,10 @@ class LengthHistogram:
         return None if self.total is None or not self.number else self.total / self.number
 
     def closed(self, limit: int | None = None) -> tuple[tuple[int, int, int], ...]:
-        """(low, high, count) of each interval; the last one ends where the sum of all lengths, or `limit`, says.
+        """(low, high, count) of each interval; none goes beyond `limit`.
 
-        If the others all had their least lengths, those of the last add up to what is left of the sum: on average they
-        are not longer than that. Without a sum and a limit the last interval is as wide as its lower bound is high.
+        An interval without an upper bound ends at `limit`, without one at twice its lower bound; and where the sum of
+        all lengths is known, not above what its lengths are on average if all others have their least ones.
         """
         found = []
         for low, high, count in self.intervals:
@@ -99,10 +99,20 @@ class LengthHistogram:
 
     def _last(self, low: int, count: int, limit: int | None) -> int:
         """Where the interval without an upper bound ends."""
+        last = 2 * low if limit is None else limit
         if self.total is None:
-            return 2 * low if limit is None else limit
+            return last
         others = sum(one.low * one.number for one in self.intervals[:-1])
-        return max(low, (self.total - others) // count)
+        return max(low, min(last, (self.total - others) // count))
+
+    def at(self, percent: float) -> Interval:
+        """The interval of the least length that so many percent of all do not exceed; there is at least one length."""
+        rank = max(1, -(-self.number * percent // 100))
+        for interval in self.intervals:
+            rank -= interval.number
+            if rank <= 0:
+                break
+        return interval
 
     def drawn(self, number: int, end: End, limit: int | None = None) -> list[int]:
         """`number` lengths, ascending: those at evenly spaced places of the distribution.

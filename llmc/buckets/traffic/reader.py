@@ -105,6 +105,7 @@ class Trace:
         self.start: Moment | None = None
         self.format = self._format(format)
         self.lengths: Lengths | None = None
+        self._longest: tuple[int | None, int | None] = (None, None)
         self._notes: list[str] = []
         if isinstance(self.format, RequestFormat):
             self.has_times = self._rows(self.format, None).time_column is not None
@@ -121,7 +122,7 @@ class Trace:
         """The requests in order of time, as far as REORDERED reaches."""
         self.skipped_empty = self.out_of_order = 0
         if self.lengths is not None:
-            yield from self.lengths.draw(self._end)
+            yield from self.lengths.draw(self._end, *self._longest)
             return
         first: float | None = None
         time = 0.0
@@ -134,6 +135,10 @@ class Trace:
                 self.out_of_order += 1
             time = max(time, now - first)
             yield TrafficRequest(time, prompt, output, cached)
+
+    def limit(self, longest_prompt: int, longest_total: int) -> None:
+        """End the intervals of histograms, where they have no end of their own or a later one, at these lengths."""
+        self._longest = (longest_prompt, longest_total)
 
     def notes(self) -> list[str]:
         """What the format left out of the iteration that ended last, or says of its histograms."""

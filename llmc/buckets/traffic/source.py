@@ -99,6 +99,7 @@ class Traffic:
 
     def _admitted(self, limits: Limits) -> Iterator[TrafficRequest]:
         self._admission = Admission(limits, clip=self._clip)
+        self._trace.limit(limits.longest_prompt, limits.max_model_len)
         self.decode_requests = self.cached_requests = self._prompt_tokens = self._new_tokens = 0
         return self._counted(self._admission(self._trace))
 
@@ -131,6 +132,8 @@ class Traffic:
         if admitted:
             facts["mean_prompt_tokens"] = round(self._prompt_tokens / admitted, 1)
             facts["mean_new_tokens"] = round(self._new_tokens / admitted, 1)
+        if self.uncertain:
+            facts["lengths"] = "by interval"
         left_out = 0 if self._admission is None else self._admission.left_out
         if left_out:
             facts["requests_left_out"] = left_out

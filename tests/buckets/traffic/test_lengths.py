@@ -44,10 +44,12 @@ def test_the_mean_is_that_of_the_histogram(lengths):
 
 
 def test_the_last_interval_ends_where_the_sum_or_a_limit_says():
-    found = LengthHistogram((Interval(1, 10, 4), Interval(11, None, 2)), total=4 * 3 + 2 * 50)
-    assert found.drawn(6, "high") == [10] * 4 + [54] * 2
-    assert found.drawn(6, "high", limit=30) == [10] * 4 + [30] * 2
+    found = LengthHistogram((Interval(1, 10, 4), Interval(11, None, 2)), total=4 * 3 + 2 * 16)
+    assert found.drawn(6, "high") == [10] * 4 + [20] * 2
+    assert found.drawn(6, "high", limit=15) == [10] * 4 + [15] * 2
     assert LengthHistogram(found.intervals).drawn(6, "high") == [10] * 4 + [22] * 2
+    assert LengthHistogram(found.intervals).drawn(6, "high", limit=30) == [10] * 4 + [30] * 2
+    assert found.at(50) == Interval(1, 10, 4) and found.at(99) == found.at(100) == Interval(11, None, 2)
 
 
 @PROPERTY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import subprocess
 import sys
 
@@ -37,3 +38,56 @@ def test_a_trace_larger_than_the_memory_allowed(tmp_path, compressed):
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.split() == [str(path.stat().st_size), "90000"]
+
+
+WHOLE = """
+import resource, sys
+from pathlib import Path
+from llmc.buckets.traffic.combine import anonymised, merged
+from llmc.buckets.traffic.profile.requests import profile
+from llmc.buckets.traffic.reader import Trace
+from llmc.buckets.traffic.recording import write
+
+Trace(sys.argv[1])
+now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (24 << 20),) * 2)
+trace = Trace(sys.argv[1])
+write(sys.argv[2], anonymised(merged([trace, Trace(sys.argv[1])], "start").requests, jitter=5.0))
+print(trace.format.name, profile(Trace(sys.argv[2]), has_times=True).requests)
+"""
+
+
+def openai(place: int) -> str:
+    usage = {"prompt_tokens": 5 + place % 50, "completion_tokens": 3}
+    return json.dumps({"created": 1.7e9 + place, "usage": usage, "text": "x" * 4000})
+
+
+def vllm(place: int) -> str:
+    at = f"INFO 11-23 {place // 3600:02d}:{place // 60 % 60:02d}:{place % 60:02d} [logger.py:1]"
+    ids = list(range(100, 940))
+    return (
+        f"{at} Received request r{place}: prompt: 'x', params: none, prompt_token_ids: {ids}, lora: None.\n"
+        f"{at} Generated response r{place}: output: 'x', output_token_ids: [1, 2], finish_reason: stop"
+    )
+
+
+def otlp(place: int) -> str:
+    names = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+    attributes = [{"key": name, "value": {"intValue": "7"}} for name in names]
+    span = {"traceId": f"{place:032x}", "spanId": f"{place:016x}", "startTimeUnixNano": str(10**18 + place * 10**9)}
+    spans = [{**span, "attributes": [*attributes, {"key": "text", "value": {"stringValue": "x" * 4000}}]}]
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set from /proc")
+@pytest.mark.parametrize("line", [openai, vllm, otlp])
+def test_a_log_larger_than_the_memory_allowed_is_made_a_recording_and_looked_at(tmp_path, line):
+    path = tmp_path / "log"
+    with path.open("w") as file:
+        for place in range(8000):
+            file.write(line(place) + "\n")
+    assert path.stat().st_size > 30 << 20
+    script = [sys.executable, "-c", WHOLE, str(path), str(tmp_path / "recording.jsonl")]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout.split()[1] == "16000"

@@ -22,7 +22,7 @@ OPERATION = "gen_ai.operation.name"
 AGENT_OPERATIONS = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Spans of these operations repeat the usage of the calls below them."""
 
-REMEMBERED = 1 << 16
+REMEMBERED = 1 << 14
 """Spans whose family is known, to count a call once that a client and its server both tell of."""
 
 

@@ -24,8 +24,8 @@ OUTPUT_TEXT = re.compile(r"\boutput: ('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)")
 """One character of a text as Python's repr escapes it."""
 
-WAITING = 1 << 16
-"""Requests that are remembered until they are answered; of more, the oldest are forgotten."""
+WAITING, ANSWERED = 1 << 16, 1 << 10
+"""Requests that are remembered until they are answered, and then for further answers; the oldest are forgotten."""
 
 REMEDY = "start vLLM with --enable-log-requests --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG"
 
@@ -65,9 +65,10 @@ class _Log:
         self._place = place
         self._clock = LogClock()
         self._waiting: OrderedDict[str, _Request] = OrderedDict()
+        self._answered: OrderedDict[str, _Request] = OrderedDict()
         self._longest = 0
         self._cut = 0
-        self.received = self.answered = self.without = 0
+        self.received = self.answered = self.without = self.forgotten = 0
         place.notes = self._notes
 
     def read(self, lines: Iterator[str]) -> Iterator[Found]:
@@ -98,14 +99,15 @@ class _Log:
             request = self._waiting[name] = _Request(self._clock.read(line))
             if len(self._waiting) > WAITING:
                 self._waiting.popitem(last=False)
+                self.forgotten += 1
         ids = _ids(line, PROMPT_IDS)
         if ids:
             request.prompt = ids
             self._check(line, PROMPT_TEXT, ids)
 
     def _generated(self, line: str, match: re.Match[str]) -> Found | None:
-        name = match[1]
-        request = self._waiting.get(name) or self._waiting.get(f"{name}-0")
+        name = next((name for name in (match[1], f"{match[1]}-0") if name in self._waiting), match[1])
+        request = self._waiting.get(name) or self._answered.get(name) or self._answered.get(f"{name}-0")
         if request is None:
             self.without += match[2] != DELTA
             return None
@@ -121,6 +123,10 @@ class _Log:
             self.without += 1
             return None
         request.answers += 1
+        if self._waiting.pop(name, None) is not None:
+            self._answered[name] = request
+            if len(self._answered) > ANSWERED:
+                self._answered.popitem(last=False)
         return request.arrived, request.prompt, output, 0 if request.answers == 1 else request.prompt
 
     def _check(self, line: str, literal: re.Pattern[str], ids: int) -> None:
@@ -134,7 +140,7 @@ class _Log:
             self._cut += 1
 
     def _notes(self) -> list[str]:
-        unanswered = sum(not request.answers for request in self._waiting.values())
+        unanswered = self.forgotten + len(self._waiting)
         counts = ((self.without, "answers without lengths"), (unanswered, "requests without an answer"))
         return [f"{count} {what} were left out" for count, what in counts if count]
 

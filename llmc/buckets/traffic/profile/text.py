@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmc.buckets.text_table import table
-from llmc.buckets.traffic.lengths import ENDS, Lengths
+from llmc.buckets.traffic.lengths import Lengths
 from llmc.buckets.traffic.profile.requests import Profile
 from llmc.buckets.traffic.profile.sketch import LengthSketch
 from llmc.buckets.traffic.profile.windows import Window, drift
@@ -73,7 +73,7 @@ def lengths_text(found: Lengths) -> str:
     when = f" in {_seconds(found.duration)}" if found.duration is not None else ""
     rows = [LENGTH_HEADER]
     for name, values in _ranges(found).items():
-        cells = [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in values["percentiles"]]
+        cells = [_interval(low, high) for low, high in values["percentiles"]]
         mean = "-" if values["mean"] is None else f"{values['mean']:,.1f}"
         rows.append((name, mean, *cells))
     lines = [f"{found.requests:,} requests{when}, lengths known by interval", ""]
@@ -106,11 +106,7 @@ def _ranges(found: Lengths) -> Mapping[str, Any]:
     """For each of the two histograms its mean, and (low, high) of each percentile."""
     ranges = {}
     for name, histogram in (("prompt", found.prompt), ("output", found.output)):
-        ends = {}
-        for end in ENDS:
-            drawn = histogram.drawn(min(histogram.number, 10_000), end)
-            ends[end] = [drawn[max(0, -(-len(drawn) * percent // 100) - 1)] for percent in (*PERCENTS, 100)]
-        pairs = list(zip(ends["low"], ends["high"], strict=True))
+        pairs = [(one.low, one.high) for one in map(histogram.at, (*PERCENTS, 100))]
         ranges[name] = {"mean": histogram.mean, "percentiles": pairs}
     return ranges
 
@@ -196,6 +192,10 @@ def _json(sketch: LengthSketch) -> dict[str, Any]:
         **{f"p{percent}": value for percent, value in percentiles},
         "longest": sketch.longest,
     }
+
+
+def _interval(low: int, high: int | None) -> str:
+    return f"{low:,} or more" if high is None else f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _seconds(seconds: float) -> str:

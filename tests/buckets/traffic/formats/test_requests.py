@@ -98,7 +98,9 @@ class TestVllm:
     def test_requests_that_are_never_answered_are_forgotten(self, tmp_path, monkeypatch):
         monkeypatch.setattr("llmc.buckets.traffic.formats.vllm_requests.WAITING", 2)
         text = "\n".join([*(received(f"r{i}", 9, i) for i in range(5)), generated("r0", 4, 6), generated("r4", 4, 6)])
-        assert of(tmp_path, text) == [TrafficRequest(0, 9, 4)]
+        trace = Trace(written(tmp_path, "log", text))
+        assert list(trace) == [TrafficRequest(0, 9, 4)]
+        assert trace.notes()[1] == "4 requests without an answer were left out"
 
 
 class TestOpenTelemetry:

@@ -20,8 +20,8 @@ HISTOGRAMS: Mapping[str, Role] = {
     "dynamo_frontend_output_sequence_tokens": "output",
     "inference_model_input_tokens": "prompt",
     "inference_model_output_tokens": "output",
-    "llmc_request_prompt_tokens": "prompt",
-    "llmc_request_generation_tokens": "output",
+    "llmc:request_prompt_tokens": "prompt",
+    "llmc:request_generation_tokens": "output",
 }
 """vLLM v0.11 (vllm/v1/metrics/loggers.py), which Gaudi, TPU and Neuron plug-ins share; SGLang 0.5 with
 --enable-metrics --collect-tokens-histogram (sglang/srt/metrics/collector.py); TGI 3.3 (router/src); LMDeploy 0.10

@@ -57,7 +57,7 @@ def text(lengths: Lengths) -> str:
     """`lengths` as a scrape that reads back, without any label of the server they are from."""
     lines = [] if lengths.duration is None else [f"{DURATION} {lengths.duration:.3f}"]
     for role, histogram in (("prompt", lengths.prompt), ("output", lengths.output)):
-        name = next(name for name, of in HISTOGRAMS.items() if of == role and name.startswith("llmc_"))
+        name = next(name for name, of in HISTOGRAMS.items() if of == role and name.startswith("llmc:"))
         lines += [f"# TYPE {name} histogram", *_buckets(name, histogram)]
     return "\n".join(lines) + "\n"
 
