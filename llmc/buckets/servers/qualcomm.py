@@ -144,7 +144,8 @@ class Qualcomm:
         return sum(len(lists[family]) for family in NAMES)
 
     def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
-        """Multiples of 1024 for decode, 32 less for prefill (at 1024 one less), and the longest contexts of either."""
+        """Multiples of 1024 for decode, 32 less for prefill (1024, or one less where decode has it), and the longest of
+        either."""
         length = setup.limits.max_model_len
         if most[PREFILL] == most[DECODE] == 1:
             return self.default(setup)
@@ -152,13 +153,11 @@ class Qualcomm:
         if setup.number("prefill_seq_len") == 1:
             both = line.choose(self._weighed(setup, demands), values, [length], min(most.values()))
             return dict.fromkeys(NAMES, both)
-        lower = [LEAST - 1, *(value - APART for value in values[1:-1]), length - 1]
-        prefill = [value for value in lower if value < length]
-        chosen = {
-            PREFILL: line.choose(demands.get(PREFILL, {}), prefill, prefill[-1:], most[PREFILL]),
-            DECODE: line.choose(demands.get(DECODE, {}), values, [length], most[DECODE]),
-        }
-        return self.accept(setup, chosen).lists
+        decode = line.choose(demands.get(DECODE, {}), values, [length], most[DECODE])
+        least = LEAST - 1 if (LEAST,) in decode else LEAST
+        prefill = [value for value in (least, *(value - APART for value in values[1:-1])) if value < length]
+        chosen = line.choose(demands.get(PREFILL, {}), [*prefill, length - 1], [length - 1], most[PREFILL])
+        return self.accept(setup, {PREFILL: chosen, DECODE: decode}).lists
 
     def _weighed(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]]) -> dict[Shape, Demand]:
         """All steps as one family's, each as often as it has rows."""
