@@ -11,7 +11,7 @@ from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
 from llmc.cli.options import option
-from llmc.cli.plan.printing import draw_to, print_plan
+from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
 from llmc.compiler.options import Value
 from llmc.errors import CheckpointError, InputError
@@ -54,6 +54,9 @@ def plan(
         bool, typer.Option("--frontier", help="Also tabulate waste against the number of graphs.")
     ] = False,
     plot: Annotated[Path | None, option("--plot", "OUT", "Draw the plan: a .png, or a self-contained .html.")] = None,
+    server: Annotated[
+        str | None, option("--server", "NAME", "Also print the plan in this server's form, see llmc plan export.")
+    ] = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Write the plan here, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
     flags: PlanningFlags,
@@ -105,6 +108,9 @@ def plan(
         draw_to(
             plot, [(output or "plan", made)], None if flags.traffic is None else open_traffic(flags, "draw"), points
         )
+    if server is not None:
+        print_for_server(made, server, as_json=as_json)
+        return
     print_plan(made, points, as_json=as_json)
     if estimates and not as_json:
         typer.echo("\n" + estimates, nl=False)

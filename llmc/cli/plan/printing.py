@@ -42,3 +42,26 @@ def print_plan(made: Plan, points: list[FrontierPoint], *, as_json: bool) -> Non
         typer.echo(json.dumps({"plan": made.to_dict(), "frontier": [point.to_dict() for point in points]}))
     else:
         typer.echo(made.to_json(), nl=False)
+
+
+def print_for_server(made: Plan, name: str, *, as_json: bool) -> None:
+    """The plan in the form of the server `name`, to paste; what the server leaves out or adds goes to stderr.
+
+    Raises UnknownNameError, listing the known servers, and InputError for limits or lists that the server refuses.
+    """
+    from llmc.buckets.servers import create, text
+    from llmc.buckets.servers.configuration import Configuration, setup_for
+    from llmc.buckets.servers.export import as_text
+
+    server = create(name)
+    setup = setup_for(server, made.limits.to_dict(), {})
+    planned = Configuration("plan", setup, server.from_plan(setup, made))
+    accepted = planned.accepted(server)
+    for note in text.accepted(planned.name, accepted):
+        typer.echo(note, err=True)
+    given = server.export(setup, accepted.lists)
+    if as_json:
+        typer.echo(json.dumps({"plan": made.to_dict(), "environment": dict(given.environment),
+                               "arguments": list(given.arguments), "files": dict(given.files)}))  # fmt: skip
+    else:
+        typer.echo(as_text(given), nl=False)
