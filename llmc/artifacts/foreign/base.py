@@ -7,7 +7,7 @@ lpu = "llmc_lpu.cache:LpuCache"
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class ForeignCache(ABC):
     """What llmc knows of one cache. Methods read names and small text files; they execute and unpickle nothing.
 
     `looks_like` says in words what such a tree has. `variables` are those of the environment that `place` and `here`
-    read. `packages` are the distributions whose versions are recorded when a cache is packed, as facts `version.NAME`.
+    read. `packages` are the distributions whose versions are recorded when a cache is packed, as facts `version.NAME`:
+    the server's own first, without which none is.
     `must_match` are patterns (fnmatch) of the facts without which the server does not take a cache: where this host's
     value is known and differs, a cache is not unpacked.
     """
@@ -43,7 +44,7 @@ class ForeignCache(ABC):
     name: ClassVar[str]
     looks_like: ClassVar[str]
     variables: ClassVar[Collection[str]] = ()
-    packages: ClassVar[Collection[str]] = ()
+    packages: ClassVar[Sequence[str]] = ()
     must_match: ClassVar[Collection[str]] = ("version.*",)
 
     def root(self, folder: Path) -> Path:

@@ -6,7 +6,7 @@ has them all, sorted, with " | " between.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 from urllib.parse import quote
@@ -69,15 +69,19 @@ def _short(text: str) -> str:
     return digest_bytes(text.encode()).removeprefix("sha256:")[:16]
 
 
-def versions(packages: Iterable[str]) -> Iterator[Fact]:
-    """The versions of those distributions that are installed here; none is imported."""
+def versions(packages: Sequence[str]) -> Iterator[Fact]:
+    """The versions of those distributions that are installed here; none is imported.
+
+    The first is the server's own. Without it the others belong to something else, and none counts.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     for package in packages:
         try:
             yield Fact(VERSION + package, version(package))
         except PackageNotFoundError:
-            continue
+            if package == packages[0]:
+                return
 
 
 def parse_facts(texts: Iterable[str], flag: str) -> dict[str, str]:

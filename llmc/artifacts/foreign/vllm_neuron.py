@@ -33,7 +33,7 @@ class VllmNeuronCache(ForeignCache):
     name = "vllm-neuron"
     looks_like = f"the plug-in keeps HASH/graph_HASH.neff and HASH/{COMPLETE} in VLLM_CACHE_ROOT/{'/'.join(PLACE)}"
     variables = ("VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "HOME", "NEURON_PLATFORM_TARGET_OVERRIDE")
-    packages = ("vllm", "vllm-neuron", "neuronx-cc", "torch", "torch-neuronx", "libtorch-neuronx-lite")
+    packages = ("neuronx-cc", "vllm", "vllm-neuron", "torch", "torch-neuronx", "libtorch-neuronx-lite")
     must_match = ("version.*", "target", "compiler")
 
     def root(self, folder: Path) -> Path:

@@ -55,6 +55,8 @@ def test_reserved_names(name: str) -> None:
 def test_versions_of_what_is_installed_alone() -> None:
     found = merge(versions(["pytest", "no-such-package-here"]))
     assert found == {"version.pytest": pytest.__version__}
+    assert not merge(versions(["no-such-package-here", "pytest"])), "pytest is of another environment, then"
+    assert not merge(versions([]))
 
 
 def test_given_facts() -> None:

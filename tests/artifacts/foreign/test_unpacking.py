@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import time
 from pathlib import Path
@@ -179,6 +180,37 @@ def test_too_little_room_is_told_before_anything_is_written(
     with pytest.raises(CapacityError, match=r"needs \d+ bytes, 1 are free; free some space, or choose another folder"):
         unpack(store, foreign_cache("jax"), contents, tmp_path / "place")
     assert not (tmp_path / "place").exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_file_is_synced_before_it_gets_its_name(
+    store: Store, tmp_path: Path, name: str, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = packed(store, name, MAKERS[name](tmp_path / "source"))
+    place = tmp_path / "place"
+    if there:
+        place.mkdir()
+    synced: set[int] = set()
+    moved: set[int] = set()
+    sync, rename = os.fsync, os.rename
+
+    def noted_sync(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        sync(fd)
+
+    def noted_rename(source: Path, target: Path) -> None:
+        files = [path for path in (source, *source.rglob("*")) if path.is_file()]
+        folders = [path for path in (source, *source.rglob("*")) if path.is_dir()]
+        moved.update(path.stat().st_ino for path in files)
+        assert {path.stat().st_ino for path in (*files, *folders)} <= synced
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    unpack(store, foreign_cache(name), contents, place)
+    assert len(moved) == len(contents.files)
+    assert {path.stat().st_ino for path in (place / file for file in contents.files)} == moved
 
 
 CHILD = """
