@@ -21,8 +21,11 @@ from llmc.artifacts.remotes.base import entry_name
 from llmc.artifacts.signing.keys import read_public
 from llmc.artifacts.store.entries import encode_entry
 from llmc.artifacts.store.store import Store
+from llmc.cli.main import main
+from llmc.testing.toy import write_toy
 from tests.artifacts.archives.helpers import member
 from tests.artifacts.helpers import child, finish, flip, overwrite
+from tests.cli.conftest import surround
 from tests.cli.helpers import Llmc
 from tests.devices import negated, use
 from tests.manifests import edit_manifest
@@ -101,12 +104,26 @@ def theirs(llmc: Llmc, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machi
     return Machine(llmc, monkeypatch, tmp_path / "theirs")
 
 
+@pytest.fixture(scope="session")
+def their_work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle that they compiled, their key and the store of the compile, which nobody changes."""
+    folder = tmp_path_factory.mktemp("theirs")
+    model = write_toy(folder / "toy")
+    with pytest.MonkeyPatch.context() as patch:
+        surround(patch, folder, folder / "cache")
+        assert main([str(word) for word in ("compile", model, *FLAGS, "-o", "bundle")]) == 0
+        assert main(["cache", "keygen", "release"]) == 0
+    assert "elsewhere" not in read_manifest(folder / "bundle").verification
+    return folder
+
+
 @pytest.fixture
-def bundle(theirs: Machine, toy: Path, here: Path) -> Path:
-    """Compiled by them, who have a key."""
-    assert theirs.compile(toy, "bundle") == {}
-    assert theirs("cache", "keygen", "release").code == 0
-    return here / "bundle"
+def bundle(theirs: Machine, their_work: Path, toy: Path, here: Path) -> Path:
+    """Compiled by them, who have a key: copies of `their_work`."""
+    shutil.copytree(their_work / "cache", theirs.folder / "cache")
+    for name in ("release", "release.pub"):
+        shutil.copy2(their_work / name, here / name)
+    return shutil.copytree(their_work / "bundle", here / "bundle")
 
 
 def key_id() -> str:
