@@ -33,6 +33,13 @@ CASES: tuple[tuple[str, dict[str, int], dict[str, Value]], ...] = (
     ("vllm-gaudi", {"max_model_len": 8192, "max_num_seqs": 128, "block_size": 128}, {}),
     ("vllm-gaudi", {"max_model_len": 8192, "max_num_seqs": 32, "block_size": 128}, {"prefix_caching": False}),
     ("vllm-gaudi", {"max_model_len": 8192, "max_num_seqs": 128, "block_size": 128}, {"prefix_caching": False}),
+    ("tpu-inference", {"max_model_len": 8192, "max_num_seqs": 32, "max_num_batched_tokens": 8192}, {}),
+    ("tpu-inference", {"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 8192}, {}),
+    ("tpu-inference", {"max_model_len": 8192, "max_num_seqs": 256, "max_num_batched_tokens": 8192}, {}),
+    ("tpu-inference", {"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 2048}, {}),
+    ("vllm-neuron", {"max_model_len": 8192, "max_num_seqs": 32, "max_num_batched_tokens": 8192}, {}),
+    ("vllm-neuron", {"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 8192}, {}),
+    ("nxd", {"max_model_len": 8192, "max_num_seqs": 16}, {}),
 )
 """Server, its limits, and settings of its own."""
 

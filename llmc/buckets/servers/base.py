@@ -34,11 +34,15 @@ Miss = Literal["compile", "eager", "error"]
 
 @dataclass(frozen=True)
 class Family:
-    """One list of graphs. `axes` name the numbers of a shape; `unit` is what its work is counted in, in the plural."""
+    """One list of graphs. `axes` name the numbers of a shape; `unit` is what its work is counted in, in the plural.
+
+    `counted` says whether its work is part of the waste of all families: not where its unit cannot be added to theirs.
+    """
 
     name: str
     axes: tuple[str, ...]
     unit: str
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ compiled for in traffic is in `misses`, and padded to that graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from llmc.buckets.servers.base import Demand, Family, GraphCost, Lists, Miss, Server, Setup, Shape
@@ -103,14 +103,18 @@ class ServerEvaluation:
 
     @property
     def padding(self) -> int:
-        """Units of work of all families that were padding."""
-        return sum(family.padded - family.real for family in self.families)
+        """Units of work of all families that are counted together, so far as they were padding."""
+        return sum(family.padded - family.real for family in self._counted)
 
     @property
     def waste(self) -> float | None:
-        """Padding over real work of all families together; None without real work."""
-        real = sum(family.real for family in self.families)
+        """Padding over real work of all families that are counted together; None without real work."""
+        real = sum(family.real for family in self._counted)
         return self.padding / real if real else None
+
+    @property
+    def _counted(self) -> Iterator[FamilyEvaluation]:
+        return (found for found in self.families if found.family.counted)
 
     @property
     def missing(self) -> float:

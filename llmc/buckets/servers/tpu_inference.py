@@ -68,7 +68,7 @@ class TpuInference:
     )
     families: ClassVar[tuple[Family, ...]] = (
         Family(TOKENS, ("tokens",), "tokens"),
-        Family(REQUESTS, ("requests",), "requests"),
+        Family(REQUESTS, ("requests",), "requests of attention", counted=False),
     )
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",

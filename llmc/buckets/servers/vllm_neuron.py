@@ -77,8 +77,8 @@ class VllmNeuron:
     )
     families: ClassVar[tuple[Family, ...]] = (
         Family(TOKENS, ("tokens",), "tokens"),
-        Family(REQUESTS, ("requests",), "requests"),
-        Family(CONTEXT, ("context",), "tokens of the longest context"),
+        Family(REQUESTS, ("requests",), "tokens, one a request"),
+        Family(CONTEXT, ("context",), "tokens of the longest context", counted=False),
     )
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("num_speculative_tokens", int, 0, "Draft tokens of a step.", "--speculative-config",
