@@ -1,6 +1,10 @@
 """JSON over a stream socket.
 
-frame = u32 length, little endian; JSON text of that length
+frame = u32 length of what follows; u32 length of the JSON text; JSON text; parts        (numbers little endian)
+
+The JSON text is [value, [[path, kind, bytes], …]]. What is long, texts and lists of integers, stands behind it as a
+part, not at its path in the value: JSON's reader and writer hold the interpreter for 10 ms for a text of 4 MB or a list
+of 260,000, copying bytes for 1 ms.
 
 The sender of a frame waits for the answer. So after a frame, the only news that matters is the end of the stream.
 """
@@ -10,17 +14,78 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from array import array
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 HEAD = 4
 MAX_FRAME = 256 << 20
+LONG = 1 << 14
+"""Characters of a text, and items of a list of integers, from which on it is a part of its own."""
+LARGE = 1 << 16
 _FIRST, _PART = 64 << 10, 1 << 20
+_MOST_LOOKED_AT = 1024
+
+_Part = tuple[list[str | int], str, bytes]
 
 
 def pack(value: Any) -> bytes:
     """The frame of a value."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    return len(text).to_bytes(HEAD, "little") + text
+    parts: list[_Part] = []
+    rest = _without(value, [], parts)
+    told = [rest, [(path, kind, len(data)) for path, kind, data in parts]]
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    size = HEAD + len(text) + sum(len(data) for _, _, data in parts)
+    return b"".join([_number(size), _number(len(text)), text, *(data for _, _, data in parts)])
+
+
+def unpack(data: bytes) -> Any:
+    """The value of a whole frame."""
+    frame = Frame()
+    frame.take(data)
+    return frame.value
+
+
+def is_large(value: Any) -> bool:
+    """Whether `pack` takes more than about 1 ms: the value holds LARGE characters, or more than a thousand values."""
+    left, room = [value], LARGE
+    for _ in range(_MOST_LOOKED_AT):
+        if not left:
+            return False
+        one = left.pop()
+        if isinstance(one, str):
+            room -= len(one)
+        elif isinstance(one, Mapping | list | tuple):
+            room -= len(one)
+            if isinstance(one, Mapping):
+                left += islice(one, _MOST_LOOKED_AT)
+            left += islice(one.values() if isinstance(one, Mapping) else one, _MOST_LOOKED_AT)
+        if room < 0:
+            return True
+    return True
+
+
+def _without(value: Any, path: list[str | int], parts: list[_Part]) -> Any:
+    """`value` with null for what is long, which joins `parts`."""
+    if isinstance(value, str):
+        if len(value) < LONG:
+            return value
+        parts.append((path, "text", value.encode("utf-8", "surrogatepass")))
+        return None
+    if isinstance(value, Mapping):
+        return {name: _without(item, [*path, name], parts) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        if len(value) >= LONG and set(map(type, value)) == {int}:
+            with contextlib.suppress(OverflowError):
+                parts.append((path, "integers", array("q", value).tobytes()))
+                return None
+        return [_without(item, [*path, place], parts) for place, item in enumerate(value)]
+    return value
+
+
+def _number(size: int) -> bytes:
+    return size.to_bytes(HEAD, "little")
 
 
 class Frame:
@@ -51,7 +116,18 @@ class Frame:
     @property
     def value(self) -> Any:
         """What it holds, once it is whole."""
-        return json.loads(self._received[HEAD : self._end].decode("utf-8", "surrogatepass"))
+        with memoryview(self._received) as received:
+            start = 2 * HEAD + int.from_bytes(received[HEAD : 2 * HEAD], "little")
+            value, parts = json.loads(str(received[2 * HEAD : start], "utf-8", "surrogatepass"))
+            holder = [value]
+            for path, kind, size in parts:
+                data, start = received[start : start + size], start + size
+                way: list[Any] = [0, *path]
+                container: Any = holder
+                for step in way[:-1]:
+                    container = container[step]
+                container[way[-1]] = str(data, "utf-8", "surrogatepass") if kind == "text" else data.cast("q").tolist()
+        return holder[0]
 
 
 def read(connection: socket.socket) -> Any:

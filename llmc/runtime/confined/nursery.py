@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import os
 import resource
 import select
@@ -49,11 +48,13 @@ class _Child:
 
 
 def main(control_fd: int, config_fd: int) -> None:
-    """Serve until `control` ends. The config is JSON: {"work": "module:factory", "options", "seconds", …}."""
+    """Serve until `control` ends. The config is a frame: {"work": "module:factory", "options", "seconds", …}."""
     share_heap()
     control = socket.socket(fileno=control_fd)
     with open(config_fd, "rb") as file:
-        config = json.loads(file.read())
+        config = frames.unpack(file.read())
+    with contextlib.suppress(OSError):
+        os.nice(config["niceness"])  # before it imports and reads, which may take a second
     module, _, factory = config["work"].partition(":")
     work: Work = getattr(importlib.import_module(module), factory)(**config["options"])
     settle()
@@ -156,8 +157,6 @@ class _Nursery:
 def _serve(connection: socket.socket, work: Work, config: Mapping[str, Any], lasts: bool) -> None:
     """Do jobs until nobody asks for more, or only for a while if another child `lasts`. Runs in a thread whose stack
     size is the limit of the jobs."""
-    with contextlib.suppress(OSError, ValueError):
-        os.nice(config["niceness"])
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory = _Memory()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import socket
 import subprocess
@@ -132,15 +131,18 @@ class Pool:
 
     def run(self, job: Any) -> Job:
         """Do a job, and wait for it."""
-        return _finished(self._done(job, _blocking))
+        return _finished(self._done(frames.pack(job), _blocking))
 
     async def arun(self, job: Any, then: Callable[[Job], Awaitable[T]]) -> T:
         """As `run`, on an event loop; returns the result of `then` and keeps the job's place until `then` has ended."""
         async with _Place(self):
-            return await then(await self._done(job, _on_loop))
+            if frames.is_large(job):
+                request = await asyncio.get_running_loop().run_in_executor(None, frames.pack, job)
+            else:
+                request = frames.pack(job)
+            return await then(await self._done(request, _on_loop))
 
-    async def _done(self, job: Any, exchange: _Exchange) -> Job:
-        request = frames.pack(job)
+    async def _done(self, request: bytes, exchange: _Exchange) -> Job:
         answer = await self._attempt(request, exchange) or await self._attempt(request, exchange, fresh=True)
         return self._told(answer)
 
@@ -239,7 +241,7 @@ class _Nursery:
     def __init__(self, config: Mapping[str, Any]) -> None:
         control, theirs = socket.socketpair()
         with theirs, tempfile.TemporaryFile() as file:
-            file.write(json.dumps(config).encode())
+            file.write(frames.pack(config))
             file.seek(0)
             fds = (theirs.fileno(), file.fileno())
             path = list(dict.fromkeys([*(str(Path(entry).absolute()) for entry in sys.path), _ROOT]))

@@ -20,6 +20,8 @@ LONG = 256 << 10
 """Characters from which on a text is long; shorter ones take at most 0.2 s."""
 LIMITS = Limits(seconds=30.0, memory_bytes=1536 << 20)
 """For the texts of one request: 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
+NICENESS = 10
+"""Steps that are being served go before: two texts of seconds would take half of two cores from them."""
 IDLE_S = 5.0
 """Seconds without a long text after which the processes end."""
 
@@ -39,6 +41,7 @@ class ConfinedEncoder:
         self._limits = limits
         self._idle_s = idle_s
         self._pool: Pool | None = None
+        self._starting: asyncio.Future[Pool] | None = None
         self._jobs = 0
         self._closing: asyncio.TimerHandle | None = None
 
@@ -51,9 +54,8 @@ class ConfinedEncoder:
             self._closing.cancel()
         self._jobs += 1
         try:
-            if self._pool is None:
-                self._pool = Pool(f"{__name__}:open_encoder", {"tokenizer_json": self._read().decode()}, self._limits)
-            return await self._pool.arun({"texts": list(texts), "how": how}, _pairs)
+            pool = await self._started()
+            return await pool.arun({"texts": list(texts), "how": how}, _pairs)
         except LimitError as error:
             raise InputError(f"the text cannot be tokenised: {error}; send a shorter one") from None
         finally:
@@ -61,6 +63,26 @@ class ConfinedEncoder:
             if not self._jobs:
                 loop = asyncio.get_running_loop()
                 self._closing = loop.call_later(self._idle_s, loop.run_in_executor, None, self.close)
+
+    async def _started(self) -> Pool:
+        """The pool; a thread starts it, because a tokenizer.json has megabytes. Who leaves meanwhile stops no start."""
+        if self._pool is not None:
+            return self._pool
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(asyncio.to_thread(self._start))
+            self._starting.add_done_callback(self._has_started)
+        return await asyncio.shield(self._starting)
+
+    def _start(self) -> Pool:
+        options = {"tokenizer_json": self._read().decode()}
+        pool = Pool(f"{__name__}:open_encoder", options, self._limits, niceness=NICENESS)
+        pool.start()
+        return pool
+
+    def _has_started(self, starting: asyncio.Future[Pool]) -> None:
+        self._starting = None
+        if not starting.cancelled() and starting.exception() is None:
+            self._pool = starting.result()
 
     def close(self) -> None:
         """End the processes, until the next long text."""
