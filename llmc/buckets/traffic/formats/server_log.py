@@ -7,9 +7,12 @@ import re
 from llmc.buckets.traffic.moments import Moment
 
 PREFIX = re.compile(
-    r"(?:\((\w+) pid=(\d+)\) )?(?:DEBUG|INFO|WARNING|ERROR) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)", re.ASCII
+    r"(?:\((\w+(?: rank=\d+)?) pid=(\d+)\)(?:\x1b\[[\d;]*m)? )?"
+    r"(?:\x1b\[[\d;]*m)?(?:DEBUG|INFO|WARNING|ERROR)(?:\x1b\[[\d;]*m)? (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)",
+    re.ASCII,
 )
-"""vllm/logging_utils and vllm/envs.py, v0.11: level, "%m-%d %H:%M:%S" without a year, [file:line], message."""
+"""vllm/logging_utils and vllm/envs.py, v0.8 to v0.12: process, level (coloured on a terminal), "%m-%d %H:%M:%S" without
+a year, [file:line], message."""
 
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _DAY = 86_400
@@ -40,7 +43,7 @@ class LogClock:
         return Moment(float(now), "relative")
 
 
-def process(line: str) -> str:
-    """Which process wrote `line`, as "Worker_TP0 1234"; "" where it does not tell."""
+def process(line: str) -> tuple[str, str]:
+    """Which process wrote `line`: its name, as "Worker_TP0" or "VllmWorker rank=0", and its number; "" if not told."""
     match = PREFIX.search(line, 0, 512)
-    return "" if match is None or match[1] is None else f"{match[1]} {match[2]}"
+    return ("", "") if match is None or match[1] is None else (match[1], match[2])

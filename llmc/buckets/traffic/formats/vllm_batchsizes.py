@@ -13,7 +13,7 @@ from llmc.errors import InputError
 
 LINE = "Batchsize forward time stats (batchsize, count, median_time(ms)): "
 ENTRY = re.compile(r"\((\d{1,9}), (\d{1,12}), [0-9.e+-]+\)")
-RANK = re.compile(r"_(?:TP|PP|EP|DCP)\d+")
+RANK = re.compile(r"_(?:TP|PP|EP|DCP)\d+| rank=\d+")
 
 
 class VllmBatchSizes(StepFormat):
@@ -35,17 +35,14 @@ class VllmBatchSizes(StepFormat):
         """The steps of all processes together."""
         first: dict[str, str] = {}
         ended: Counter[int] = Counter()
-        running: dict[str, Counter[int]] = {}
+        running: dict[tuple[str, str], Counter[int]] = {}
         place = Place(path)
         for line in place.counted(lines):
             start = line.find(LINE)
             if start < 0:
                 continue
             writer = process(line)
-            if (
-                first.setdefault(RANK.sub("", writer.partition(" ")[0]), writer.partition(" ")[0])
-                != writer.partition(" ")[0]
-            ):
+            if first.setdefault(RANK.sub("", writer[0]), writer[0]) != writer[0]:
                 continue
             found = Counter({int(size): int(count) for size, count in ENTRY.findall(line, start)})
             if not found:

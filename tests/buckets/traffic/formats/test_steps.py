@@ -61,6 +61,17 @@ def test_the_last_line_of_a_process_counts_all_its_steps():
     assert found.padded and found.waste is None
 
 
+@pytest.mark.parametrize("process", ["Worker_TP{}", "VllmWorker rank={}", "Worker_PP0_TP{}_EP{}"])
+def test_ranks_that_take_the_same_steps_count_once(process):
+    lines = [
+        SIZES.format(process=process.format(rank, rank), pid=rank, second=rank, found="[(8, 5, 1.5)]").replace(
+            ") INFO", ")\x1b[0;0m \x1b[32mINFO\x1b[0m" if rank else ") INFO"
+        )
+        for rank in range(3)
+    ]
+    assert of("vllm-batchsizes", "\n".join(lines)).steps == 5
+
+
 def test_a_process_that_started_again_counts_from_zero():
     lines = [
         SIZES.format(process="EngineCore_DP0", pid=1, second=s, found=f"[(8, {n}, 1.5)]") for s, n in ((0, 9), (5, 2))
