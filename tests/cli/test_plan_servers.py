@@ -78,6 +78,13 @@ def test_check_ends_with_4_where_traffic_has_drifted(llmc: Llmc) -> None:
     assert ran.code == 4 and json.loads(ran.out)["now"]["missing"] > 0.15
 
 
+def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:
+    npu = ("--server", "openvino-genai", "--max-model-len", 4096, "--max-prompt-len", 2048)
+    found = llmc("plan", "tune", *npu, *TRAFFIC, "-o", "conf", "--json").json
+    assert found["plan"]["lists"] == {"prompt": [[2048]], "cache": [[4096]]}
+    assert json.loads(Path("conf/config.json").read_text())["MAX_PROMPT_LEN"] == 2048
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

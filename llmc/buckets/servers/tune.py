@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from llmc.buckets.provenance import Fact
 from llmc.buckets.servers.base import GraphCost, Lists, Server, Setup
@@ -15,6 +18,8 @@ from llmc.errors import InputError
 
 ROUNDS = 8
 """Proposals that are made at most until one keeps to the budget."""
+NEAR = 0.05
+"""The share of the graphs allowed that a proposal may leave unused before another is tried."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +94,65 @@ def _within(
     server: Server, setup: Setup, demands: Demands, counts: Mapping[str, int], most: int, graphs: int,
     tell: Callable[[int, int], None] | None,
 ) -> Lists:  # fmt: skip
-    """A proposal of at most `most` graphs: families share them as in `counts`, which make `graphs`.
+    """A proposal of at most `most` graphs: families share them as in `counts`, which make `graphs`, but have no fewer
+    than they need.
 
-    How graphs follow from lists is the server's own rule, so the share is tried, and lowered by what was too many.
+    How graphs follow from lists is the server's own rule, so the share is tried: lowered by what was too many, and
+    raised again while more than NEAR of the graphs allowed would be left.
     """
-    share = most / max(graphs, 1)
+    least = dict.fromkeys(counts, 1)
+    share, enough, too_much = most / max(graphs, 1), 0.0, math.inf
+    best: Lists | None = None
+    used = 0
+    tried = set[tuple[int, ...]]()
     for turn in range(ROUNDS):
         if tell is not None:
             tell(turn, ROUNDS)
-        wanted = {name: max(1, round(count * share)) for name, count in counts.items()}
-        lists = server.propose(setup, demands, wanted)
+        wanted = {name: max(least[name], round(count * share)) for name, count in counts.items()}
+        if tuple(wanted.values()) in tried:
+            break
+        tried.add(tuple(wanted.values()))
+        try:
+            lists = server.propose(setup, demands, wanted)
+        except InputError:
+            if max(least.values()) > 1:
+                raise
+            least = _least(server, setup, counts)
+            continue
         made = server.graphs(setup, lists)
         if made <= most:
-            if tell is not None:
-                tell(ROUNDS, ROUNDS)
-            return lists
-        share *= min(0.95, most / made)
-    raise InputError(f"no lists of at most {most} graphs were found for {server.name}; allow more")
+            if most - made <= most * NEAR or (made == used and too_much == math.inf):
+                return _told(lists, tell)
+            enough = share
+            if made > used:
+                best, used = lists, made
+        else:
+            too_much = share
+        if too_much == math.inf:
+            share *= max(1.05, most / made)
+        elif best is None:
+            share *= min(0.95, most / made)
+        else:
+            share = (enough + too_much) / 2
+    if best is None:
+        raise InputError(f"no lists of at most {most} graphs were found for {server.name}; allow more")
+    return _told(best, tell)
+
+
+def _told(lists: Lists, tell: Callable[[int, int], None] | None) -> Lists:
+    if tell is not None:
+        tell(ROUNDS, ROUNDS)
+    return lists
+
+
+def _least(server: Server, setup: Setup, counts: Mapping[str, int]) -> dict[str, int]:
+    """The fewest shapes of each family that the server's look-up can do with."""
+
+    def enough(name: str, count: int) -> bool:
+        try:
+            server.propose(setup, {}, {**counts, name: count})
+        except InputError:
+            return False
+        return True
+
+    return {name: bisect_left(range(1, count), True, key=partial(enough, name)) + 1 for name, count in counts.items()}

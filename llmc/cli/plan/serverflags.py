@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmc.buckets.servers.observed import Observed
     from llmc.buckets.servers.settings import Value
 
-LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size")
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "max_prompt_len")
 
 
 def _known() -> str:
@@ -47,6 +47,10 @@ class ServerFlags:
     ] = None
     block_size: Annotated[
         int | None, option("--block-size", "N", "Tokens of one KV cache block. Default: the server's.")
+    ] = None
+    max_prompt_len: Annotated[
+        int | None,
+        option("--max-prompt-len", "N", "Tokens of the longest prompt. Default: what --max-model-len admits."),
     ] = None
     settings: Annotated[
         list[str] | None,

@@ -200,9 +200,9 @@ def test_the_log_of_a_start_has_the_list(text: str) -> None:
 
 @given(st.dictionaries(st.integers(1, 12), st.integers(1, 9), min_size=1), st.integers(1, 4))
 def test_no_list_of_its_length_pads_less_than_a_proposal(counts: dict[int, int], most: int) -> None:
-    made = setup(12, cuda_graph_max_bs_decode=12)
+    made = setup(12, cuda_graph_max_bs_decode=12, cuda_graph_backend_prefill="disabled")
     demands = judging.counted("decode", counts)
-    chosen = SGLANG.propose(made, {"decode": demands}, {"decode": most, "prefill": 12})["decode"]
+    chosen = SGLANG.propose(made, {"decode": demands}, {"decode": most, "prefill": 0})["decode"]
     assert len(chosen) <= most and chosen[-1] == (12,)
     least = judging.best(SGLANG, made, demands, range(1, 13), most)
     assert judging.padded(SGLANG, made, demands, chosen) == least

@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from llmc.buckets.servers.base import Demand, GraphCost, Setup
+from llmc.buckets.servers import create
+from llmc.buckets.servers.base import Demand, GraphCost, Setup, Shape
+from llmc.buckets.servers.settings import complete
 from llmc.buckets.servers.tune import ServerBudget, tune
 from llmc.errors import InputError
 from tests.buckets.servers.fake import Fake
@@ -36,6 +38,16 @@ def test_as_many_graphs_as_the_servers_own_pad_no_more(fake: Fake, setup: Setup,
 @given(counts, st.integers(1, 28))
 def test_a_budget_is_kept(fake: Fake, setup: Setup, tokens: dict[int, int], most: int) -> None:
     assert tune(fake, setup, demands(tokens), ServerBudget(graphs=most)).chosen.graphs <= most
+
+
+@pytest.mark.parametrize(("name", "most"), [("optimum-rbln", 3), ("optimum-rbln", 6), ("vllm", 21), ("sglang", 14)])
+def test_a_budget_is_used_up_and_a_family_has_what_it_needs(name: str, most: int) -> None:
+    server = create(name)
+    limits = server.limits({"max_model_len": 8192, "max_num_seqs": 64, "max_num_batched_tokens": 8192})
+    limited = Setup(limits, complete(server.settings, {}))
+    tokens: dict[Shape, Demand] = {(n,): Demand("", (n,), 65 - n, n) for n in range(1, 65)}
+    tuned = tune(server, limited, {family.name: tokens for family in server.families}, ServerBudget(graphs=most))
+    assert tuned.chosen.graphs == most
 
 
 def test_times_and_sizes_are_graphs_by_what_one_takes() -> None:
