@@ -36,7 +36,7 @@ Miss = Literal["compile", "eager", "error"]
 class Family:
     """One list of graphs. `axes` name the numbers of a shape; `unit` is what its work is counted in, in the plural.
 
-    `counted` says whether its work is part of the waste of all families: not where its unit cannot be added to theirs.
+    `counted` says whether its padding is judged where one figure is: not where its unit says little of a step's time.
     """
 
     name: str

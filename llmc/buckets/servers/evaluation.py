@@ -7,7 +7,7 @@ compiled for in traffic is in `misses`, and padded to that graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from llmc.buckets.servers.base import Demand, Family, GraphCost, Lists, Miss, Server, Setup, Shape
@@ -102,15 +102,73 @@ class ServerEvaluation:
     families: tuple[FamilyEvaluation, ...]
 
     @property
-    def padding(self) -> int:
-        """Units of work of all families that are counted together, so far as they were padding."""
-        return sum(family.padded - family.real for family in self._counted)
+    def waste(self) -> dict[str, float | None]:
+        """Padding over real work by family; units differ, so that there is no sum of them."""
+        return {family.family.name: family.waste for family in self.families}
 
     @property
-    def waste(self) -> float | None:
-        """Padding over real work of all families that are counted together; None without real work."""
-        real = sum(family.real for family in self._counted)
-        return self.padding / real if real else None
+    def worst(self) -> float:
+        """The most waste of a family that counts; 0 without real work."""
+        wastes = (found.waste for found in self.families if found.family.counted)
+        return max((waste for waste in wastes if waste is not None), default=0.0)
+
+    @property
+    def missing(self) -> int:
+        """Steps that no prepared graph covered."""
+        return sum(self.misses.values())
+
+    @property
+    def dead(self) -> tuple[Shape, ...]:
+        """The graphs of the list that never ran."""
+        ran = {use.shape for use in self.used}
+        return tuple(shape for shape in self.shapes if shape not in ran)
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON holds it."""
+        return {
+            "axes": list(self.family.axes),
+            "unit": self.family.unit,
+            "graphs": len(self.shapes),
+            "steps": self.steps,
+            "real": self.real,
+            "padded": self.padded,
+            "waste": self.waste,
+            "waste_p50": self.waste_p50,
+            "waste_p95": self.waste_p95,
+            "misses": dict(self.misses),
+            "missed": [{"shape": list(shape), "steps": steps} for shape, steps in self.missed],
+            "dead": [list(shape) for shape in self.dead],
+            "used": [asdict(use) | {"shape": list(use.shape)} for use in self.used],
+        }
+
+
+SHOWN = 20
+"""Missed shapes that an evaluation keeps of each family."""
+
+
+@dataclass(frozen=True)
+class ServerEvaluation:
+    """Lists on traffic, by the rules of one server.
+
+    `graphs` it compiles or captures at start; `warmup_seconds` and `graph_bytes` of them as published, None where
+    nothing was; `families` in the server's order.
+    """
+
+    graphs: int
+    warmup_seconds: float | None
+    graph_bytes: int | None
+    families: tuple[FamilyEvaluation, ...]
+
+    @property
+    def waste(self) -> dict[str, float | None]:
+        """Padding over real work by family; units differ, so that there is no sum of them."""
+        return {family.family.name: family.waste for family in self.families}
+
+    @property
+    def worst(self) -> float:
+        """The most waste of a family that counts; 0 without real work."""
+        wastes = (found.waste for found in self.families if found.family.counted)
+        return max((waste for waste in wastes if waste is not None), default=0.0)
 
     @property
     def _counted(self) -> Iterator[FamilyEvaluation]:

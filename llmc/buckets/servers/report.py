@@ -68,12 +68,11 @@ def _start(found: Findings) -> Section:
             f"{one.graphs:,}",
             text.seconds(one.warmup_seconds),
             text.size(one.graph_bytes),
-            text.percent(one.waste),
             text.percent(one.missing),
         )
         for name, one in found.evaluations
     ]
-    names = ("configuration", "graphs", "warm-up", "graph memory", "waste", "steps without a graph")
+    names = ("configuration", "graphs", "warm-up", "graph memory", "steps without a graph")
     tables = [Table("At start and on the traffic", columns(names, 1), starts, note=found.server.cost.source)]
     for family in found.server.families:
         rows = []

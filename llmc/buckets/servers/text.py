@@ -41,13 +41,13 @@ def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
         rows += [_row(name, family) for family in evaluation.families]
     lines = table(rows, range(2, 9))
     lines.append("")
-    starts = [("configuration", "graphs at start", "warm-up", "graph memory", "waste of all", "steps without a graph")]
+    starts = [("configuration", "graphs at start", "warm-up", "graph memory", "steps without a graph")]
     for name, one in found:
         starts.append(
-            (name, str(one.graphs), seconds(one.warmup_seconds), size(one.graph_bytes), percent(one.waste),
+            (name, str(one.graphs), seconds(one.warmup_seconds), size(one.graph_bytes),
              percent(one.missing))
         )  # fmt: skip
-    lines += table(starts, range(1, 6))
+    lines += table(starts, range(1, 5))
     for name, evaluation in found:
         for family in evaluation.families:
             if family.missed:
@@ -74,10 +74,12 @@ def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Seq
     """A line for each configuration whose waste is uncertain, since only intervals of lengths are known."""
     lines = []
     for name, one in found:
-        wastes = [each.waste for each in (one, *ends.get(name, ())) if each.waste is not None]
-        if name in ends and wastes:
-            low, high = percent(min(wastes)), percent(max(wastes))
-            lines.append(f"{name}: waste {percent(one.waste)}, {low} to {high} by where lengths lie in their intervals")
+        for family, waste in one.waste.items() if name in ends else ():
+            wastes = [each for each in (waste, *(end.waste[family] for end in ends[name])) if each is not None]
+            if wastes:
+                low, high = percent(min(wastes)), percent(max(wastes))
+                said = f"{low} to {high} by where lengths lie in their intervals"
+                lines.append(f"{name}: {family} waste {percent(waste)}, {said}")
     return lines
 
 

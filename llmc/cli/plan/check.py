@@ -36,8 +36,8 @@ def check(
     """Judge what a server runs with on today's traffic, and tell what a new plan of as many graphs would gain; where so
     few cannot do, one of as many as the server's own.
 
-    For a cron job or CI: exit code 4 where padding is more than --fail-above of the real work, or where more than that
-    share of steps has no graph and would have one.
+    For a cron job or CI: exit code 4 where a list's padding is more than --fail-above of its real work, or where more
+    than that share of steps has no graph and would have one.
 
     \b
     Example:
@@ -58,8 +58,7 @@ def check(
         new = tune(server, loaded.setup, demands, ServerBudget(graphs=max(now.graphs, 1)), cost).chosen
     except InputError:  # so few graphs do not cover what the server's limits admit
         new = tune(server, loaded.setup, demands, ServerBudget(), cost).chosen
-    waste = now.waste or 0.0
-    drifted = waste > limit or now.missing - new.missing > limit
+    drifted = now.worst > limit or now.missing - new.missing > limit
     notes = [*observed.notes, *text.accepted(source, accepted)]
     notes += text.ranges([(source, now)], ends(server, loaded.setup, {source: accepted.lists}, observed))
     if as_json:
@@ -69,8 +68,8 @@ def check(
         for note in notes:
             typer.echo(note, err=True)
         typer.echo(text.comparison([(source, now), ("planned anew", new)]), nl=False)
-        said = f"padding {text.percent(waste)}, steps without a graph {text.percent(now.missing)}"
-        gain = f"planned anew: {text.percent(new.waste)} and {text.percent(new.missing)}"
+        said = f"padding {text.percent(now.worst)}, steps without a graph {text.percent(now.missing)}"
+        gain = f"planned anew: {text.percent(new.worst)} and {text.percent(new.missing)}"
         typer.echo(
             f"{'above the limit' if drifted else 'within the limit'}: {said}, limit {text.percent(limit)}; {gain}"
         )

@@ -36,7 +36,7 @@ def test_padding_is_of_steps_in_graphs_and_misses_are_told(fake: Fake, setup: Se
     assert tokens.misses == {"eager": 2} and tokens.missed == (((100,), 2),)
     assert tokens.dead == ((8,),)
     assert (decode.real, decode.padded, decode.misses) == (19, 19, {"compile": 1})
-    assert found.missing == 3 / 28 and found.padding == 20
+    assert found.missing == 3 / 28 and found.worst == tokens.waste
     assert (found.graphs, found.warmup_seconds, found.graph_bytes) == (2, 4.0, None)
 
 
@@ -55,5 +55,5 @@ def test_a_given_cost_stands_in_for_the_published_one(fake: Fake, setup: Setup) 
 
 def test_nothing_to_judge_wastes_nothing(fake: Fake, setup: Setup) -> None:
     found = evaluate(fake, setup, LISTS, {})
-    assert found.waste is None and found.missing == 0.0
+    assert found.waste == {"tokens": None, "decode": None} and found.worst == found.missing == 0.0
     assert found.to_dict()["families"]["tokens"]["dead"] == [[4], [8]]  # type: ignore[index]

@@ -49,9 +49,9 @@ def test_intervals_of_lengths_make_waste_a_range(fake: Fake, setup: Setup, tmp_p
     lists = {"a": fake.default(setup)}
     one = evaluate(fake, setup, lists["a"], found.demands)
     each = ends(fake, setup, lists, found)
-    assert len({one.waste, *(end.waste for end in each["a"])}) > 1
-    (said,) = ranges([("a", one)], each)
-    assert said.startswith("a: waste ") and " by where lengths lie in their intervals" in said
+    assert len({one.worst, *(end.worst for end in each["a"])}) > 1
+    said, _ = ranges([("a", one)], each)
+    assert said.startswith("a: tokens waste ") and " by where lengths lie in their intervals" in said
 
 
 def test_a_log_of_steps_is_taken_as_it_is(tmp_path: Path) -> None:
