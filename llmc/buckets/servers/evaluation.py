@@ -83,6 +83,35 @@ class FamilyEvaluation:
             "used": [asdict(use) | {"shape": list(use.shape)} for use in self.used],
         }
 
+    @property
+    def missing(self) -> int:
+        """Steps that no prepared graph covered."""
+        return sum(self.misses.values())
+
+    @property
+    def dead(self) -> tuple[Shape, ...]:
+        """The graphs of the list that never ran."""
+        ran = {use.shape for use in self.used}
+        return tuple(shape for shape in self.shapes if shape not in ran)
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON holds it."""
+        return {
+            "axes": list(self.family.axes),
+            "unit": self.family.unit,
+            "graphs": len(self.shapes),
+            "steps": self.steps,
+            "real": self.real,
+            "padded": self.padded,
+            "waste": self.waste,
+            "waste_p50": self.waste_p50,
+            "waste_p95": self.waste_p95,
+            "misses": dict(self.misses),
+            "missed": [{"shape": list(shape), "steps": steps} for shape, steps in self.missed],
+            "dead": [list(shape) for shape in self.dead],
+            "used": [asdict(use) | {"shape": list(use.shape)} for use in self.used],
+        }
+
 
 SHOWN = 20
 """Missed shapes that an evaluation keeps of each family."""
@@ -169,10 +198,6 @@ class ServerEvaluation:
         """The most waste of a family that counts; 0 without real work."""
         wastes = (found.waste for found in self.families if found.family.counted)
         return max((waste for waste in wastes if waste is not None), default=0.0)
-
-    @property
-    def _counted(self) -> Iterator[FamilyEvaluation]:
-        return (found for found in self.families if found.family.counted)
 
     @property
     def missing(self) -> float:
