@@ -5,8 +5,9 @@
 FOLDER holds AzureLLMInferenceTrace_conv.csv and AzureLLMInferenceTrace_code.csv (Azure Public Dataset, CC BY 4.0).
 Lists are proposed for the first half of a trace and judged on the second. "ratio" is the padded work (padded minus
 real) of a list with as many graphs as the server's own, over that of its own; "half" is that with half of the graphs;
-"as few" the least share of the graphs with which a list pads no more than the server's own. Seconds are of one proposal
-for a half, from its requests to the lists.
+"as few" the least share of the graphs with which a list pads no more than the server's own; of a server with one
+family, which may have several graphs for a shape, the share of those graphs. Seconds are of one proposal for a half,
+from its requests to the lists.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from pathlib import Path
 from llmc.buckets.servers import create
 from llmc.buckets.servers.base import Lists, Server, Setup
 from llmc.buckets.servers.demand import Demands, collect
+from llmc.buckets.servers.evaluation import evaluate
 from llmc.buckets.servers.settings import Value, complete
+from llmc.buckets.servers.tune import ServerBudget, tune
 from llmc.buckets.traffic.admission import Admission
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.reader import Trace
 from llmc.buckets.traffic.step_time import AssumedStepTime
 from llmc.errors import InputError
 
+AT_8192 = {"max_model_len": 8192, "max_num_batched_tokens": 8192}
 CASES: tuple[tuple[str, dict[str, int], dict[str, Value]], ...] = (
     ("vllm-gaudi", {"max_model_len": 8192, "max_num_seqs": 32, "block_size": 128}, {}),
     ("vllm-gaudi", {"max_model_len": 8192, "max_num_seqs": 128, "block_size": 128}, {}),
@@ -40,6 +44,12 @@ CASES: tuple[tuple[str, dict[str, int], dict[str, Value]], ...] = (
     ("vllm-neuron", {"max_model_len": 8192, "max_num_seqs": 32, "max_num_batched_tokens": 8192}, {}),
     ("vllm-neuron", {"max_model_len": 8192, "max_num_seqs": 128, "max_num_batched_tokens": 8192}, {}),
     ("nxd", {"max_model_len": 8192, "max_num_seqs": 16}, {}),
+    ("vllm", {**AT_8192, "max_num_seqs": 256}, {}),
+    ("vllm", {**AT_8192, "max_num_seqs": 256}, {"cudagraph_mode": "FULL_DECODE_ONLY"}),
+    ("vllm", {**AT_8192, "max_num_seqs": 256}, {"num_speculative_tokens": 3}),
+    ("sglang", {**AT_8192, "max_num_seqs": 256}, {}),
+    ("tensorrt-llm", {**AT_8192, "max_num_seqs": 128}, {"enable_padding": True}),
+    ("optimum-rbln", {"max_model_len": 8192, "max_num_seqs": 64}, {"decode_batch_bucket_limit": 7}),
 )
 """Server, its limits, and settings of its own."""
 
@@ -52,19 +62,9 @@ def halves(trace: Path, setup: Setup) -> tuple[list[TrafficRequest], list[Traffi
 
 
 def padding(server: Server, setup: Setup, lists: Lists, demands: Demands) -> dict[str, tuple[int, int, int]]:
-    """(padded minus real work, real work, steps that miss) of each family."""
-    found = {}
-    for family, shapes in lists.items():
-        finder = server.finder(setup, family, shapes)
-        padded = real = missed = 0
-        for shape, demand in demands.get(family, {}).items():
-            taken = finder.find(shape)
-            runs = tuple(map(max, taken.shape, shape))
-            padded += server.work(setup, family, runs) * demand.steps
-            real += demand.real
-            missed += demand.steps if taken.miss else 0
-        found[family] = padded - real, real, missed
-    return found
+    """(padded minus real work, real work, steps that miss) of each family, as `llmc plan evaluate` counts them."""
+    families = evaluate(server, setup, lists, demands).families
+    return {found.family.name: (found.padded - found.real, found.real, found.missing) for found in families}
 
 
 def proposed(server: Server, setup: Setup, demands: Demands, most: Mapping[str, int]) -> Lists:
@@ -72,10 +72,17 @@ def proposed(server: Server, setup: Setup, demands: Demands, most: Mapping[str, 
     return server.accept(setup, server.propose(setup, demands, most)).lists
 
 
-def fewest(server: Server, setup: Setup, family: str, own: Lists, plan: Demands, judge: Demands, bound: int) -> int:
-    """The fewest graphs of `family` with which a proposed list pads at most `bound`; as many as its own where none."""
+def sharing(server: Server, setup: Setup, own: Lists, plan: Demands, share: float) -> Lists:
+    """Proposed lists with `share` of the graphs of `own`: of each family, or of all where there is one alone."""
+    if len(own) == 1:
+        return tune(server, setup, plan, ServerBudget(graphs=int(server.graphs(setup, own) * share))).plan.lists
+    return proposed(server, setup, plan, {name: max(1, int(len(shapes) * share)) for name, shapes in own.items()})
+
+
+def fewest(server: Server, setup: Setup, family: str, own: Lists, plan: Demands, judge: Demands, bound: int) -> float:
+    """The least share of the graphs of `family` with which a proposed list pads at most `bound`; 1 where none does."""
     counts = {name: len(shapes) for name, shapes in own.items()}
-    low, high = 0, counts[family]
+    low, high, share = 0, counts[family], 1.0
     while low + 1 < high:
         middle = (low + high) // 2
         try:
@@ -83,8 +90,12 @@ def fewest(server: Server, setup: Setup, family: str, own: Lists, plan: Demands,
             enough = padding(server, setup, lists, judge)[family][0] <= bound
         except InputError:
             enough = False
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+        if enough:
+            alone = server.graphs(setup, lists) / server.graphs(setup, own)
+            high, share = middle, alone if len(own) == 1 else len(lists[family]) / counts[family]
+        else:
+            low = middle
+    return share
 
 
 def compare(trace: Path, name: str, limits: Mapping[str, int], given: Mapping[str, Value]) -> list[dict[str, object]]:
@@ -96,9 +107,9 @@ def compare(trace: Path, name: str, limits: Mapping[str, int], given: Mapping[st
     counts = {family: len(shapes) for family, shapes in own.items()}
     began = time.perf_counter()
     plan = collect(server.demands(setup, first, AssumedStepTime()))
-    equal = proposed(server, setup, plan, counts)
+    equal = sharing(server, setup, own, plan, 1)
     seconds = time.perf_counter() - began
-    few = proposed(server, setup, plan, {family: max(1, count // 2) for family, count in counts.items()})
+    few = sharing(server, setup, own, plan, 0.5)
     judge = collect(server.demands(setup, second, AssumedStepTime()))
     by_own, by_equal, by_few = (padding(server, setup, lists, judge) for lists in (own, equal, few))
     rows = []
@@ -106,14 +117,14 @@ def compare(trace: Path, name: str, limits: Mapping[str, int], given: Mapping[st
         if not by_own[family.name][1]:
             continue
         pads, real, missed = by_own[family.name]
-        least = fewest(server, setup, family.name, own, plan, judge, pads)
         rows.append(
             {
                 "server": name, "trace": trace.stem.rpartition("_")[2], "max_num_seqs": setup.limits.max_num_seqs,
                 "settings": dict(given), "family": family.name, "unit": family.unit, "graphs": counts[family.name],
                 "own_waste": pads / real, "waste": by_equal[family.name][0] / real,
                 "ratio": by_equal[family.name][0] / pads if pads else math.nan,
-                "half": by_few[family.name][0] / pads if pads else math.nan, "as_few": least / counts[family.name],
+                "half": by_few[family.name][0] / pads if pads else math.nan,
+                "as_few": fewest(server, setup, family.name, own, plan, judge, pads),
                 "own_missed": missed, "missed": by_equal[family.name][2], "seconds": seconds,
             }
         )  # fmt: skip
