@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llmc.artifacts.atomic_write import create_exclusive, sync_folder, write_all
-from llmc.artifacts.digest import BUFFER, open_regular
+from llmc.artifacts.digest import BUFFER, digest_file, open_regular
 from llmc.artifacts.foreign.contents import Contents, PackedFile
 from llmc.artifacts.foreign.packing import JOBS, Progress
 from llmc.artifacts.store.store import Store
@@ -19,16 +19,30 @@ REMEDY = "choose another folder with -o"
 
 
 class Files:
-    """Copies the files of a packed cache out of the store."""
+    """Compares the files of a packed cache with what is there, and copies them out of the store.
+
+    `progress` is told of the bytes that were compared, and then anew of those that were copied.
+    """
 
     def __init__(self, store: Store, contents: Contents, progress: Progress | None) -> None:
         self._store = store
-        self._total, self._done = contents.size, 0
+        self._size = contents.size
+        self._total = self._copied = self._compared = 0
         self._progress = progress
 
-    def require_room(self, folder: Path, files: Iterable[PackedFile]) -> None:
-        """Raise CapacityError when the disk of `folder` has no room for these files."""
-        needed = sum(file.blob.size for file in files)
+    def same(self, folder: Path, files: Mapping[str, PackedFile]) -> bool:
+        """Whether regular files with these contents are there. Their modes are their owner's business."""
+        try:
+            sizes = all((folder / path).lstat().st_size == file.blob.size for path, file in files.items())
+            return sizes and all(
+                digest_file(folder / path, self._note_compared) == file.blob.digest for path, file in files.items()
+            )
+        except OSError:
+            return False
+
+    def expect(self, folder: Path, files: Iterable[PackedFile]) -> None:
+        """These files are to be copied to `folder`. Raises CapacityError when its disk has no room for them."""
+        self._total = needed = sum(file.blob.size for file in files)
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if needed > (free := shutil.disk_usage(existing).free):
             raise CapacityError(f"{folder}: needs {needed} bytes, {free} are free; free some space, or {REMEDY}")
@@ -41,9 +55,9 @@ class Files:
         with ThreadPoolExecutor(JOBS, thread_name_prefix="llmc-unpack") as pool:
             try:
                 for size in pool.map(lambda item: self._copy(folder / item[0], item[1]), files.items()):
-                    self._done += size
+                    self._copied += size
                     if self._progress is not None:
-                        self._progress(self._done, self._total)
+                        self._progress(self._copied, self._total)
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -51,6 +65,11 @@ class Files:
             parent for below in folders for parent in (below, *below.parents) if parent.is_relative_to(folder)
         }:
             sync_folder(path)
+
+    def _note_compared(self, count: int) -> None:
+        self._compared += count
+        if self._progress is not None:
+            self._progress(self._compared, self._size)
 
     def _copy(self, path: Path, file: PackedFile) -> int:
         source = self._store.path(file.blob)

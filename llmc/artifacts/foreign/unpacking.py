@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from llmc.artifacts.atomic_write import discard, make_folder, sync_folder, writing
-from llmc.artifacts.digest import digest_file
 from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.foreign.base import ForeignCache
 from llmc.artifacts.foreign.contents import Contents, PackedFile
@@ -99,7 +98,7 @@ def _place_all(files: Files, contents: Contents, folder: Path) -> None:
         raise _OccupiedError
 
     make_folder(folder.parent)
-    files.require_room(folder.parent, contents.files.values())
+    files.expect(folder.parent, contents.files.values())
     swap = FolderSwap(occupied, _remove, REMEDY)
     swap.sweep(folder)
     with swap.sibling(folder) as new:
@@ -110,12 +109,12 @@ def _place_all(files: Files, contents: Contents, folder: Path) -> None:
 def _place_units(files: Files, units: Iterable[_Unit], folder: Path, differing: Differing) -> Unpacked:
     found: dict[str, list[_Unit]] = {"absent": [], "same": [], "differs": []}
     for unit in units:
-        found[_state(folder, unit)].append(unit)
+        found[_state(files, folder, unit)].append(unit)
     others = found["differs"]
     if others and differing == "refuse":
         raise _refusal(folder, others)
     wanted = [*found["absent"], *(others if differing == "replace" else ())]
-    files.require_room(folder, [file for unit in wanted for file in unit.files.values()])
+    files.expect(folder, [file for unit in wanted for file in unit.files.values()])
     present = [unit.name for unit in found["same"]]
     placed: list[str] = []
     for unit in wanted:
@@ -133,7 +132,7 @@ def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> 
     """Put a unit that is a folder in place, in one step; False when another process did."""
 
     def check(_: Path) -> None:
-        state = _state(folder, unit)
+        state = _state(files, folder, unit)
         if state == "same":
             raise _PresentError
         if state == "differs" and not replace:
@@ -157,7 +156,7 @@ def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> 
 
 def _place_files(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
     """Put the files of a unit in place one by one, each in one step; False when another process did."""
-    if (state := _state(folder, unit)) == "same":
+    if (state := _state(files, folder, unit)) == "same":
         return False
     if state == "differs" and not replace:
         raise _refusal(folder, [unit])
@@ -188,7 +187,7 @@ def _units(cache: ForeignCache, contents: Contents) -> list[_Unit]:
     ]
 
 
-def _state(folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
+def _state(files: Files, folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
     """What is in a unit's place."""
     if unit.whole:
         final = folder / unit.name
@@ -197,11 +196,11 @@ def _state(folder: Path, unit: _Unit) -> Literal["absent", "same", "differs"]:
         there = _names_below(final, unit.name)
         if there == set() and final.is_dir() and not final.is_symlink():
             return "absent" if unit.files else "same"
-        return "same" if there == set(unit.files) and _same_files(folder, unit.files) else "differs"
+        return "same" if there == set(unit.files) and files.same(folder, unit.files) else "differs"
     there = {path for path in unit.files if os.path.lexists(folder / path)}
     if not there:
         return "absent" if unit.files or not all((folder / path).is_dir() for path in unit.folders) else "same"
-    if not _same_files(folder, {path: unit.files[path] for path in there}):
+    if not files.same(folder, {path: unit.files[path] for path in there}):
         return "differs"
     return "same" if there == set(unit.files) else "absent"
 
@@ -211,19 +210,11 @@ def _names_below(final: Path, name: str) -> set[str]:
     if final.is_symlink() or not final.is_dir():
         return {name}
     found: set[str] = set()
-    for folder, _, files in os.walk(final):
+    for folder, folders, files in os.walk(final):
+        links = [item for item in folders if Path(folder, item).is_symlink()]
         below = Path(folder).relative_to(final).as_posix()
-        found |= {f"{name}/{file}" if below == "." else f"{name}/{below}/{file}" for file in files}
+        found |= {f"{name}/{item}" if below == "." else f"{name}/{below}/{item}" for item in (*files, *links)}
     return found
-
-
-def _same_files(folder: Path, files: Mapping[str, PackedFile]) -> bool:
-    """Whether regular files with these contents are there. The mode of a file that is there is its owner's business."""
-    try:
-        sizes = all((folder / path).lstat().st_size == file.blob.size for path, file in files.items())
-        return sizes and all(digest_file(folder / path) == file.blob.digest for path, file in files.items())
-    except OSError:
-        return False
 
 
 def _refusal(folder: Path, units: list[_Unit]) -> ArtifactError:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
 
 SUMMARY_WIDTH = 90
-LAST = {"toolchain": 1, "isa": 2}
-"""Groups of components that most entries have in common."""
+ORDER = {"cache": -3, "model": -2, "version": -1, "toolchain": 1, "isa": 2}
+"""Groups of components that come first, and those that most entries have in common."""
 TITLES = ("KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS")
 
 
@@ -127,7 +127,7 @@ def _summary(entry: Entry) -> str:
         model, device, count = (entry.meta.get(name, "?") for name in ("model", "device", "executables"))
         text = f"{model or 'a model'} for {device}, {count} executables"
     else:
-        items = sorted(entry.key.components.items(), key=lambda item: LAST.get(item[0].partition(".")[0], 0))
+        items = sorted(entry.key.components.items(), key=lambda item: ORDER.get(item[0].partition(".")[0], 0))
         text = " ".join(f"{name}={show_value(value)}" for name, value in items if not is_digest(value))
     return text if len(text) <= SUMMARY_WIDTH else text[: SUMMARY_WIDTH - 1] + "…"
 
