@@ -40,7 +40,8 @@ FAST = (
 SLOW = (
     "api/test_api.py", "artifacts/archives/test_damage.py", "artifacts/archives/test_round_trip.py",
     "artifacts/bundle/test_bundle_processes.py", "artifacts/foreign/test_unpacking.py",
-    "artifacts/gc/test_collect_model.py", "artifacts/gc/test_collect_processes.py", "artifacts/local/test_precompiled.py",
+    "artifacts/gc/test_collect_model.py", "artifacts/gc/test_collect_processes.py",
+    "artifacts/local/test_precompiled.py",
     "artifacts/store/test_store_faults.py", "artifacts/store/test_store_processes.py",
     "buckets/optimise/test_choice.py", "buckets/optimise/test_parts.py", "buckets/test_bench_file.py",
     "buckets/test_choice.py", "buckets/test_coverage.py", "buckets/test_evaluation.py", "buckets/test_from_file.py",

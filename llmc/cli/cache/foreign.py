@@ -232,7 +232,7 @@ def _print_facts(cache: ForeignCache, contents: Contents) -> None:
     from fnmatch import fnmatchcase
 
     decisive = [name for name in contents.facts if any(fnmatchcase(name, item) for item in cache.must_match)]
-    others = [name for name in contents.facts if name not in decisive]
+    others = sorted(contents.facts.keys() - set(decisive), key=lambda name: ("hash" in name or "[" in name, name))
     shown = [*decisive, *others][:FACTS_SHOWN]
     if shown:
         print_table(("FACT", "VALUE"), [(name, contents.facts[name]) for name in shown])
