@@ -14,13 +14,14 @@ from llmc.buckets.servers import line
 from llmc.buckets.servers.arguments import LIMITS, agree, config_yaml, json_flag, limit_flags, numbers, stated
 from llmc.buckets.servers.base import Accepted, Demand, Export, Family, Finder, GraphCost, Lists, Setup, Shape
 from llmc.buckets.servers.separate import Prefill, pieces, separate_steps
-from llmc.buckets.servers.settings import Setting, from_flags
+from llmc.buckets.servers.settings import Setting, within
 from llmc.buckets.traffic.events import TrafficRequest
 from llmc.buckets.traffic.step_time import StepTime
 from llmc.errors import InputError
 
 ENCODING, GENERATION = "context_encoding", "token_generation"
 CONFIG = "--override-neuron-config"
+SWITCH = "enable_bucketing"
 NAMES = {ENCODING: "context_encoding_buckets", GENERATION: "token_generation_buckets"}
 LEAST = 128
 """The least bucket that NxD Inference generates; chosen ones are multiples of it."""
@@ -49,8 +50,7 @@ class Nxd:
         Family(GENERATION, ("context",), "tokens of context"),
     )
     settings: ClassVar[tuple[Setting, ...]] = (
-        Setting("enable_bucketing", bool, True, "Whether there is more than one graph.", CONFIG,
-                path=("enable_bucketing",)),
+        Setting(SWITCH, bool, True, "Whether it makes more than one graph of each by itself."),
     )  # fmt: skip
     limit_flags: ClassVar[Mapping[str, str]] = {**LIMITS, "--block-size": "block_size"}
     cost: ClassVar[GraphCost] = GraphCost(
@@ -72,15 +72,13 @@ class Nxd:
         """Powers of two from 128 up to where one would be close to max_model_len, and max_model_len."""
         length = setup.limits.max_model_len
         values = [length]
-        if setup.own["enable_bucketing"]:
+        if setup.own[SWITCH]:
             values += [1 << power for power in range(LEAST.bit_length() - 1, round(math.log2(length)))]
         return {ENCODING: line.shapes(values), GENERATION: line.shapes(values)}
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """Every list as it is, sorted. Refused are numbers above max_model_len, and a list without bucketing."""
+        """Every list as it is, sorted. Numbers above max_model_len are refused."""
         length = setup.limits.max_model_len
-        if not setup.own["enable_bucketing"] and any(lists[family] != ((length,),) for family in NAMES):
-            raise InputError("nxd: with enable_bucketing false the lists are not read; set it to true")
         for family, name in NAMES.items():
             if not lists[family]:
                 raise InputError(f"nxd: {name} is empty; leave it out, or end it with max_model_len {length}")
@@ -128,9 +126,8 @@ class Nxd:
 
     def export(self, setup: Setup, lists: Lists) -> Export:
         """--override-neuron-config, also alone as a file, and the flags as a file for --config."""
-        config: dict[str, object] = {"enable_bucketing": setup.own["enable_bucketing"]}
-        if setup.own["enable_bucketing"]:
-            config |= {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
+        config: dict[str, object] = {SWITCH: True}
+        config |= {name: [value for (value,) in lists[family]] for family, name in NAMES.items()}
         arguments = [
             "--device neuron", *limit_flags(setup.limits), f"--block-size {setup.limits.block_size}",
             json_flag(CONFIG, config),
@@ -140,15 +137,19 @@ class Nxd:
 
     def read(self, given: Export, setup: Setup) -> Lists:
         """The two lists of --override-neuron-config, in any order, as NxD Inference sorts them."""
-        found = stated(given, CONFIG, ("enable_bucketing", *NAMES.values()))
+        found = stated(given, CONFIG, (SWITCH, *NAMES.values()))
         agree(found, setup.limits)
-        made = Setup(setup.limits, {**setup.own, **from_flags(self.settings, found, given.environment)})
-        lists = dict(self.default(made))
-        for family, name in NAMES.items():
-            values = numbers(found, CONFIG, (name,))
-            if values is not None:
-                lists[family] = line.shapes(values)
-        return self.accept(made, lists).lists
+        values = {family: numbers(found, CONFIG, (name,)) for family, name in NAMES.items()}
+        switch = within(CONFIG, found[CONFIG], (SWITCH,)) if CONFIG in found else None
+        if not isinstance(switch, bool | None):
+            raise InputError(f"{CONFIG}.{SWITCH} must be true or false")
+        if switch is False:
+            if any(values.values()):
+                raise InputError(f"{CONFIG}: with {SWITCH} false the lists are not read; set it to true")
+            return dict.fromkeys(NAMES, line.shapes([setup.limits.max_model_len]))
+        own = self.default(setup)
+        lists = {family: own[family] if listed is None else line.shapes(listed) for family, listed in values.items()}
+        return self.accept(setup, lists).lists
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The lists in the arguments that vLLM prints when it starts; NxD Inference prints none that it generated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from llmc.buckets.limits import Limits
@@ -46,6 +47,9 @@ MIN_NUM_SEQS = 8
 ROWS = 8
 """Rows of a TPU tile (openxla.org/xla/tiled_layout): fewer tokens than a multiple of it cost as much."""
 
+VARIABLES = {"min_token_bucket": LEAST, "padding_gap": GAP, "bucketized_requests": BUCKETIZED}
+"""Settings that only its own lists depend on. They are read with the lists, and no part of what these hold for."""
+
 _TOKENS = re.compile(r"Prepared token paddings: \[([\d, ]+)\]")
 _REQUESTS = re.compile(r"Prepared attn request paddings: \[([\d, ]+)\]")
 _BACKBONE = re.compile(r"Precompile .*backbone --> \{'num_tokens': (\d{1,9})\b")
@@ -74,10 +78,10 @@ class TpuInference:
         Setting("data_parallel_size", int, 1, "Data-parallel ranks, attention's included.", "--data-parallel-size",
                 least=1),
         Setting("kv_cache_dtype", str, "auto", "Type of the KV cache; auto is bfloat16.", "--kv-cache-dtype"),
-        Setting("min_token_bucket", int, 16, "Least token padding, a power of two.", variable=LEAST, least=1),
-        Setting("padding_gap", int, 0, "Step between token paddings; 0 doubles them.", variable=GAP, least=0),
-        Setting("bucketized_requests", bool, False, "Attention for fewer requests than the most.",
-                variable=BUCKETIZED),
+        Setting("min_token_bucket", int, 16, f"Least of its own token paddings, a power of two ({LEAST}).", least=1),
+        Setting("padding_gap", int, 0, f"Step between its own token paddings; 0 doubles them ({GAP}).", least=0),
+        Setting("bucketized_requests", bool, False,
+                f"Whether attention has powers of two of requests of its own ({BUCKETIZED})."),
         Setting("token_multiple", int, ROWS,
                 "What chosen token paddings are multiples of; 16 for MoE models with an odd number of experts a token, "
                 "whose grouped matmul asserts it.", least=1),
@@ -203,7 +207,8 @@ class TpuInference:
         """The sizes that the variables make the server generate, and compilation_sizes."""
         found = stated(given, CONFIG, (SIZES,))
         agree(found, setup.limits)
-        own = {**setup.own, **from_flags(self.settings, found, given.environment)}
+        variables = [replace(one, variable=VARIABLES[one.name]) for one in self.settings if one.name in VARIABLES]
+        own = {**setup.own, **from_flags(variables, {}, given.environment)}
         made = Setup(setup.limits, own)
         default = self.default(made)
         sizes = numbers(found, CONFIG, (SIZES,), least=0) or []

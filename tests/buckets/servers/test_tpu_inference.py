@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llmc.buckets.planner import make_plan
 from llmc.buckets.servers import create
 from llmc.buckets.servers.base import Export, Found, Setup
-from llmc.buckets.servers.settings import Value
+from llmc.buckets.servers.settings import Value, from_flags
 from llmc.errors import InputError
 from tests.buckets.servers import judging
 from tests.buckets.servers.judging import shapes, values
@@ -201,3 +201,8 @@ def test_a_plan_becomes_sizes() -> None:
     lists = TPU.from_plan(setup(512, 32), plan)
     assert TPU.accept(setup(512, 32), lists).lists == lists
     assert lists["tokens"][-1] == (512,)
+
+
+def test_what_makes_its_own_lists_is_no_part_of_what_a_list_holds_for() -> None:
+    written = TPU.export(setup(), TPU.default(setup()))
+    assert from_flags(TPU.settings, {}, written.environment) == {}
