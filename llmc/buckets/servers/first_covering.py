@@ -36,18 +36,20 @@ def grid(
     columns: Sequence[int],
     cost: Callable[[int, int], float | None],
     most: int,
+    *,
+    full: bool = False,
 ) -> list[tuple[int, int]]:
     """At most `most` of (row, column) that serve `steps` at the least cost where no step leaves its row.
 
-    Rows and columns ascend, their last ones cover all steps, and that point is chosen in any case. `cost` of a point
-    is what one run costs, None where there can be no such shape.
+    Rows and columns ascend, their last ones cover all steps, and that point is chosen in any case; with `full` the last
+    column of every row that is chosen. `cost` of a point is what one run costs, None where there can be no such shape.
     """
     known = [[cost(row, column) for column in columns] for row in rows]
     costs = np.array([[NEVER if value is None else value for value in row] for row in known], np.float64)
     weights = np.zeros(costs.shape)
     for (row, column), number in steps.items():
         weights[bisect_left(rows, row), bisect_left(columns, column)] += number
-    return [(rows[row], columns[column]) for row, column in Grid(weights, costs).solve(most)]
+    return [(rows[row], columns[column]) for row, column in Grid(weights, costs, full).solve(most)]
 
 
 def rounded(demands: Mapping[Shape, Demand], axes: Sequence[Sequence[int]]) -> dict[Shape, float]:

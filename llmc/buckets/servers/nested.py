@@ -23,13 +23,14 @@ class Grid:
 
     weights    float64 [rows, columns], at least 0: how often steps round up to the point
     costs      float64 [rows, columns], ascending along a row; `NEVER` where there can be no shape
+    full       whether every row that is chosen has the last column; else it reaches its own last step
 
-    The last point of all is always chosen. Every other row that is chosen reaches its own last step, so that no step
-    leaves its row.
+    The last point of all is always chosen. No step leaves its row.
     """
 
     weights: Floats
     costs: Floats
+    full: bool = False
 
     def solve(self, most: int) -> list[tuple[int, int]]:
         """At most `most` points of least total cost, as (row, column), ascending.
@@ -83,7 +84,7 @@ class Grid:
     def _ends(self, end: int, prefix: Floats) -> NDArray[np.bool_]:
         """[starts, columns + 1]: where the last column of row `end` can be: no step is beyond it."""
         ends: NDArray[np.bool_] = np.equal(prefix, prefix[:, -1:])
-        if end == len(self.weights) - 1:
+        if self.full or end == len(self.weights) - 1:
             ends[:, :-1] = False
         return ends
 

@@ -40,12 +40,14 @@ def test_no_choice_costs_less(rows: int, columns: int, most: int, data: st.DataO
     costs = np.maximum.accumulate(rising, axis=0)
     if data.draw(st.booleans()) and rows > 1:
         costs[0, 0] = NEVER
-    grid = Grid(weights, costs)
+    grid = Grid(weights, costs, data.draw(st.booleans()))
     cells = [(r, c) for r in range(rows) for c in range(columns)]
     top = (rows - 1, columns - 1)
+    tops = {row: (row, columns - 1) for row in range(rows)}
     choices = [
         choice for count in range(1, most + 1) for choice in combinations(cells, count)
         if top in choice and all(costs[point] < NEVER for point in choice)
+        and (not grid.full or all(tops[row] in choice for row, _ in choice))
     ]  # fmt: skip
     best = min(found for choice in choices if (found := cost(grid, choice)) is not None)
     solved = grid.solve(most)

@@ -115,7 +115,12 @@ def _accepted_prompt(view: View, shape: Shape) -> bool:
 
 
 def _decode(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
-    """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed makes three buckets."""
+    """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed makes three buckets.
+
+    With contiguous PA every row reaches the end of the cache: there the runner takes the batch from one look-up, by the
+    blocks in use, and the blocks from a second one, by the highest id. Where these end in different rows it runs the
+    batch of one with the blocks of the other, a graph that may not be there.
+    """
     tokens = 1 + view.drafts
     most = most // 3 if view.drafts else most
     required = required_decodes(view)
@@ -134,7 +139,11 @@ def _decode(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
         return work(DECODE, _fitted(view, (batch, 1, blocks)))
 
     steps = rounded(merged, (rows, [1], columns))
-    points = grid({(batch, blocks): number for (batch, _, blocks), number in steps.items()}, rows, columns, cost, most)
+    counted = {(batch, blocks): number for (batch, _, blocks), number in steps.items()}
+    points = grid(counted, rows, columns, cost, most, full=view.contiguous)
+    if view.contiguous:
+        rows = sorted({batch for batch, _ in points})
+        required = [_fitted(view, (batch, 1, columns[-1])) for batch in rows]
     chosen = [_fitted(view, (batch, 1, blocks)) for batch, blocks in points]
     candidates = [_fitted(view, (batch, 1, blocks)) for batch in rows for blocks in columns]
     return _polished(DECODE, steps, chosen, candidates, required, most)
@@ -143,7 +152,7 @@ def _decode(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
 def _fitted(view: View, shape: Shape) -> Shape:
     """A decode bucket that the server keeps as it is: at least a block for each sequence, at most max_model_len's."""
     batch, query, blocks = shape
-    return shape if view.contiguous else filters.clipped(view, (batch, query, max(batch, blocks)))
+    return filters.clipped(view, (batch, query, blocks if view.contiguous else max(batch, blocks)))
 
 
 def _weights(steps: Iterable[tuple[int, Demand]]) -> dict[int, float]:

@@ -77,6 +77,26 @@ def test_a_proposal_pads_no_more_than_the_servers_own_list(rows: list[tuple[int,
     assert padded(made, lists, steps) <= padded(made, own, steps)
 
 
+@settings(max_examples=40, deadline=None)
+@given(setups(contiguous_pa=True, num_speculative_tokens=0), st.integers(1, 40), st.data())
+def test_with_contiguous_attention_every_row_reaches_the_end_of_the_cache(
+    made: Setup, most: int, data: st.DataObject
+) -> None:
+    """The runner looks a step up twice, by its blocks in use and by its highest block: both must end in one row."""
+    seen = View.of(made)
+    steps = {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        shape = (data.draw(st.integers(1, seen.seqs)), 1, data.draw(st.integers(2, seen.pool)))
+        steps[shape] = Demand("decode", shape, data.draw(st.integers(1, 50)), 1)
+    lists = GAUDI.propose(made, {"decode": steps}, {"prompt": 9, "decode": most})
+    assert all((batch, 1, seen.pool) in lists["decode"] for batch, _, _ in lists["decode"])
+    finder = GAUDI.finder(made, "decode", lists["decode"])
+    for batch, _, highest in steps:
+        used = data.draw(st.integers(1, highest - 1))
+        padded_batch = finder.find((batch, 1, used)).shape[0]
+        assert finder.find((padded_batch, 1, highest)).shape == finder.find((batch, 1, highest)).shape
+
+
 def test_the_buckets_that_are_there_in_any_case() -> None:
     seen = View.of(setup(8192, 32, 2048, prompt_bs_max=3))
     assert required_prompts(seen) == [(1, 2048, 64), (2, 1024, 0), (3, 682, 0)]
