@@ -100,18 +100,26 @@ def drafted(view: View, shape: Shape) -> set[Shape]:
 
 
 def with_drafts(view: View, decode: set[Shape]) -> set[Shape]:
-    """`decode` and what speculation adds."""
-    return decode.union(*(drafted(view, shape) for shape in decode)) if view.drafts else decode
+    """`decode` and what speculation adds; a list that has this for some of its buckets already is whole."""
+    if not view.drafts or _expanded(view, _seeds(view, decode)) == decode:
+        return decode
+    return _expanded(view, decode)
 
 
 def seeds(view: View, prepared: Iterable[Shape]) -> set[Shape]:
-    """Decode buckets of which the server prepares just `prepared`; `prepared` where there are none such.
-
-    All whose additions are prepared too: if any list gives `prepared`, this one does.
-    """
+    """Decode buckets of which the server prepares just `prepared`, or `prepared` where there are none such."""
     known = set(prepared)
-    found = {shape for shape in known if not view.drafts or drafted(view, shape) <= known}
-    return found if with_drafts(view, found) == known else known
+    found = _seeds(view, known)
+    return found if _expanded(view, found) == known else known
+
+
+def _expanded(view: View, decode: set[Shape]) -> set[Shape]:
+    return decode.union(*(drafted(view, shape) for shape in decode)) if view.drafts else decode
+
+
+def _seeds(view: View, prepared: set[Shape]) -> set[Shape]:
+    """All of `prepared` whose additions are there too: if any list gives `prepared`, this one does."""
+    return {shape for shape in prepared if not view.drafts or drafted(view, shape) <= prepared}
 
 
 def from_file(view: View, family: str, shapes: Iterable[Shape]) -> tuple[set[Shape], list[Dropped]]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import product
 
 from llmc.buckets.servers.base import Demand, Lists, Shape
 from llmc.buckets.servers.first_covering import COLUMNS, ROWS, grid, polish, rounded, thinned
-from llmc.buckets.servers.vllm_gaudi import filters
+from llmc.buckets.servers.vllm_gaudi import filters, ranges
 from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
 from llmc.buckets.servers.vllm_gaudi.view import CLAMP, View
 from llmc.errors import InputError
 
 ALIGNED = 128
 """Queries are multiples of this many tokens, as all that the plug-in generates with its block size are."""
+
+UNSEEN = 0.001
+"""Of all decode steps, the share that counts once more, spread over the server's own buckets: traffic to come is not
+just like that of the past, and graphs that would save next to nothing there go where steps may yet be."""
 
 Demands = Mapping[Shape, Demand]
 
@@ -29,14 +34,16 @@ def work(family: str, shape: Shape) -> int:
 
 
 def propose(view: View, demands: Mapping[str, Demands], most: Mapping[str, int]) -> Lists:
-    """Buckets for a file: those that the server adds for drafts count in `most`, and are not among them.
+    """The buckets to prepare, those that drafts add among them.
 
     Raises InputError where `most` buckets do not reach every admissible step.
     """
     if view.merged:
         raise InputError("vllm-gaudi: no lists are planned for merged prefill; leave VLLM_MERGED_PREFILL out")
-    decode = _decode(view, demands.get(DECODE, {}), most[DECODE])
-    return {PROMPT: _prompt(view, demands.get(PROMPT, {}), most[PROMPT]), DECODE: decode}
+    return {
+        PROMPT: _prompt(view, demands.get(PROMPT, {}), most[PROMPT]),
+        DECODE: tuple(sorted(filters.with_drafts(view, _decode(view, demands.get(DECODE, {}), most[DECODE])))),
+    }
 
 
 def _aligned(number: int, most: int) -> int:
@@ -81,9 +88,8 @@ def required_decodes(view: View) -> list[Shape]:
     """
     worst = view.seqs * view.blocks_each
     if view.contiguous:
-        most = min(view.pool, worst) if view.number("mamba_chunk_size") else view.pool
-    else:
-        most = min(worst, view.pool * CLAMP)
+        return [(view.seqs, 1, min(view.pool, worst) if view.number("mamba_chunk_size") else view.pool)]
+    most = worst if view.own["unbounded_decode_blocks"] else min(worst, view.pool * CLAMP)
     return [(view.seqs, 1, max(most, view.seqs))]
 
 
@@ -114,39 +120,53 @@ def _accepted_prompt(view: View, shape: Shape) -> bool:
     return not filters.refused_prompt(view, shape) and not filters.unsliced(view, shape)
 
 
-def _decode(view: View, demands: Demands, most: int) -> tuple[Shape, ...]:
+def _decode(view: View, demands: Demands, most: int) -> set[Shape]:
     """The seeds: with k drafts a step of n · (k + 1) rows is one of n sequences, and each seed makes three buckets.
 
     With contiguous PA every row reaches the end of the cache: there the runner takes the batch from one look-up, by the
     blocks in use, and the blocks from a second one, by the highest id. Where these end in different rows it runs the
     batch of one with the blocks of the other, a graph that may not be there.
     """
-    tokens = 1 + view.drafts
-    most = most // 3 if view.drafts else most
+    each = 3 if view.drafts else 1
+    _check(DECODE, each, most)
     required = required_decodes(view)
-    _check(DECODE, len(required) * (3 if view.drafts else 1), most * (3 if view.drafts else 1))
-    merged: dict[Shape, Demand] = {}
-    for shape, demand in demands.items():
-        batch = -(-shape[0] // tokens)
-        blocks = shape[2] if view.contiguous else max(batch, -(-shape[2] // tokens))
-        seed = (min(batch, view.seqs), 1, min(blocks, required[0][2]))
-        known = merged.get(seed)
-        merged[seed] = Demand(DECODE, seed, demand.steps + (known.steps if known else 0), 0)
+    top = required[0][2]
+    merged = _seeded(view, demands, top)
     rows = thinned(_weights((shape[0], demand) for shape, demand in merged.items()), ROWS, [view.seqs])
-    columns = thinned(_weights((shape[2], demand) for shape, demand in merged.items()), COLUMNS, [required[0][2]])
+    columns = thinned(_weights((shape[2], demand) for shape, demand in merged.items()), COLUMNS, [top])
 
     def cost(batch: int, blocks: int) -> float:
         return work(DECODE, _fitted(view, (batch, 1, blocks)))
 
+    exponential = ranges.decode(replace(view, own={**view.own, "exponential_bucketing": True}))
+    own = [shape for shape in filters.decodes(view, exponential) if shape[2] <= top]
+    rows = sorted({*rows, *(batch for batch, _, _ in own)})
+    columns = sorted({*columns, *(blocks for _, _, blocks in own)})
     steps = rounded(merged, (rows, [1], columns))
+    weight = UNSEEN * sum(steps.values()) / len(own)
+    for shape in own if weight else ():
+        steps[shape] = steps.get(shape, 0.0) + weight
     counted = {(batch, blocks): number for (batch, _, blocks), number in steps.items()}
-    points = grid(counted, rows, columns, cost, most, full=view.contiguous)
+    points = grid(counted, rows, columns, cost, most // each, full=view.contiguous)
     if view.contiguous:
         rows = sorted({batch for batch, _ in points})
-        required = [_fitted(view, (batch, 1, columns[-1])) for batch in rows]
+        required = [_fitted(view, (batch, 1, top)) for batch in rows]
     chosen = [_fitted(view, (batch, 1, blocks)) for batch, blocks in points]
     candidates = [_fitted(view, (batch, 1, blocks)) for batch in rows for blocks in columns]
-    return _polished(DECODE, steps, chosen, candidates, required, most)
+    return set(_polished(DECODE, steps, chosen, candidates, required, most // each))
+
+
+def _seeded(view: View, demands: Demands, top: int) -> Demands:
+    """Steps of sequences without their drafts, with at most `top` blocks."""
+    tokens = 1 + view.drafts
+    found: dict[Shape, Demand] = {}
+    for shape, demand in demands.items():
+        batch = -(-shape[0] // tokens)
+        blocks = shape[2] if view.contiguous else max(batch, -(-shape[2] // tokens))
+        seed = (min(batch, view.seqs), 1, min(blocks, top))
+        known = found.get(seed)
+        found[seed] = Demand(DECODE, seed, demand.steps + (known.steps if known else 0), 0)
+    return found
 
 
 def _fitted(view: View, shape: Shape) -> Shape:

@@ -73,7 +73,8 @@ class VllmGaudi:
         return _lists(prompts, filters.with_drafts(view, decodes))
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
-        """What a file with `lists` leaves: filtered and clipped, with the buckets that drafts add.
+        """What a file with `lists` leaves: filtered and clipped, with the buckets that drafts add where they are not
+        there yet.
 
         Raises InputError where a family has none left, which ends the server.
         """
@@ -103,7 +104,7 @@ class VllmGaudi:
         return sum(map(len, lists.values()))
 
     def propose(self, setup: Setup, demands: Mapping[str, Mapping[Shape, Demand]], most: Mapping[str, int]) -> Lists:
-        """What a file should list; `accept` adds the buckets that drafts need. See `proposal.propose`."""
+        """See `proposal.propose`."""
         return proposal.propose(View.of(setup), demands, most)
 
     def from_plan(self, setup: Setup, plan: Plan) -> Lists:
@@ -152,7 +153,8 @@ class VllmGaudi:
         return Export(environment, tuple(flags), {bucket_file.NAME: bucket_file.write(listed)})
 
     def read(self, given: Export, setup: Setup) -> Lists:
-        """What the file of VLLM_BUCKETING_FROM_FILE lists, before the server's filters; without one its own buckets.
+        """What the file of VLLM_BUCKETING_FROM_FILE lists, before the server's filters, with the buckets that drafts
+        add; without a file its own buckets.
 
         Raises InputError for lines that the server would skip, a file without buckets of a family, and flags that
         state other limits than `setup`.
@@ -165,7 +167,9 @@ class VllmGaudi:
         for family, query in ((PROMPT, "a query above 1"), (DECODE, "query 1")):
             if not lists[family]:
                 raise InputError(f"{file[0]}: lists no {family} bucket, one with {query}: the server ends; add one")
-        return lists
+        view = View.of(setup)
+        kept, dropped = filters.from_file(view, DECODE, lists[DECODE])
+        return _lists(lists[PROMPT], filters.with_drafts(view, kept).union(drop.shape for drop in dropped))
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The lists behind "Generated … buckets", else the lines of the warm-up. See `log.parse`."""
