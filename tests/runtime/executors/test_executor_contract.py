@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from llmc.testing.executors import (
     prefill,
 )
 from llmc.testing.toy import write_toy
+from tests.compiler.targets.xla.unoptimised import unoptimised
 from tests.manifests import edit_manifest
 
 KINDS = {
@@ -74,7 +76,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
                 model = folder / "llama" if (folder / "llama").exists() else tiny.write_model(folder / "llama", "llama")
             asked = CompileOptions(device, "none", specialise=specialise, verify="none", sample_top_k=TOP)
-            compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda _: None)
+            with unoptimised() if device == "xla" else nullcontext():
+                compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda _: None)
         return path
 
     return compiled
