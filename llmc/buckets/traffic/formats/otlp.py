@@ -18,6 +18,9 @@ CACHED = ("gen_ai.usage.cache_read.input_tokens",)
 """Attributes of the usage, the current name first; vLLM writes the older ones (vllm/tracing, v0.11)."""
 
 START = "startTimeUnixNano"
+NANOSECOND_DIGITS = 20
+"""Digits of an unsigned number of 64 bits."""
+
 OPERATION = "gen_ai.operation.name"
 AGENT_OPERATIONS = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Spans of these operations repeat the usage of the calls below them."""
@@ -84,7 +87,7 @@ def _start(span: Mapping[str, Any], place: Place) -> Moment | None:
     value = span.get(START)
     if value is None:
         return None
-    if not str(value).isdecimal():
+    if not (str(value).isdecimal() and len(str(value)) <= NANOSECOND_DIGITS):
         raise InputError(f"{place}, field {START!r}: found {shown(value)}, which is no number of nanoseconds")
     return Moment(int(value) / 1e9, "utc")
 

@@ -70,7 +70,7 @@ def test_servers_with_other_buckets_are_not(tmp_path):
     [
         ('_prompt_tokens_bucket{model_name="m",le="+Inf"} 6.0', "", r'has no bucket le="\+Inf"'),
         ('le="100.0"} 5.0', 'le="100.0"} 2.0', "2 lengths are at most 100, but 3 at most 10; such counts do not fall"),
-        ('le="10.0"', 'le="ten"', 'whose bound le="ten" is no number'),
+        ('le="10.0"', 'le="ten"', 'whose bound le="ten" is no length'),
         ("_generation_tokens", "_gen", "no histogram of the output tokens; known are vllm:request_prompt_tokens"),
     ],
 )

@@ -81,9 +81,10 @@ def _result(answer: object, where: str) -> list[dict[str, Any]]:
 def _values(one: dict[str, Any], where: str) -> list[tuple[float, float]]:
     found = []
     for pair in one.get("values") or [one.get("value")]:
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | float):
+        moment = number(str(pair[0])) if isinstance(pair, list) and len(pair) == 2 else None
+        if moment is None:
             raise InputError(f"{where}: a series whose values are no pairs of time and value; query anew: {QUERY}")
         value = number(str(pair[1]))
         if value is not None:
-            found.append((float(pair[0]), value))
+            found.append((moment, value))
     return found

@@ -37,13 +37,14 @@ def samples(lines: Iterable[str]) -> Iterator[Sample]:
         known = series(match[1], labels)
         value = number(match[3])
         if known is not None and value is not None:
-            yield Sample(known, labels, value, None if match[4] is None else float(match[4]) / 1000)
+            time = None if match[4] is None else number(match[4])
+            yield Sample(known, labels, value, None if time is None else time / 1000)
 
 
 def number(text: str) -> float | None:
-    """A sample's value; None for what is no number, or not a number as an idle summary has it."""
+    """A sample's value; None for what is no number, or no finite one, as an idle summary has it."""
     try:
         found = float(text)
     except ValueError:
         return None
-    return None if math.isnan(found) else found
+    return found if math.isfinite(found) else None

@@ -14,6 +14,9 @@ from llmc.errors import InputError
 MAX_SERIES = 100_000
 """Series that are kept; a server has some forty."""
 
+LARGEST = float(1 << 53)
+"""Above every finite bound of a bucket."""
+
 Labels = tuple[tuple[str, str], ...]
 Group = tuple[Role, str, Labels]
 """The series of one histogram of one server: role, family, and all labels but the bound."""
@@ -140,8 +143,8 @@ def _bound(text: str, where: str) -> float:
         bound = float(text)
     except ValueError:
         bound = math.nan
-    if math.isnan(bound):
-        raise InputError(f'{where}: a bucket whose bound le="{text:.40}" is no number; give the buckets as scraped')
+    if not 0 <= bound < LARGEST and bound != math.inf:
+        raise InputError(f'{where}: a bucket whose bound le="{text:.40}" is no length; give the buckets as scraped')
     return bound
 
 

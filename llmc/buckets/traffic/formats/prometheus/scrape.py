@@ -19,7 +19,7 @@ _KNOWN = re.compile(
 DURATION = "llmc_sampled_seconds"
 """The series that a sample of llmc tells its duration by."""
 
-_DURATION = re.compile(rf"^{DURATION} ([0-9.e+]+)$")
+_DURATION = re.compile(rf"^{DURATION} (\d{{1,12}}(?:\.\d{{1,9}})?)$")
 
 
 class Scrape(LengthFormat):
