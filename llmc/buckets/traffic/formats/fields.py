@@ -39,7 +39,7 @@ class FieldLog(RequestFormat):
 
     name = "fields"
     title = "lines by field names"
-    source = "nginx 1.29, ngx_http_log_module: log_format with escape=json; $msec, $time_iso8601 and $time_local"
+    source = "nginx, ngx_http_log_module: log_format with escape=json; $msec, $time_iso8601 and $time_local"
 
     def recognises(self, head: Head) -> bool:
         """Nothing: what the fields are called has to be told."""

@@ -29,7 +29,7 @@ class OpenAIUsage(RequestFormat):
 
     name = "openai"
     title = "answers with OpenAI's usage"
-    source = "OpenAI API reference of 2026-08 (chat completions, responses, batch output); Anthropic's Messages API"
+    source = "OpenAI's usage of chat completions, completions, responses and batches; Anthropic's of Messages"
 
     def recognises(self, head: Head) -> bool:
         """Whether one of the first objects has `usage`."""

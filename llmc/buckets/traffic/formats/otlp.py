@@ -15,7 +15,7 @@ from llmc.errors import InputError
 PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 CACHED = ("gen_ai.usage.cache_read.input_tokens",)
-"""Attributes of the usage, the current name first; vLLM writes the older ones (vllm/tracing, v0.11)."""
+"""Attributes of the usage, the current name first; vLLM's tracing wrote the older ones."""
 
 START = "startTimeUnixNano"
 NANOSECOND_DIGITS = 20
@@ -38,9 +38,7 @@ class OtlpSpans(RequestFormat):
 
     name = "otlp"
     title = "OpenTelemetry spans (OTLP JSON)"
-    source = (
-        "OTLP 1.9 JSON encoding; semantic conventions for generative AI 1.38; Collector contrib file exporter 0.139"
-    )
+    source = "OpenTelemetry's conventions for generative AI at a064dcc (after 1.37), docs/gen-ai/gen-ai-spans.md"
 
     def recognises(self, head: Head) -> bool:
         """Whether the first object is a batch of spans."""

@@ -11,8 +11,8 @@ PREFIX = re.compile(
     r"(?:\x1b\[[\d;]*m)?(?:DEBUG|INFO|WARNING|ERROR)(?:\x1b\[[\d;]*m)? (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)",
     re.ASCII,
 )
-"""vllm/logging_utils and vllm/envs.py, v0.8 to v0.12: process, level (coloured on a terminal), "%m-%d %H:%M:%S" without
-a year, [file:line], message."""
+"""A line of vLLM's log as its issues and documents show it: process, level (coloured on a terminal), month-day and time
+without a year, [file:line], message."""
 
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _DAY = 86_400

@@ -22,7 +22,7 @@ class TpuSteps(StepFormat):
 
     name = "tpu-steps"
     title = "tpu-inference batch statistics"
-    source = "tpu-inference 020e476, tpu_inference/runner/utils.py (AggregatedStatsLogger), runner/tpu_runner.py"
+    source = "tpu-inference 020e476, tpu_inference/runner/utils.py (AggregatedStatsLogger)"
 
     def recognises(self, head: Head) -> bool:
         """Whether the first object is such a step."""

@@ -25,7 +25,7 @@ class VllmBatchSizes(StepFormat):
 
     name = "vllm-batchsizes"
     title = "vLLM batch-size log"
-    source = "vLLM v0.11, vllm/forward_context.py and vllm/v1/worker/gpu_model_runner.py"
+    source = "vLLM 01fb6e2, vllm/forward_context.py; V1 hands it the padded size (v1/worker/gpu_model_runner.py)"
 
     def recognises(self, head: Head) -> bool:
         """Whether there is such a line."""

@@ -27,7 +27,7 @@ class VllmCudagraphs(StepFormat):
 
     name = "vllm-cudagraphs"
     title = "vLLM --cudagraph-metrics table"
-    source = "vLLM v0.12, vllm/compilation/cuda_graph.py and vllm/v1/metrics/loggers.py"
+    source = "vLLM 018fe84, vllm/compilation/cuda_graph.py"
 
     def recognises(self, head: Head) -> bool:
         """Whether there is a table's header."""

@@ -33,7 +33,7 @@ class VllmGaudi(StepFormat):
 
     name = "vllm-gaudi"
     title = "vLLM on Gaudi's log of buckets"
-    source = "vllm-gaudi 091bbad, extension/bucketing/common.py and v1/worker/hpu_model_runner.py"
+    source = "vllm-gaudi 000dfe0, extension/bucketing/common.py, and its v1/worker/hpu_model_runner.py"
 
     def recognises(self, head: Head) -> bool:
         """Whether a line tells of a bucket."""

@@ -41,14 +41,15 @@ class _Request:
 class VllmRequests(RequestFormat):
     """Lines "Received request …" and "Generated response …" of a server's log, among any others.
 
-    A request counts when it is answered, and arrived when it was received. Up to v0.10 the first line has the prompt's
-    token ids, later a line "Request … details" at DEBUG. Of a streamed answer the deltas are counted. Several answers
-    to one prompt are as many requests, whose prompt is cached for all but the first. Times are seconds without a year.
+    A request counts when it is answered, and arrived when it was received. In older versions the first line has the
+    prompt's token ids, later a line "Request … details" at DEBUG. Of a streamed answer the deltas are counted. Several
+    answers to one prompt are as many requests, whose prompt is cached for all but the first. Times are seconds without
+    a year.
     """
 
     name = "vllm-requests"
     title = "vLLM request log"
-    source = "vLLM v0.6 to v0.11, vllm/entrypoints/logger.py and vllm/entrypoints/openai/serving_chat.py"
+    source = "vLLM, vllm/entrypoints/logger.py at 01ff126 (ids in one line) and 63c2b7a (ids at DEBUG)"
 
     def recognises(self, head: Head) -> bool:
         """Whether a line tells of a request, with lengths or without."""

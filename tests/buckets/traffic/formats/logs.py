@@ -9,7 +9,7 @@ AT = "INFO 11-23 12:58:{:02d} [logger.py:43] "
 
 
 def received(name: str, prompt: int, second: int, text: str = "Tell me, please: 'why?'") -> str:
-    """vLLM up to v0.10: one line with the prompt's token ids."""
+    """Older vLLM: one line with the prompt's token ids."""
     return (
         f"{AT.format(second)}Received request {name}: prompt: {text!r}, params: SamplingParams(n=1, temperature=0.7, "
         f"max_tokens=100), prompt_token_ids: {list(range(prompt))}, prompt_embeds shape: None, lora_request: None."

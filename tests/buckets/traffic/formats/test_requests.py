@@ -38,7 +38,7 @@ class TestVllm:
         )
         assert of(tmp_path, text) == [TrafficRequest(0, 374, 44), TrafficRequest(2, 20, 5)]
 
-    def test_since_v0_11_the_ids_stand_in_a_line_of_their_own(self, tmp_path):
+    def test_newer_versions_give_the_ids_a_line_of_their_own(self, tmp_path):
         text = "\n".join(
             [
                 "(APIServer pid=7) DEBUG 12-31 23:59:59 [request_logger.py:9] Request cmpl-a-0 details: prompt: "

@@ -25,7 +25,7 @@ class Api(LengthFormat):
 
     name = "prometheus-api"
     title = "a query's JSON from Prometheus"
-    source = "Prometheus 3.7, HTTP API v1 (docs/querying/api.md)"
+    source = "Prometheus HTTP API v1 (docs/querying/api.md)"
 
     def recognises(self, head: Head) -> bool:
         """Whether the text starts as every answer does."""

@@ -20,20 +20,24 @@ HISTOGRAMS: Mapping[str, Role] = {
     "dynamo_frontend_output_sequence_tokens": "output",
     "inference_model_input_tokens": "prompt",
     "inference_model_output_tokens": "output",
+    "inference_objective_input_tokens": "prompt",
+    "inference_objective_output_tokens": "output",
+    "llm_d_epp_request_input_tokens": "prompt",
+    "llm_d_epp_request_output_tokens": "output",
     "llmc:request_prompt_tokens": "prompt",
     "llmc:request_generation_tokens": "output",
 }
-"""vLLM v0.11 (vllm/v1/metrics/loggers.py), which Gaudi, TPU and Neuron plug-ins share; SGLang 0.5 with
---enable-metrics --collect-tokens-histogram (sglang/srt/metrics/collector.py); TGI 3.3 (router/src); LMDeploy 0.10
-(lmdeploy/metrics/loggers.py); Dynamo 0.6 (lib/llm/src/http/service/metrics.rs); Gateway API Inference Extension 1.0
-(pkg/epp/metrics); llmc itself."""
+"""vLLM 005a810 (vllm/v1/metrics/loggers.py), whose names the plug-ins for Gaudi, TPU and Neuron share; SGLang 00ae9c1
+with --enable-metrics --collect-tokens-histogram (python/sglang/srt/metrics/collector.py); TGI (router/src/server.rs);
+LMDeploy 0168eed (lmdeploy/metrics/loggers.py); Dynamo's frontend, as AIPerf's table of metrics lists it; the endpoint
+picker of Gateway API's inference extension under its three names; llmc itself."""
 
 TOKEN_TYPES: Mapping[str, Mapping[str, Role]] = {
     f"{name}{unit}": {"input": "prompt", "output": "output", "completion": "output"}
     for name in ("gen_ai_client_token_usage", "gen_ai_server_token_usage")
     for unit in ("", "_tokens", "_token")
 }
-"""OpenTelemetry's gen_ai.client.token.usage (semantic conventions 1.38): one histogram, told apart by a label."""
+"""OpenTelemetry's gen_ai.client.token.usage (docs/gen-ai/gen-ai-metrics.md): one histogram, told apart by a label."""
 
 TOKEN_TYPE = "gen_ai_token_type"  # noqa: S105 - the name of a label
 

@@ -31,7 +31,7 @@ class Scrape(LengthFormat):
 
     name = "prometheus"
     title = "Prometheus metrics (text)"
-    source = "Prometheus 3.7 exposition format 0.0.4, OpenMetrics 1.0; names: see prometheus/names.py"
+    source = "Prometheus text exposition format 0.0.4, OpenMetrics 1.0; names: see prometheus/names.py"
 
     def recognises(self, head: Head) -> bool:
         """Whether a line has one of the histograms."""
