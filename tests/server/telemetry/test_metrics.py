@@ -6,11 +6,13 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmc import __version__
+from llmc.buckets.traffic.reader import Trace
 from llmc.runtime.engine.observer import EngineStats, Observers
 from llmc.server.telemetry.histogram import Histogram
 from llmc.server.telemetry.metrics import Metrics
@@ -296,3 +298,15 @@ def test_counts_of_a_real_run(tmp_path) -> None:
         assert found[("llmc:padding_tokens_total", phase)] == sum(s.padding_tokens for s in of)
     assert found[("llmc:num_requests_running",)] == found[("llmc:num_requests_waiting",)] == 0
     assert found[("llmc:unplanned_compile_total",)] == 0
+
+
+def test_traffic_is_read_from_what_a_server_exports(tmp_path: Path) -> None:
+    metrics = Metrics("m")
+    for prompt, output in ((5, 2), (700, 30), (7, 1)):
+        metrics.finished(summary(prompt_tokens=prompt, output_tokens=output))
+    path = tmp_path / "metrics"
+    path.write_bytes(metrics.render()[0])
+    found = Trace(path).lengths
+    assert found is not None
+    assert (found.prompt.number, found.prompt.total) == (3, 712)
+    assert (found.output.number, found.output.total) == (3, 33)
