@@ -68,6 +68,12 @@ def test_the_log_of_a_start_is_imported(llmc: Llmc) -> None:
     assert llmc("plan", "import", "server.log", *VLLM).json["lists"] == {"tokens": [[1], [4], [8]]}
 
 
+@pytest.mark.parametrize("server", ["vllm", "sglang", "vllm-gaudi", "tensorrt-llm"])
+def test_what_says_nothing_of_a_server_is_not_taken_for_its_own_list(llmc: Llmc, server: str) -> None:
+    Path("server.log").write_text("INFO starting\nINFO ready\n")
+    assert "server.log: " in llmc("plan", "import", "server.log", "--server", server, "--max-model-len", 8192).failed(2)
+
+
 def test_check_ends_with_4_where_traffic_has_drifted(llmc: Llmc) -> None:
     Path("command").write_text("--compilation-config '{\"cudagraph_capture_sizes\": [128]}'")
     ran = llmc("plan", "check", "command", *VLLM, *TRAFFIC, "--fail-above", "15%")
@@ -76,6 +82,19 @@ def test_check_ends_with_4_where_traffic_has_drifted(llmc: Llmc) -> None:
     Path("command").write_text("--compilation-config '{\"cudagraph_capture_sizes\": [1]}'")
     ran = llmc("plan", "check", "command", *VLLM, *TRAFFIC, "--fail-above", "15%", "--json")
     assert ran.code == 4 and json.loads(ran.out)["now"]["missing"] > 0.15
+
+
+def test_configurations_of_different_settings_are_judged_each_on_its_own_steps(llmc: Llmc) -> None:
+    Path("both").write_text("--cudagraph-capture-sizes 16 64")
+    Path("decode").write_text("vllm serve m -cc.cudagraph_capture_sizes [16,64] -O.cudagraph_mode=FULL_DECODE_ONLY")
+    ran = llmc("plan", "evaluate", "both", "decode", *VLLM, *TRAFFIC, "--json", "--plot", "p.html").json
+    alone = llmc("plan", "evaluate", "decode", *VLLM, *TRAFFIC, "--json").json
+    assert ran["configurations"]["decode"] == alone["configurations"]["decode"]
+    assert ran["configurations"]["both"]["missing"] > 0 == alone["configurations"]["decode"]["missing"]
+    assert "cudagraph_mode" not in Path("p.html").read_text()
+    Path("other").write_text("--max-num-seqs 8 --cudagraph-capture-sizes 8")
+    arguments = ("--server", "vllm", "--max-model-len", 8192, *TRAFFIC)
+    assert "are of different limits" in llmc("plan", "evaluate", "both", "other", *arguments).failed(2)
 
 
 def test_the_longest_prompt_is_a_limit_of_its_own(llmc: Llmc) -> None:

@@ -46,7 +46,13 @@ def flags(given: Export) -> dict[str, str]:
     for name, text in given.files.items():
         if name.endswith((".yaml", ".yml")):
             found |= config_file.flags(config_file.load(text, name))
-    return found | flags_of([word for argument in given.arguments for word in argument.split(" ", 1)])
+    return found | flags_of([word for argument in given.arguments for word in _words(argument)])
+
+
+def _words(argument: str) -> list[str]:
+    """A flag and its value, or "flag=value"."""
+    name, _, value = argument.partition(" ")
+    return [argument] if "=" in name or not value else [name, value]
 
 
 def agree(found: Mapping[str, str], limits: Limits, names: Mapping[str, str] = LIMITS) -> None:

@@ -30,7 +30,7 @@ MAX_FILE = 64 << 20
 
 _VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 T = TypeVar("T")
-_FLAG = re.compile(r"(?:^|\s)--[a-z][\w-]+", re.ASCII)
+_FLAG = re.compile(r"(?:^|\s)(?:--[a-z][\w-]+|-(?:O|cc)[.=\s])", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,32 @@ def load(server: Server, source: str, limits: Mapping[str, int], own: Mapping[st
         fields = Fields.parse(head, source)
         if "schema" in fields.names():
             return _of_plan(server, source, head, "server" in fields.names(), limits, own)
-        return _of(server, source, Export(files={path.name: head}), limits, own)
+        return _own_file(server, source, head, limits, own)
     if path.suffix in (".yaml", ".yml"):
-        return _of(server, source, Export(files={path.name: _whole(path)}), limits, own)
+        return _own_file(server, source, _whole(path), limits, own)
     if _is_command(head):
         return _of(server, source, _with_files(_command(head, source), path.parent), limits, own)
     found = server.read_log(_lines(path))
     if found is not None:
         return Configuration(source, setup_for(server, limits, own), found)
-    return _of(server, source, Export(files={path.name: head}), limits, own)
+    return _own_file(server, source, head, limits, own)
+
+
+def _own_file(
+    server: Server, source: str, text: str, limits: Mapping[str, int], own: Mapping[str, Value]
+) -> Configuration:
+    """`text` as the server reads it from a file of this name. Raises InputError where it takes nothing from it."""
+    name = Path(source).name
+    found = _of(server, source, Export(files={name: text}), limits, own)
+    try:
+        unread = server.read(Export(files={name: "\0"}), found.setup) == found.lists
+    except InputError:
+        unread = False
+    if unread:
+        raise InputError(
+            f"{source}: has neither flags or variables of {server.name} nor, as a log, its list, and is no file of its"
+        )
+    return found
 
 
 def _of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from llmc.errors import InputError, UnknownNameError
@@ -122,17 +122,66 @@ def flags_of(arguments: Sequence[str]) -> dict[str, str]:
     """Flags with their values from words of a command line: "--a 1", "--a=1", and "--a", a switch, with "".
 
     A dash within a name may be written as an underscore, as servers' parsers allow. The last of two equal flags wins.
-    Words that belong to no flag are left out: a model's name, a command.
+    Words that belong to no flag are left out: a model's name, a command. "--a.b.c 1" is what "--a" has at b.c, whose
+    value is a JSON object, and "--a.b+ 1,2" adds to a list, as vLLM's parser reads them; so are its short flags.
     """
     found: dict[str, str] = {}
-    name = ""
-    for word in arguments:
+    parts: dict[str, str] = {}
+    into, name = found, ""
+    for word in _long(arguments):
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word.partition("=")
-            name = name.replace("_", "-")
-            found[name] = value
+            name, dot, path = name.partition(".")
+            into, name = parts if dot else found, name.replace("_", "-") + dot + path
+            into[name] = value
             if equals:
                 name = ""
         elif name:
-            found[name] = f"{found[name]} {word}".strip()
+            into[name] = f"{into[name]} {word}".strip()
+    for dotted, value in parts.items():
+        flag, *keys = dotted.removesuffix("+").split(".")
+        found[flag] = _joined(flag, found.get(flag, "{}"), keys, value, dotted.endswith("+"))
+    return found
+
+
+SHORT = {
+    "-O": "--compilation-config", "-cc": "--compilation-config", "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+}  # fmt: skip
+"""vLLM's short flags. -O0 to -O3 are --optimization-level."""
+
+
+def _long(arguments: Sequence[str]) -> Iterator[str]:
+    """`arguments` with the long names of short flags."""
+    for before, word, after in zip(["", *arguments], arguments, [*arguments[1:], ""], strict=False):
+        end = min((place for place in (word.find("="), word.find(".")) if place >= 0), default=len(word))
+        level = word if before == "-O" else word.removeprefix("-O").removeprefix("=") if word[:2] == "-O" else ""
+        if level.isdigit():
+            yield f"--optimization-level={level}"
+        elif word != "-O" or not after.isdigit():
+            yield SHORT.get(word[:end], word[:end]) + word[end:]
+
+
+def _joined(flag: str, text: str, path: Sequence[str], value: str, adds: bool) -> str:
+    """The JSON object `text` with `value` at `path`. Raises InputError where there is no room for it."""
+    root = within(flag, text, ())
+    place: object = root
+    for key in path[:-1]:
+        place = place.setdefault(key, {}) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        raise InputError(f"{'.'.join((flag, *path))}: {flag} has no object there; state the whole in JSON")
+    if adds:
+        before = place.get(path[-1], [])
+        place[path[-1]] = [*(before if isinstance(before, list) else [before]), *map(_read, value.split(","))]
+    else:
+        place[path[-1]] = _read(value)
+    return json.dumps(root)
+
+
+def _read(value: str) -> object:
+    """What JSON says, else the word itself."""
+    try:
+        found: object = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
     return found

@@ -32,7 +32,6 @@ CONFIG, SIZES, LARGEST = "--compilation-config", "cudagraph_capture_sizes", "max
 MOST_BY_DEFAULT = 512
 """Tokens that vLLM's own list stops at."""
 
-_SHORT = re.compile(r"^-(?:O|cc)(?: |$)")
 _LOGGED = re.compile(r"""(?:['"]cudagraph_capture_sizes['"]: ?|is overridden by config )\[([\d,\s]*)\]""")
 
 
@@ -207,8 +206,9 @@ class Vllm:
     def read(self, given: Export, setup: Setup) -> Lists:
         """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
         --cuda-graph-sizes, on the command line or in a file for --config; else vLLM's own list."""
-        spelled = tuple(_SHORT.sub(f"{CONFIG} ", argument) for argument in given.arguments)
-        flags = arguments.flags(Export(given.environment, spelled, given.files))
+        flags = arguments.flags(given)
+        if (level := flags.get("--optimization-level", "3")) not in ("2", "3"):
+            raise InputError(f"-O{level} changes which steps have graphs; leave it out and state cudagraph_mode")
         arguments.agree(flags, setup.limits)
         stated: dict[str, tuple[Shape, ...]] = {}
         found = within(CONFIG, flags[CONFIG], (SIZES,)) if CONFIG in flags else None

@@ -18,6 +18,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
+    from llmc.buckets.servers.observed import Observed
     from llmc.buckets.traffic.lengths import End
 
 OWN = "the server's own"
@@ -120,7 +121,7 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
     """Every configuration on the steps that its own limits and settings make of the traffic."""
     from llmc.buckets.files import write_text
     from llmc.buckets.servers import text
-    from llmc.buckets.servers.base import Export
+    from llmc.buckets.servers.base import Export, Setup
     from llmc.buckets.servers.evaluation import evaluate as judge
     from llmc.buckets.servers.report import Findings, page
     from llmc.buckets.servers.tune import ends
@@ -131,21 +132,27 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
     if plot is not None and plot.suffix.lower() != ".html":
         raise InputError(f"cannot draw to {plot}: with --server, give a file name that ends in .html")
     loaded = [flags.load(server, source) for source in sources]
+    setups = [one.setup for one in loaded] or [flags.setup(server)]
+    if any(one.limits != setups[0].limits for one in setups):
+        raise InputError("the configurations are of different limits; judge each by itself")
+    judged = [(OWN, setups[0], server.default(setups[0]))] if default else []
     notes: list[str] = []
-    setups = {repr(one.setup): one.setup for one in loaded} or {"": flags.setup(server)}
-    if len(setups) > 1:
-        raise InputError("the configurations are of different limits or settings; judge each by itself")
-    setup = next(iter(setups.values()))
-    observed = flags.observe(server, setup, "judge the configurations")
-    notes += observed.notes
-    lists = {OWN: server.default(setup)} if default else {}
     for one in loaded:
         accepted = one.accepted(server)
         notes += text.accepted(one.name, accepted)
-        lists[one.name] = accepted.lists
+        judged.append((one.name, one.setup, accepted.lists))
+    seen: dict[str, Observed] = {}
     cost = flags.cost(server)
-    found = [(name, judge(server, setup, each, observed.demands, cost)) for name, each in lists.items()]
-    notes += text.ranges(found, ends(server, setup, lists, observed))
+    found = []
+    for name, setup, lists in judged:
+        if (key := repr(setup)) not in seen:
+            seen[key] = flags.observe(server, setup, "judge the configurations")
+        observed = seen[key]
+        found.append((name, judge(server, setup, lists, observed.demands, cost)))
+        notes += [*observed.notes, *text.ranges(found[-1:], ends(server, setup, {name: lists}, observed))]
+    notes = list(dict.fromkeys(notes))
+    same = {name: value for name, value in setups[0].own.items() if all(one.own[name] == value for one in setups)}
+    setup = Setup(setups[0].limits, same)
     if plot is not None:
         write_text(plot, page(Findings(server, setup, found, Export(), notes)), "report")
         typer.echo(f"wrote {plot}", err=True)
