@@ -20,10 +20,14 @@ from llmc.artifacts.foreign.contents import Contents, PackedFile
 from llmc.artifacts.foreign.copying import REMEDY, Files
 from llmc.artifacts.foreign.facts import Comparison, compare, merge, versions
 from llmc.artifacts.foreign.packing import Progress
+from llmc.artifacts.store.layout import scan
 from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 
 SHOWN = 3
+LEFTOVERS = (".new", ".old")
+TEMPORARY = "llmc"
+"""Part of the name of the folder in which single files are made, inside the cache's own: `.llmc.<random>.new`."""
 
 Differing = Literal["refuse", "keep", "replace"]
 """What to do about a part that is there with other content."""
@@ -115,17 +119,25 @@ def _place_units(files: Files, units: Iterable[_Unit], folder: Path, differing: 
         raise _refusal(folder, others)
     wanted = [*found["absent"], *(others if differing == "replace" else ())]
     files.expect(folder, [file for unit in wanted for file in unit.files.values()])
-    present = [unit.name for unit in found["same"]]
-    placed: list[str] = []
-    for unit in wanted:
-        place = _place_folder if unit.whole else _place_files
-        done = place(files, unit, folder, replace=differing == "replace")
-        (placed if done else present).append(unit.name)
+    replace = differing == "replace"
+    _sweep(folder, wanted)
+    placed = {unit.name for unit in wanted if unit.whole and _place_folder(files, unit, folder, replace=replace)}
+    placed |= _place_files(files, [unit for unit in wanted if not unit.whole], folder, replace=replace)
+    present = {unit.name for unit in found["same"]} | {unit.name for unit in wanted} - placed
     names = {unit.name for unit in others}
-    return Unpacked(
-        tuple(name for name in placed if name not in names), tuple(present),
-        tuple(sorted(names)) if differing == "keep" else (), tuple(name for name in placed if name in names),
-    )  # fmt: skip
+    kept = names if differing == "keep" else set()
+    return Unpacked(*(tuple(sorted(some)) for some in (placed - names, present, kept, placed & names)))
+
+
+def _sweep(folder: Path, units: Iterable[_Unit]) -> None:
+    """Remove what dead writers left beside the units; a folder is looked at once, however many are in it."""
+    leftovers = {
+        parent: any(item.name.endswith(LEFTOVERS) for item in scan(parent))
+        for parent in {(folder / unit.name).parent for unit in units}
+    }
+    for place in [folder / unit.name for unit in units if unit.whole] + [folder / TEMPORARY]:
+        if leftovers.get(place.parent):
+            FolderSwap(lambda _: None, _remove, REMEDY).sweep(place)
 
 
 def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
@@ -141,7 +153,6 @@ def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> 
     final = folder / unit.name
     swap = FolderSwap(check, _remove, REMEDY)
     make_folder(final.parent)
-    swap.sweep(final)
     with suppress(_PresentError), swap.sibling(final) as new:
         cut = len(unit.name) + 1
         files.fill(
@@ -154,25 +165,32 @@ def _place_folder(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> 
     return False
 
 
-def _place_files(files: Files, unit: _Unit, folder: Path, *, replace: bool) -> bool:
-    """Put the files of a unit in place one by one, each in one step; False when another process did."""
-    if (state := _state(files, folder, unit)) == "same":
-        return False
-    if state == "differs" and not replace:
-        raise _refusal(folder, [unit])
+def _place_files(files: Files, units: list[_Unit], folder: Path, *, replace: bool) -> set[str]:
+    """Put the files of units in place one by one, each in one step; the units that no other process did."""
+    placed: set[str] = set()
+    if not units:
+        return placed
     swap = FolderSwap(lambda _: None, _remove, REMEDY)
     make_folder(folder)
-    swap.sweep(folder / "llmc")
-    with swap.sibling(folder / "llmc") as new:
-        files.fill(new, unit.files, unit.folders)
-        for path in sorted(unit.files):
-            make_folder((folder / path).parent)
-            os.rename(new / path, folder / path)  # noqa: PTH104 - the system call, by its name
-        for path in unit.folders:
-            make_folder(folder / path)
-    for parent in {(folder / path).parent for path in unit.files}:
+    with swap.sibling(folder / TEMPORARY) as new:
+        together = {path: file for unit in units for path, file in unit.files.items()}
+        files.fill(new, together, [path for unit in units for path in unit.folders])
+        for unit in units:
+            if not replace and any(os.path.lexists(folder / path) for path in unit.files):
+                state = _state(files, folder, unit)
+                if state == "same":
+                    continue
+                if state == "differs":
+                    raise _refusal(folder, [unit])
+            for path in unit.folders:
+                make_folder(folder / path)
+            for path in sorted(unit.files):
+                make_folder((folder / path).parent)
+                os.rename(new / path, folder / path)  # noqa: PTH104 - the system call, by its name
+            placed.add(unit.name)
+    for parent in {(folder / path).parent for path in together}:
         sync_folder(parent)
-    return True
+    return placed
 
 
 def _units(cache: ForeignCache, contents: Contents) -> list[_Unit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -180,7 +180,7 @@ def _folder(cache: ForeignCache, output: Path | None, environment: Mapping[str, 
     return expanded(place)
 
 
-def _require_match(comparison: Comparison, contents: Contents, allow: list[str] | tuple[()], strict: bool) -> None:
+def _require_match(comparison: Comparison, contents: Contents, allow: Sequence[str], strict: bool) -> None:
     from llmc.artifacts.foreign.facts import resolve
 
     allowed = {resolve(name, contents.facts) for name in allow}
