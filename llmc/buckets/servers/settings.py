@@ -23,6 +23,7 @@ class Setting:
     variable    the server's environment variable, or ""
     path        keys into a flag whose value is a JSON object, as in ("compilation_config", "max_size")
     choices     all values of a word that has a few
+    also        other names of the flag
     """
 
     name: str
@@ -34,6 +35,7 @@ class Setting:
     path: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     least: int | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def spelling(self) -> str:
@@ -90,10 +92,10 @@ def from_flags(
             found[setting.name] = setting.parse(environment[setting.variable])
         if setting.kind is bool and setting.flag.replace("--", "--no-", 1) in flags:
             found[setting.name] = False
-        elif setting.flag in flags:
-            text = flags[setting.flag]
+        elif flag := next((name for name in (setting.flag, *setting.also) if name in flags), ""):
+            text = flags[flag]
             if setting.path:
-                value = within(setting.flag, text, setting.path)
+                value = within(flag, text, setting.path)
                 if value is not None:
                     found[setting.name] = setting.check(value)  # type: ignore[arg-type]
             elif setting.kind is bool and text == "":

@@ -32,6 +32,13 @@ PREFILL = "prefill"
 FLAGS = {DECODE: ("--cuda-graph-bs-decode", "--cuda-graph-bs"), PREFILL: ("--cuda-graph-bs-prefill",)}
 """Of each list; the second is what releases without graphs of prompts call it."""
 CONFIG = "--cuda-graph-config"
+PROMPTS_OFF = "--disable-prefill-cuda-graph"
+OFF = {
+    "--disable-cuda-graph": "SGLang runs without graphs; leave it out to plan them",
+    "--disable-decode-cuda-graph": "SGLang decodes without graphs; leave it out to plan them",
+    PROMPTS_OFF: "state it as --cuda-graph-backend-prefill disabled",
+}
+"""Flags that take graphs away."""
 FACTOR = 2
 """A step of prompts runs eagerly where its graph has more than so many times its tokens."""
 
@@ -66,10 +73,11 @@ class Sglang(DecodeBatches):
     families: ClassVar[tuple[Family, ...]] = (*DecodeBatches.families, Family(PREFILL, ("tokens",), "tokens"))
     settings: ClassVar[tuple[Setting, ...]] = (
         Setting("gpu_memory_gib", int, 80, "Memory of one card, which the largest batch depends on.", least=1),
-        Setting("tp_size", int, 1, "Devices of one model.", "--tp-size", least=1),
+        Setting("tp_size", int, 1, "Devices of one model.", "--tp-size", least=1,
+                also=("--tp", "--tensor-parallel-size")),
         Setting(
             "cuda_graph_max_bs_decode", int, None, "The largest batch of SGLang's own list.",
-            "--cuda-graph-max-bs-decode", least=1,
+            "--cuda-graph-max-bs-decode", least=1, also=("--cuda-graph-max-bs",),
         ),
         Setting(
             "cuda_graph_backend_prefill", str, "breakable", "How graphs of prompts are made; ROCm: tc_piecewise.",
@@ -207,6 +215,11 @@ class Sglang(DecodeBatches):
         --cuda-graph-config; else SGLang's own lists."""
         flags = arguments.flags(given)
         arguments.agree(flags, setup.limits, LIMITS)
+        for name, says in OFF.items():
+            if name in flags and (name != PROMPTS_OFF or self._prompts(setup)):
+                raise InputError(f"{name}: {says}")
+        for family in FLAGS if CONFIG in flags else ():
+            self._check_phase(setup, flags[CONFIG], family)
         return {family: self._stated(flags, family) or own for family, own in self.default(setup).items()}
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
@@ -227,6 +240,17 @@ class Sglang(DecodeBatches):
         if len(stated) > 1:
             raise InputError(f"{' and '.join(stated)} both state a list; keep one of them")
         return next(iter(stated.values()), ())
+
+    def _check_phase(self, setup: Setup, text: str, family: str) -> None:
+        """Raise InputError where --cuda-graph-config says of a phase, beside its list, what the settings do not."""
+        holds = {"backend": "full", "max_bs": setup.own[f"cuda_graph_max_bs_{family}"]}
+        if family == PREFILL:
+            holds["backend"] = setup.own["cuda_graph_backend_prefill"]
+        for key, value in holds.items():
+            stated = within(CONFIG, text, (family, key))
+            if stated is not None and stated != value:
+                name = "max-bs" if key == "max_bs" else key
+                raise InputError(f"{CONFIG}.{family}.{key} {stated}: state it as --cuda-graph-{name}-{family}")
 
     def _prompts(self, setup: Setup) -> bool:
         return setup.own["cuda_graph_backend_prefill"] != "disabled"

@@ -207,6 +207,8 @@ class Vllm:
         """cudagraph_capture_sizes of --compilation-config (-O), --cudagraph-capture-sizes or, before 0.11,
         --cuda-graph-sizes, on the command line or in a file for --config; else vLLM's own list."""
         flags = arguments.flags(given)
+        if flags.get("--enforce-eager", "false") != "false":
+            raise InputError("--enforce-eager: vLLM runs without graphs; leave it out to plan them")
         if (level := flags.get("--optimization-level", "3")) not in ("2", "3"):
             raise InputError(f"-O{level} changes which steps have graphs; leave it out and state cudagraph_mode")
         arguments.agree(flags, setup.limits)

@@ -158,12 +158,18 @@ def test_what_is_written_is_read(given_sizes: set[int], tokens: set[int], own: d
     [
         (["--cuda-graph-bs 4 2 1"], [1, 2, 4]),
         (["--cuda-graph-bs-decode", "8", "16"], [8, 16]),
-        (['--cuda-graph-config {"decode": {"bs": [2, 8]}, "prefill": {"backend": "disabled"}}'], [2, 8]),
+        (['--cuda-graph-config {"decode": {"bs": [2, 8]}, "prefill": {"backend": "breakable"}}'], [2, 8]),
         (["--tp-size 2", "--cuda-graph-bs-prefill 64"], sizes(SGLANG.default(setup())["decode"])),
     ],
 )
 def test_every_spelling_of_a_list(arguments: list[str], expected: list[int]) -> None:
     assert sizes(SGLANG.read(Export(arguments=tuple(arguments)), setup())["decode"]) == expected
+
+
+def test_settings_have_the_names_that_releases_gave_them() -> None:
+    flags = flags_of(["--tp", "4", "--cuda-graph-max-bs", "64"])
+    assert from_flags(SGLANG.settings, flags, {}) == {"tp_size": 4, "cuda_graph_max_bs_decode": 64}
+    assert from_flags(SGLANG.settings, flags_of(["--tensor-parallel-size=8"]), {}) == {"tp_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -176,6 +182,10 @@ def test_every_spelling_of_a_list(arguments: list[str], expected: list[int]) -> 
         (["--cuda-graph-bs 12345678901234567890"], "--cuda-graph-bs must be whole numbers"),
         (['--cuda-graph-config {"decode": {"bs": "x"}}'], "decode.bs must be a list"),
         (["--cuda-graph-config {"], "not valid JSON"),
+        (['--cuda-graph-config {"prefill": {"backend": "disabled"}}'], "state it as --cuda-graph-backend-prefill"),
+        (['--cuda-graph-config {"decode": {"max_bs": 9}}'], "state it as --cuda-graph-max-bs-decode"),
+        (["--disable-cuda-graph"], "SGLang runs without graphs"),
+        (["--disable-prefill-cuda-graph"], "state it as --cuda-graph-backend-prefill disabled"),
     ],
 )
 def test_a_list_that_it_refuses_is_an_error(arguments: list[str], words: str) -> None:

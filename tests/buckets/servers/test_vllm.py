@@ -192,6 +192,7 @@ def test_every_spelling_of_a_list(arguments: list[str], files: dict[str, str], e
     [
         (["--cudagraph-capture-sizes 1 2", "--cuda-graph-sizes 1 2"], "both state a list"),
         (["--max-num-seqs 9"], "--max-num-seqs 9 disagrees with max_num_seqs 8"),
+        (["--enforce-eager"], "--enforce-eager: vLLM runs without graphs"),
         (["-O0"], "-O0 changes which steps have graphs"),
         (["-O 1"], "-O1 changes which steps have graphs"),
         (["--compilation-config.a=1", "--compilation-config.a.b=1"], "--compilation-config has no object there"),
