@@ -9,6 +9,7 @@ LlmcError                  exit 1   anything below; the message says what, where
 ├── VerificationError      exit 4   compiled graphs disagree with the reference model
 ├── ArtifactError          exit 5   a bundle or stored object is missing, damaged, incompatible or untrusted
 ├── CapacityError          exit 1   disk full or a quota reached; nothing was published
+├── OutOfDeviceMemoryError exit 1   the device's memory is full; what it held before is still there
 ├── OverloadedError        exit 1   the engine's queue is full, or it is draining: try again later
 └── EngineDeadError        exit 1   the engine stopped on an error; the server has to be started again
 """
@@ -65,6 +66,10 @@ class ArtifactError(LlmcError):
 
 class CapacityError(LlmcError):
     """The disk is full or a quota is reached; nothing half-written was published."""
+
+
+class OutOfDeviceMemoryError(LlmcError):
+    """The device has no room for what was asked of it; what it held before is still there."""
 
 
 class OverloadedError(LlmcError):

@@ -60,6 +60,9 @@ Variables
                                 puts a packed one there
     VLLM_SKIP_WARMUP            true | 1: `llmc serve` opens every graph and runs only two before it is ready; has no
                                 effect on a plan, which a warning says
+    VLLM_GRAPH_RESERVED_MEM     share of the usable memory that captured graphs may take, 0 … 1; default: 0.1
+    VLLM_GRAPH_PROMPT_RATIO     share of that which prompt graphs may take first, 0 … 1; default: 0.3
+    VLLM_GRAPH_{PROMPT|DECODE}_STRATEGY         min_tokens | max_bs: which graphs of a phase are captured first
 
 A variable set to the empty string counts as unset. One that looks like a bucket range's and is none of these leaves a
 warning. Only the standard library is imported here, and only its light parts, because every command pays for this
@@ -186,6 +189,10 @@ class Settings:
     bucket_numbers: Mapping[tuple[str, str], BucketNumber] = field(default_factory=dict)
     tpu_padding_gap: BucketNumber | None = None
     limit_numbers: Mapping[str, BucketNumber] = field(default_factory=dict)
+    graph_reserved_mem: float | None = None
+    graph_prompt_ratio: float | None = None
+    graph_prompt_strategy: str | None = None
+    graph_decode_strategy: str | None = None
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -193,7 +200,8 @@ class Settings:
         """Read every variable this module documents.
 
         Raises InputError, naming the variable and its value, for a number that is not an integer, a thread
-        count below 1, a padding gap below 0, or a strategy that is not one of `STRATEGY_SPELLINGS`.
+        count below 1, a padding gap below 0, a share outside 0 … 1, or a strategy that is not one of
+        `STRATEGY_SPELLINGS`.
         """
         warnings: list[str] = []
         numbers = _bucket_numbers(environ, warnings)
@@ -233,6 +241,10 @@ class Settings:
             bucket_numbers=numbers,
             tpu_padding_gap=_tpu_padding_gap(environ),
             limit_numbers=_limit_numbers(environ),
+            graph_reserved_mem=_share(environ, "VLLM_GRAPH_RESERVED_MEM"),
+            graph_prompt_ratio=_share(environ, "VLLM_GRAPH_PROMPT_RATIO"),
+            graph_prompt_strategy=environ.get("VLLM_GRAPH_PROMPT_STRATEGY", "").strip() or None,
+            graph_decode_strategy=environ.get("VLLM_GRAPH_DECODE_STRATEGY", "").strip() or None,
             warnings=tuple(warnings),
         )
 
@@ -331,6 +343,17 @@ def _seconds(environ: Mapping[str, str], variable: str, default: float) -> float
     if not 0 < seconds < float("inf"):
         raise InputError(f"{variable}={text!r} is not a number of seconds above 0; set one, or unset it")
     return seconds
+
+
+def _share(environ: Mapping[str, str], variable: str) -> float | None:
+    text = environ.get(variable, "").strip()
+    try:
+        share = float(text) if text else None
+    except ValueError:
+        share = -1.0
+    if share is not None and not 0 <= share <= 1:
+        raise InputError(f"{variable}={text!r} is not a share within 0 … 1; set one such as 0.3, or unset it")
+    return share
 
 
 def _strategy(environ: Mapping[str, str], variable: str) -> str | None:

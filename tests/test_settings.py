@@ -186,9 +186,22 @@ def test_a_misspelt_bucket_variable_is_reported_with_the_nearest_known(variable,
     )
 
 
-def test_warm_up_settings_are_left_to_others():
-    names = ("GRAPH_RESERVED_MEM", "GRAPH_PROMPT_RATIO", "GRAPH_PROMPT_STRATEGY", "GRAPH_DECODE_STRATEGY")
-    assert read(**{f"VLLM_{name}": "0.3" for name in names}, VLLM_CONTIGUOUS_PA="true") == Settings()
+def test_how_graphs_are_captured():
+    shares = read(VLLM_GRAPH_RESERVED_MEM="0.4", VLLM_GRAPH_PROMPT_RATIO="0")
+    assert (shares.graph_reserved_mem, shares.graph_prompt_ratio) == (0.4, 0.0)
+    orders = read(VLLM_GRAPH_PROMPT_STRATEGY="max_bs", VLLM_GRAPH_DECODE_STRATEGY="min_tokens")
+    assert (orders.graph_prompt_strategy, orders.graph_decode_strategy) == ("max_bs", "min_tokens")
+
+
+@pytest.mark.parametrize("value", ["1.1", "-0.1", "nan", "much", "40%"])
+@pytest.mark.parametrize("variable", ["VLLM_GRAPH_RESERVED_MEM", "VLLM_GRAPH_PROMPT_RATIO"])
+def test_a_share_of_memory_out_of_range_is_refused_by_its_variable(variable, value):
+    with pytest.raises(InputError, match=f"{variable}='{value}' is not a share within 0 … 1"):
+        read(**{variable: value})
+
+
+def test_settings_of_attention_are_left_to_others():
+    assert read(VLLM_CONTIGUOUS_PA="true") == Settings()
 
 
 @pytest.mark.parametrize(
