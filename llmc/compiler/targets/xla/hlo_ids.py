@@ -8,8 +8,8 @@ have to be unique within a module, so all are given anew, from 1. Fields by thei
     HloComputationProto  2 instructions, 6 root_id
     HloInstructionProto  35 id, 36 operand_ids, 37 control_predecessor_ids
 
-The module's own number counts the modules of a process, and becomes 1, so that equal modules are equal bytes. Modules
-that are scheduled already hold numbers elsewhere, too, and are none that llmc writes.
+The module's own number counts the modules of a process from 0, and is left out, as 0 is, so that equal modules are
+equal bytes. Modules that are scheduled already hold numbers elsewhere, too, and are none that llmc writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFERENCES = (36, 37)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
 
-Change = Callable[[int, "int | bytes"], "int | bytes"]
+Change = Callable[[int, "int | bytes"], "int | bytes | None"]
 
 
 def renumbered(module: bytes) -> bytes:
@@ -53,9 +53,9 @@ def renumbered(module: bytes) -> bytes:
                 return numbers[value]
             return _changed(_with(_bytes(value), ID), in_instruction) if field == INSTRUCTIONS else value
 
-        def in_module(field: int, value: int | bytes) -> int | bytes:
+        def in_module(field: int, value: int | bytes) -> int | bytes | None:
             if field == MODULE_ID:
-                return 1
+                return None
             return _changed(_with(_bytes(value), ROOT_ID), in_computation) if field == COMPUTATIONS else value
 
         return _changed(module, in_module)
@@ -64,10 +64,12 @@ def renumbered(module: bytes) -> bytes:
 
 
 def _changed(message: bytes, change: Change) -> bytes:
-    """`message` with each field's value as `change` makes it of field number and value."""
+    """`message` with each field's value as `change` makes it of field number and value; None leaves the field out."""
     out = bytearray()
     for field, kind, value in _fields(message):
         made = change(field, value)
+        if made is None:
+            continue
         out += _varint(field << 3 | kind)
         if isinstance(made, int):
             out += _varint(made)

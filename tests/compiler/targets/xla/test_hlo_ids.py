@@ -33,8 +33,9 @@ def instruction(number: int, *operands: int, packed: bool = True) -> bytes:
     return field(2, field(1, b"name") + field(35, number) + (listed if operands else b""))
 
 
-def module(*computations: bytes, number: int = 7) -> bytes:
-    return field(1, b"small") + b"".join(field(3, c) for c in computations) + field(5, number)
+def module(*computations: bytes, number: int | None = 7) -> bytes:
+    own = b"" if number is None else field(5, number)
+    return field(1, b"small") + b"".join(field(3, c) for c in computations) + own
 
 
 def test_numbers_become_small_wherever_they_are_used() -> None:
@@ -42,19 +43,19 @@ def test_numbers_become_small_wherever_they_are_used() -> None:
     first = instruction(large + 1) + instruction(large + 2, large + 1) + field(5, 5) + field(6, large + 2)
     second = instruction(1 << 40) + field(6, 1 << 40)
     assert renumbered(module(first, second)) == module(
-        instruction(1) + instruction(2, 1) + field(5, 5) + field(6, 2), instruction(3) + field(6, 3), number=1
+        instruction(1) + instruction(2, 1) + field(5, 5) + field(6, 2), instruction(3) + field(6, 3), number=None
     )
 
 
 def test_lists_are_read_however_they_are_written() -> None:
     found = renumbered(module(instruction(9) + instruction(8, 9, 9, packed=False) + field(6, 8)))
-    assert found == module(instruction(1) + instruction(2, 1, 1, packed=False) + field(6, 2), number=1)
+    assert found == module(instruction(1) + instruction(2, 1, 1, packed=False) + field(6, 2), number=None)
 
 
 def test_a_number_that_is_left_out_is_0() -> None:
     nameless = field(2, field(1, b"name"))
     assert renumbered(module(nameless + instruction(4, 0))) == module(
-        field(2, field(1, b"name") + field(35, 1)) + instruction(2, 1) + field(6, 1), number=1
+        field(2, field(1, b"name") + field(35, 1)) + instruction(2, 1) + field(6, 1), number=None
     )
 
 
