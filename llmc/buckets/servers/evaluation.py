@@ -167,8 +167,9 @@ def _family(
             missed[shape] = missed.get(shape, 0) + demand.steps
             if found.miss != "compile":
                 continue
-        padded = server.work(setup, family.name, found.shape) * demand.steps
-        known = used.setdefault(found.shape, [0, 0, 0])
+        ran = found.shape if found.miss is None else tuple(map(max, found.shape, shape))
+        padded = server.work(setup, family.name, ran) * demand.steps
+        known = used.setdefault(ran, [0, 0, 0])
         known[0] += demand.steps
         known[1] += demand.real
         known[2] += padded

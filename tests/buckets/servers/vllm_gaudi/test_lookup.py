@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.buckets.servers.base import Found, Setup
+from llmc.buckets.servers.base import Demand, Found, Setup
+from llmc.buckets.servers.evaluation import evaluate
 from llmc.buckets.servers.vllm_gaudi.lookup import fallback_value
 from tests.buckets.servers.vllm_gaudi import planner
 from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, setups
@@ -57,6 +58,14 @@ def test_a_miss_adds_a_bucket_within_the_limits() -> None:
     assert decodes.find((31, 1, 200)) == Found((32, 1, 300), "compile")
     assert decodes.find((31, 1, 999)) == Found((32, 1, 300), "compile")
     assert decodes.find((20, 1, 200)) == Found((32, 1, 300))
+
+
+def test_a_step_that_is_larger_than_what_is_added_counts_in_its_own_size() -> None:
+    made = setup(8192, 32, 2048)
+    steps = {(2, 1, 90): Demand("decode", (2, 1, 90), 3, 3 * 92)}
+    lists = {"prompt": ((1, 2048, 64),), "decode": ((2, 1, 60),)}
+    decode = evaluate(GAUDI, made, lists, {"decode": steps}).family("decode")
+    assert (decode.misses, decode.real, decode.padded) == ({"compile": 3}, 276, 276)
 
 
 def test_long_prompts_of_a_slicing_server_are_rounded_to_slices() -> None:
