@@ -1,6 +1,6 @@
 """Padding of the lists that llmc proposes to servers, against each server's own, by that server's rules.
 
-    python benchmarks/servers.py FOLDER [--server NAME…] [-o servers.json]
+    python benchmarks/servers.py FOLDER [--server NAME…] [--at-once] [-o servers.json]
 
 FOLDER holds AzureLLMInferenceTrace_conv.csv and AzureLLMInferenceTrace_code.csv (Azure Public Dataset, CC BY 4.0).
 Lists are proposed for the first half of a trace and judged on the second. "ratio" is the padded work (padded minus
@@ -54,9 +54,11 @@ CASES: tuple[tuple[str, dict[str, int], dict[str, Value]], ...] = (
 """Server, its limits, and settings of its own."""
 
 
-def halves(trace: Path, setup: Setup) -> tuple[list[TrafficRequest], list[TrafficRequest]]:
-    """The first and the second half of the requests that the limits admit, each from time 0."""
+def halves(trace: Path, setup: Setup, *, at_once: bool) -> tuple[list[TrafficRequest], list[TrafficRequest]]:
+    """The first and the second half of the requests that the limits admit, each from time 0, or all at time 0."""
     requests = list(Admission(setup.limits)(Trace(trace)))
+    if at_once:
+        requests = [request._replace(time=0.0) for request in requests]
     first, second = requests[: len(requests) // 2], requests[len(requests) // 2 :]
     return first, [request._replace(time=request.time - second[0].time) for request in second]
 
@@ -95,14 +97,16 @@ def fewest(server: Server, setup: Setup, family: str, own: Lists, plan: Demands,
             high, share = middle, alone if len(own) == 1 else len(lists[family]) / counts[family]
         else:
             low = middle
-    return share
+    return min(share, 1.0)
 
 
-def compare(trace: Path, name: str, limits: Mapping[str, int], given: Mapping[str, Value]) -> list[dict[str, object]]:
+def compare(
+    trace: Path, name: str, limits: Mapping[str, int], given: Mapping[str, Value], *, at_once: bool
+) -> list[dict[str, object]]:
     """A row for each family of the server."""
     server = create(name)
     setup = Setup(server.limits(limits), complete(server.settings, given))
-    first, second = halves(trace, setup)
+    first, second = halves(trace, setup, at_once=at_once)
     own = server.default(setup)
     counts = {family: len(shapes) for family, shapes in own.items()}
     began = time.perf_counter()
@@ -135,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--server", action="append", help="only these")
+    parser.add_argument("--at-once", action="store_true", help="all requests at time 0, not at the trace's own times")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -146,7 +151,8 @@ def main() -> None:
             continue
         words = ", ".join(f"{key} {value}" for key, value in given.items())
         for trace in ("conv", "code"):
-            for row in compare(arguments.traces / f"AzureLLMInferenceTrace_{trace}.csv", name, limits, given):
+            file = arguments.traces / f"AzureLLMInferenceTrace_{trace}.csv"
+            for row in compare(file, name, limits, given, at_once=arguments.at_once):
                 rows.append(row)
                 print(
                     f"| {name} | {words} | {trace} | {row['max_num_seqs']} | {row['family']} | {row['graphs']} "
