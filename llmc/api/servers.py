@@ -1,10 +1,10 @@
 """Plans for the servers that people run, from Python: what `llmc plan tune|evaluate|export --server` does.
 
-from llmc.api import servers
+With this module as `servers`:
 
-tuned = servers.tune("vllm", "requests.csv", max_model_len=8192, max_num_seqs=128)
-tuned.default.waste, tuned.chosen.waste
-servers.export(tuned.plan).arguments
+    tuned = servers.tune("vllm", "requests.csv", max_model_len=8192, max_num_seqs=128)
+    tuned.default.waste, tuned.chosen.waste
+    servers.export(tuned.plan).arguments
 """
 
 from __future__ import annotations
