@@ -217,6 +217,23 @@ class TestLive:
         assert found.duration is not None and found.duration >= 0.02
         assert reports[-1] == (0.02, 0.02, 2)
 
+    @pytest.mark.parametrize("end", [KeyboardInterrupt(), InputError("the server has gone")])
+    def test_what_ends_before_its_time_keeps_what_it_has(self, monkeypatch, end):
+        answers = iter([ONE, logs.scrape([5, 2, 1], [6, 1, 0]), end])
+
+        def fetch(*_):
+            if isinstance(found := next(answers), BaseException):
+                raise found
+            return found
+
+        monkeypatch.setattr(live, "fetch", fetch)
+        found = live.sample("http://x", 60, 1, sleep=lambda _: None)
+        assert found.prompt.intervals == (Interval(1, 10, 2),)
+        assert "of 60 seconds is kept" in found.notes[-1]
+        answers = iter([ONE, end])
+        with pytest.raises(type(end)):
+            live.sample("http://x", 60, 1, sleep=lambda _: None)
+
     def test_a_server_that_hangs(self):
         released = threading.Event()
         with serving(lambda connection: released.wait(5) and None) as url:

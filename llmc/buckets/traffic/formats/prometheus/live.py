@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
@@ -44,7 +45,8 @@ def sample(
     """The histograms of what the server at `url` was asked during `seconds`, scraped each `every` seconds.
 
     The duration is that from the first answer to the last. A restart in between costs what came since the scrape
-    before it. Raises InputError, naming the URL, for one that does not answer in time, answers with an error, with more
+    before it. An interrupt, or a server that answers no more, ends the sampling: what came till then is returned, with
+    a note. Without two answers there is nothing to return: raises KeyboardInterrupt, and InputError, naming the URL, for one that does not answer in time, answers with an error, with more
     than MAX_ANSWER_BYTES, or without the histograms.
     """
     if not seconds > 0 or not every > 0:
@@ -52,16 +54,27 @@ def sample(
     found = Increase(url)
     first = last = 0.0
     place = 0
+    ended = ""
     while not place or last - first < seconds:
-        if place:
-            sleep(max(0.0, min(first + place * every, first + seconds) - now()))
-        answer = fetch(url, answer_seconds)
+        try:
+            if place:
+                sleep(max(0.0, min(first + place * every, first + seconds) - now()))
+            answer = fetch(url, answer_seconds)
+        except (KeyboardInterrupt, InputError) as error:
+            if place < 2:
+                raise
+            ended = str(error) or f"{url}: sampling was interrupted"
+            break
         last = now()
         first = first if place else last
         found.add(samples(answer.split("\n")))
         place += 1
         report(min(last - first, seconds), seconds, found.requests if place > 1 else 0)
-    return found.lengths(last - first)
+    lengths = found.lengths(last - first)
+    if ended:
+        note = f"{ended}; what came in {last - first:.0f} of {seconds:.0f} seconds is kept"
+        lengths = replace(lengths, notes=(*lengths.notes, note))
+    return lengths
 
 
 def fetch(url: str, seconds: float = ANSWER_SECONDS) -> str:
