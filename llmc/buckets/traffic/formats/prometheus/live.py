@@ -46,8 +46,8 @@ def sample(
 
     The duration is that from the first answer to the last. A restart in between costs what came since the scrape
     before it. An interrupt, or a server that answers no more, ends the sampling: what came till then is returned, with
-    a note. Without two answers there is nothing to return: raises KeyboardInterrupt, and InputError, naming the URL, for one that does not answer in time, answers with an error, with more
-    than MAX_ANSWER_BYTES, or without the histograms.
+    a note. Raises KeyboardInterrupt where that is nothing, and InputError, naming the URL, for one that does not answer
+    in time, answers with an error, with more than MAX_ANSWER_BYTES, or without the histograms.
     """
     if not seconds > 0 or not every > 0:
         raise InputError(f"sampling for {seconds} seconds, each {every}: both must be above 0")
