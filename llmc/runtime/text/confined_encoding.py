@@ -20,8 +20,6 @@ LONG = 256 << 10
 """Characters from which on a text is long; shorter ones take at most 0.2 s."""
 LIMITS = Limits(seconds=30.0, memory_bytes=1536 << 20)
 """For the texts of one request: 4 MB take 2 to 9 s and 0.4 to 1.3 GB."""
-NICENESS = 5
-"""Steps that are being served go before: two texts of seconds would take half of two cores from them."""
 IDLE_S = 5.0
 """Seconds without a long text after which the processes end."""
 
@@ -75,7 +73,7 @@ class ConfinedEncoder:
 
     def _start(self) -> Pool:
         options = {"tokenizer_json": self._read().decode()}
-        pool = Pool(f"{__name__}:open_encoder", options, self._limits, niceness=NICENESS)
+        pool = Pool(f"{__name__}:open_encoder", options, self._limits)
         pool.start()
         return pool
 
