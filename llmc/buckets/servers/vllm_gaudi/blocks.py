@@ -29,8 +29,8 @@ class Pool:
     def __init__(self, view: View) -> None:
         self._block = view.block
         self._threshold = view.number("defrag_threshold") if view.defrag else None
-        self._queue = deque(range(1, view.pool))
-        self._size = view.pool
+        self._fresh, self._size = 1, view.pool
+        self._queue: deque[int] = deque()
         self._held: dict[int, list[int]] = {}
         self._place: dict[int, int] = {}
         self._id_at: dict[int, int] = {}
@@ -72,11 +72,11 @@ class Pool:
             self._add(number)
 
     def _add(self, number: int) -> None:
-        if self._queue:
-            block = self._queue.popleft()
+        if self._fresh < self._size or not self._queue:
+            block = self._fresh
+            self._fresh += 1
         else:
-            block = self._size
-            self._size += 1
+            block = self._queue.popleft()
         self._held[number].append(block)
         self._use(self._place.get(block, block))
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from llmc.buckets.plan import MAX_BUCKETS
 from llmc.buckets.servers.base import Dropped, Shape
 from llmc.buckets.servers.vllm_gaudi.ranges import LONG_CONTEXT, Ranges
 from llmc.buckets.servers.vllm_gaudi.view import View
+from llmc.errors import InputError
 
 PROMPT, DECODE = "prompt", "decode"
 
@@ -27,6 +29,7 @@ def prompts(view: View, ranges: Ranges) -> set[Shape]:
     queries = ranges.queries
     if chunk and view.own["mamba_chunk_size_is_explicit"]:
         queries = [-(-query // chunk) * chunk for query in queries]
+    _check_count(ranges)
     found = set()
     for batch in ranges.batches:
         for value in ranges.contexts:
@@ -44,8 +47,15 @@ def prompts(view: View, ranges: Ranges) -> set[Shape]:
 
 def decodes(view: View, ranges: Ranges) -> set[Shape]:
     """The generated decode buckets. The plug-in adds each one's neighbours, which the whole product has already."""
+    _check_count(ranges)
     product = ((batch, 1, context) for batch in ranges.batches for context in ranges.contexts)
     return {clipped(view, shape) for shape in product if not refused_decode(view, shape)}
+
+
+def _check_count(ranges: Ranges) -> None:
+    count = len(ranges.batches) * len(ranges.queries) * len(ranges.contexts)
+    if count > MAX_BUCKETS:
+        raise InputError(f"vllm-gaudi: its ranges make {count} buckets, more than {MAX_BUCKETS}; raise their steps")
 
 
 def refused_prompt(view: View, shape: Shape) -> str:

@@ -17,10 +17,12 @@ from llmc.buckets.servers.base import Lists, Shape
 from llmc.buckets.servers.vllm_gaudi.filters import DECODE, PROMPT
 from llmc.errors import InputError
 
-_GENERATED = re.compile(r"Generated (\d+) (prompt|decode) buckets \[([a-z_, ]+)\]: \[(.*)")
-_TUPLE = re.compile(r"\((\d+(?:, ?\d+)*)\)")
+_GENERATED = re.compile(r"Generated (\d{1,9}) (prompt|decode) buckets \[([a-z_, ]+)\]: \[(.*)")
+_TUPLE = re.compile(r"\((\d{1,9}(?:, ?\d{1,9})*)\)")
 _WARMUP = re.compile(
-    r"\[Warmup\]\[(?:Graph/)?(prompt|decode)\]\[\d+/(\d+)\] batch_size:(\d+) query_len:(\d+) num_blocks:(\d+)", re.I
+    r"\[Warmup\]\[(?:Graph/)?(prompt|decode)\]\[\d+/\d+\] "
+    r"batch_size:(\d{1,9}) query_len:(\d{1,9}) num_blocks:(\d{1,9})\b",
+    re.I,
 )
 
 
@@ -35,7 +37,7 @@ def parse(lines: Iterable[str]) -> Lists | None:
         if match := _GENERATED.search(line):
             generated[match[2]] = _generated(match, number)
         elif match := _WARMUP.search(line):
-            warmed.setdefault(match[1].lower(), set()).add((int(match[3]), int(match[4]), int(match[5])))
+            warmed.setdefault(match[1].lower(), set()).add((int(match[2]), int(match[3]), int(match[4])))
     found = {family: generated.get(family) or tuple(sorted(warmed.get(family, ()))) for family in (PROMPT, DECODE)}
     return found if all(found.values()) else None
 

@@ -7,8 +7,9 @@ calc_fallback_value), August 2026: as summed up at commit 091bbad.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import groupby
 
 from llmc.buckets.servers.base import Found, Shape
 from llmc.buckets.servers.vllm_gaudi.filters import PROMPT
@@ -25,6 +26,17 @@ def fallback_value(number: int, step: int) -> int:
     return -(-number // unit) * unit
 
 
+Rows = list[tuple[int, list[tuple[int, list[int]]]]]
+"""Buckets by batch, query and context, each ascending."""
+
+
+def _rows(shapes: set[Shape]) -> Rows:
+    return [
+        (batch, [(query, [c for _, _, c in same]) for query, same in groupby(row, lambda shape: shape[1])])
+        for batch, row in groupby(sorted(shapes), lambda shape: shape[0])
+    ]
+
+
 class Lookup:
     """The buckets of one family while the server runs.
 
@@ -38,7 +50,8 @@ class Lookup:
     def __init__(self, view: View, family: str, shapes: Sequence[Shape]) -> None:
         self._view = view
         self._prompt = family == PROMPT
-        self._shapes = sorted(shapes)
+        self._shapes = set(shapes)
+        self._rows = _rows(self._shapes)
         self._most = max((context for _, _, context in shapes), default=0)
         self._known: dict[Shape, Found] = {}
 
@@ -57,15 +70,25 @@ class Lookup:
         if cut:
             context = self._most
         asked = (batch, query, context)
-        for place in range(bisect_left(self._shapes, asked), len(self._shapes)):
-            bucket = self._shapes[place]
-            if bucket[0] >= batch and bucket[1] >= query and bucket[2] >= context:
-                return Found(bucket, "compile" if cut else None)
+        bucket = self._first(asked)
+        if bucket is not None:
+            return Found(bucket, "compile" if cut else None)
         bucket = self.fallback(asked)
         if bucket not in self._shapes:
-            insort(self._shapes, bucket)
+            self._shapes.add(bucket)
+            self._rows = _rows(self._shapes)
             self._known.clear()
         return Found(bucket, "compile")
+
+    def _first(self, asked: Shape) -> Shape | None:
+        """The first bucket in sort order that covers `asked`."""
+        batch, query, context = asked
+        for rows, queries in self._rows[bisect_left(self._rows, (batch,)) :]:
+            for tokens, contexts in queries[bisect_left(queries, (query,)) :]:
+                place = bisect_left(contexts, context)
+                if place < len(contexts):
+                    return rows, tokens, contexts[place]
+        return None
 
     def fallback(self, shape: Shape) -> Shape:
         """The bucket that is added for a step of `shape`, which none covers."""

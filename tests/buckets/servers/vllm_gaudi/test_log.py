@@ -48,6 +48,15 @@ def test_a_log_without_lists() -> None:
     assert log.parse(["INFO Generated 1 prompt buckets [bs, query, num_blocks]: [(1, 128, 0)]"]) is None
 
 
+@pytest.mark.parametrize("number", ["9" * 10, "9" * 5000])
+def test_numbers_that_no_server_prints_are_none(number: str) -> None:
+    line = f"[Warmup][Prompt][1/2] batch_size:1 query_len:128 num_blocks:{number} free_mem:1 GiB"
+    assert log.parse([line, line.replace("Prompt", "Decode")]) is None
+    assert log.parse([f"Generated {number} prompt buckets [bs, query, num_blocks]: [(1, 128, 0)]"]) is None
+    with pytest.raises(InputError, match="lists 0 of"):
+        log.parse([f"Generated 1 prompt buckets [bs, query, num_blocks]: [(1, 128, {number})]"])
+
+
 def test_half_a_line_is_an_error() -> None:
     with pytest.raises(InputError, match="line 1: 3 prompt buckets were generated, but the line lists 2"):
         log.parse(["Generated 3 prompt buckets [bs, query, num_blocks]: [(1, 128, 0), (1, 256, 0), (1, 3"])

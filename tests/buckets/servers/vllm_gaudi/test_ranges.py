@@ -7,7 +7,7 @@ import pytest
 from llmc.buckets.servers.vllm_gaudi import ranges
 from llmc.buckets.strategies import exponential as exact
 from llmc.errors import InputError
-from tests.buckets.servers.vllm_gaudi.setups import view
+from tests.buckets.servers.vllm_gaudi.setups import GAUDI, setup, view
 
 
 def test_batches_of_a_real_server() -> None:
@@ -77,6 +77,16 @@ def test_a_decode_range_above_the_cache_is_moved_below_it() -> None:
     own = {"decode_block_min": 4096, "decode_block_max": 8192, "num_hpu_blocks": 3593, "contiguous_pa": True}
     made = ranges.decode(view(max_model_len=4096, max_num_seqs=64, bucketing_strategy="pad", **own))
     assert made.contexts == [3465, 3593]
+
+
+@pytest.mark.parametrize("strategy", ["lin", "pad"])
+def test_ranges_beyond_all_servers_are_refused(strategy: str) -> None:
+    made = {"bucketing_strategy": strategy, "contiguous_pa": True}
+    with pytest.raises(InputError, match="spans more than 65536 values; raise step"):
+        ranges.decode(view(**made, num_hpu_blocks=10**12))
+    with pytest.raises(InputError, match=r"its ranges make \d+ buckets, more than 262144"):
+        GAUDI.default(setup(**made, decode_bs_step=1, decode_block_step=1, decode_bs_pad_percent=0,
+                            decode_block_pad_percent=0, num_hpu_blocks=60_000))  # fmt: skip
 
 
 def test_merged_prefill_counts_all_prompts_of_a_step() -> None:
