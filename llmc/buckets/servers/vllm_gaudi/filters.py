@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmc.buckets.plan import MAX_BUCKETS
 from llmc.buckets.servers.base import Dropped, Shape
 from llmc.buckets.servers.vllm_gaudi.ranges import LONG_CONTEXT, Ranges
 from llmc.buckets.servers.vllm_gaudi.view import View
 from llmc.errors import InputError
 
 PROMPT, DECODE = "prompt", "decode"
+
+MOST_BUCKETS = 1 << 20
+"""Of a phase, far beyond what a server can warm up; it bounds memory."""
 
 
 def prompts(view: View, ranges: Ranges) -> set[Shape]:
@@ -54,8 +56,8 @@ def decodes(view: View, ranges: Ranges) -> set[Shape]:
 
 def _check_count(ranges: Ranges) -> None:
     count = len(ranges.batches) * len(ranges.queries) * len(ranges.contexts)
-    if count > MAX_BUCKETS:
-        raise InputError(f"vllm-gaudi: its ranges make {count} buckets, more than {MAX_BUCKETS}; raise their steps")
+    if count > MOST_BUCKETS:
+        raise InputError(f"vllm-gaudi: its ranges make {count} buckets, more than {MOST_BUCKETS}; raise their steps")
 
 
 def refused_prompt(view: View, shape: Shape) -> str:
