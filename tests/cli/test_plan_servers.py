@@ -32,6 +32,12 @@ def test_tune_writes_a_configuration_that_wastes_less_with_fewer_graphs(llmc: Ll
     }  # fmt: skip
 
 
+def test_a_setting_is_spelled_as_in_python_or_as_a_flag(llmc: Llmc) -> None:
+    for name in ("num_speculative_tokens", "num-speculative-tokens", "--num-speculative-tokens"):
+        found = llmc("plan", "tune", *VLLM, *TRAFFIC, "--set", f"{name}=2", "--json").json
+        assert found["plan"]["settings"]["num_speculative_tokens"] == 2
+
+
 def test_tune_says_what_to_paste_and_judges_on_other_traffic(llmc: Llmc) -> None:
     ran = llmc("plan", "tune", *VLLM, *TRAFFIC, "--judge", SAMPLE)
     assert ran.code == 0

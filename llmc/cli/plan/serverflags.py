@@ -96,6 +96,7 @@ class ServerFlags:
         found: dict[str, Value] = {}
         for text in self.settings or []:
             name, equals, value = text.partition("=")
+            name = name.strip("-").replace("-", "_")
             if name not in known or not equals:
                 listed = "; ".join(f"{one.name} ({one.spelling}): {one.help}" for one in server.settings) or "none"
                 raise InputError(f"--set {text!r} is none of {server.name}'s NAME=VALUE, known: {listed}")
