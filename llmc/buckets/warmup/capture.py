@@ -54,7 +54,8 @@ def capture(
 ) -> Outcome:  # fmt: skip
     """Capture graphs until no more fit; `margin` bytes of the device stay free (Memory.margin).
 
-    The budget is what is free now beyond the margin; it never grows, whatever the device says later. A graph is charged
+    The budget is what is free now beyond the margin, or nothing where nothing is reserved for graphs; it never grows,
+    whatever the device says later. A graph is charged
     with the larger one of what the device says it took and of what is less free. A device out of memory ends the
     capture: its graphs stay, all other buckets run uncaptured. `expected` are the sizes to go by before a phase's first
     measurement; without them the first graph of a phase is captured where any memory is left. `tell` is called before
@@ -89,7 +90,7 @@ class _Capture:
         self._device, self._margin, self._tell = device, margin, tell
         self._queues = {phase: _Queue(phase, buckets, options, expected.get(phase)) for phase in PHASES}
         self._free = self._begin = self._ask()
-        self._budget = max(0, self._free - margin)
+        self._budget = max(0, self._free - margin) if options.graph_reserved_mem else 0
         prompt = int(self._budget * options.graph_prompt_ratio)
         self._shares: dict[Phase, int] = {"prompt": prompt, "decode": self._budget - prompt}
         self._grown = self._taken = 0

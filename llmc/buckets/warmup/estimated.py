@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from llmc.buckets.bucket import Bucket
+from collections.abc import Sequence
+
+from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.warmup.capture import Tell, capture
+from llmc.buckets.warmup.memory import Memory
+from llmc.buckets.warmup.outcome import Outcome
 from llmc.buckets.warmup.predict import SizeOf
 from llmc.buckets.warmup.sizes import size_text
-from llmc.errors import OutOfDeviceMemoryError
+from llmc.errors import InputError, OutOfDeviceMemoryError
 
 
 class EstimatedDevice:
@@ -25,3 +30,20 @@ class EstimatedDevice:
             raise OutOfDeviceMemoryError(f"{bucket} takes {size_text(size)}; {size_text(self._free)} are free")
         self._free -= size
         return size
+
+
+def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Tell = lambda _: None) -> Outcome:
+    """What would be captured of `buckets` in `memory` if graphs take what `size_of` says.
+
+    Raises InputError for a budget that holds not even one graph; reserving nothing for graphs is no such budget.
+    """
+    device = EstimatedDevice(memory.free_for_capture, size_of)
+    outcome = capture(device, buckets, memory.margin, memory.options, dict.fromkeys(PHASES, size_of), tell)
+    if outcome.budget and not outcome.used:
+        least = min(buckets, key=size_of)
+        raise InputError(
+            f"{size_text(outcome.budget)} for graphs hold none: the smallest, {least}, takes about "
+            f"{size_text(size_of(least))}; raise --graph-reserved-mem or --gpu-memory-utilization, or run without "
+            "graphs (--graph-reserved-mem 0)"
+        )
+    return outcome

@@ -7,9 +7,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from llmc.cli.plan import check, evaluate, export, imports, make, show, tune
+from llmc.cli.plan import capture, check, evaluate, export, imports, make, show, tune
 
-VERBS = (make, show, evaluate, export, imports, tune, check)
+VERBS = (make, show, evaluate, export, imports, tune, check, capture)
 DEFAULT = "make"
 
 

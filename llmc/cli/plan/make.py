@@ -30,7 +30,7 @@ def plan(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL | show | evaluate | export | import | tune | check",
+            metavar="MODEL | show | evaluate | export | import | tune | check | capture",
             help="A model folder, .gguf file or hub name; or a verb, each with a --help of its own.",
             show_default=False,
         ),

@@ -136,6 +136,13 @@ class Footprint:
         """Bytes of all weights as the bundle holds them."""
         return int(sum(one.count * self._target.weight_bits(self._options, one) for one in self._weights) / 8)
 
+    @property
+    def cache_token_bytes(self) -> int:
+        """Bytes of one token in the KV cache, all layers. Raises CheckpointError for a model of unknown sizes."""
+        if self._model is None:
+            raise CheckpointError("the model's sizes are not known, so its KV cache cannot be estimated")
+        return self._model.cache_values * self._target.cache_bytes(self._options)
+
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
         return self._compile_time(buckets).value

@@ -1,0 +1,139 @@
+"""`llmc plan capture PLAN`: which graphs a device's memory holds, before there is a device."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.buckets.plan import Plan
+from llmc.cli import output
+from llmc.cli.options import option
+from llmc.cli.quantities import fraction, size
+from llmc.errors import InputError
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.buckets.warmup.capture import Attempt
+    from llmc.buckets.warmup.predict import SizeOf
+    from llmc.compiler.estimates.footprint import Footprint
+
+SHOWN = 5
+"""Buckets of a phase that the report names as uncaptured; --json and -v name all."""
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `group`."""
+    group.command("capture")(capture)
+
+
+def capture(
+    file: Annotated[str, typer.Argument(metavar="PLAN", help="A plan of llmc plan -o.", show_default=False)],
+    *,
+    device_memory: Annotated[str, option("--device-memory", "SIZE", "All memory of the device, e.g. 96GiB.")],
+    model: Annotated[
+        str | None, option("--model", "MODEL", "Estimate from this model: a folder, .gguf, hub name or config.json.")
+    ] = None,
+    device: Annotated[str, option("--device", "D", "The device to estimate --model for.")] = "hpu",
+    dtype: Annotated[str, option("--dtype", "f32|bf16|f16", "What --model's weights are held in.")] = "bf16",
+    bench: Annotated[str | None, option("--bench", "FILE", "Graphs as measured by llmc bench -o.")] = None,
+    weight_memory: Annotated[str | None, option("--weight-memory", "SIZE", "What weights take.")] = None,
+    profile_memory: Annotated[
+        str, option("--profile-memory", "SIZE", "What a run of dummy data takes beside weights.")
+    ] = "0",
+    kv_bytes_per_token: Annotated[
+        str | None, option("--kv-bytes-per-token", "SIZE", "Keys and values of one token, all layers.")
+    ] = None,
+    graph_bytes_per_token: Annotated[
+        str | None, option("--graph-bytes-per-token", "SIZE", "Memory of a graph for each new token of its bucket.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        str | None, option("", "F", "Share of the memory free after the profile run to use. Default: 0.9.")
+    ] = None,
+    graph_reserved_mem: Annotated[
+        str | None, option("", "F", "Share of that for graphs. Default: VLLM_GRAPH_RESERVED_MEM or 0.1.")
+    ] = None,
+    graph_prompt_ratio: Annotated[
+        str | None, option("", "F", "Share of that for prompt graphs. Default: VLLM_GRAPH_PROMPT_RATIO or 0.3.")
+    ] = None,
+    prompt_strategy: Annotated[
+        str | None, option("", "min_tokens|max_bs", "Prompt graphs captured first. Default: min_tokens.")
+    ] = None,
+    decode_strategy: Annotated[
+        str | None, option("", "min_tokens|max_bs", "Decode graphs captured first. Default: max_bs.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+) -> None:
+    """Say which graphs of a plan a device of that memory captures at start, and how large its KV cache becomes.
+
+    Nothing is run: sizes are estimates for --model, or what a server's log said. The rules are the Gaudi guide's
+    (docs/warmup.md).
+
+    \b
+    Example:
+      llmc plan capture plan.json --device-memory 96GiB --model config.json
+      llmc plan capture plan.json --device-memory 94.62GiB --weight-memory 14.97GiB --profile-memory 504MiB
+        --kv-bytes-per-token 128KiB --graph-bytes-per-token 1.44MiB --graph-reserved-mem 40%
+    """
+    from llmc.buckets.warmup.estimated import dry_run
+    from llmc.buckets.warmup.memory import Memory
+    from llmc.buckets.warmup.options import CaptureOptions
+    from llmc.buckets.warmup.report import Lines, budget_line, to_dict, uncaptured_lines
+
+    made, settings = Plan.load(file), Settings.from_environment()
+    options = CaptureOptions.of(
+        settings,
+        gpu_memory_utilization=fraction("--gpu-memory-utilization", gpu_memory_utilization),
+        graph_reserved_mem=fraction("--graph-reserved-mem", graph_reserved_mem),
+        graph_prompt_ratio=fraction("--graph-prompt-ratio", graph_prompt_ratio),
+        prompt_strategy=prompt_strategy,
+        decode_strategy=decode_strategy,
+    )
+    weights, token = size("--weight-memory", weight_memory), size("--kv-bytes-per-token", kv_bytes_per_token)
+    graph = size("--graph-bytes-per-token", graph_bytes_per_token)
+    footprint = None if model is None else _footprint(model, made, device, dtype, bench, settings)
+    if footprint is not None:
+        weights = footprint.weight_bytes if weights is None else weights
+        token = footprint.cache_token_bytes if token is None else token
+    if weights is None or not token or (graph is None and footprint is None):
+        raise InputError(
+            "sizes are missing: give --model MODEL to estimate them, or --weight-memory, --kv-bytes-per-token and "
+            "--graph-bytes-per-token, all as a server logged them"
+        )
+    size_of = _sizes(graph, footprint)
+    limits, lines = made.limits, Lines.of(made.buckets, made.limits.block_size)
+    memory = Memory(
+        size("--device-memory", device_memory) or 0, weights, size("--profile-memory", profile_memory) or 0,
+        token * limits.block_size, limits.block_size, limits.max_model_len, options,
+    )  # fmt: skip
+
+    def tell(attempt: Attempt) -> None:
+        if output.verbose:
+            typer.echo(lines.captured(attempt), err=True)
+
+    outcome = dry_run(made.buckets, memory, size_of, tell)
+    if as_json:
+        typer.echo(json.dumps({"memory": memory.to_dict(), **to_dict(outcome)}))
+        return
+    typer.echo(memory.text(outcome.used))
+    typer.echo(budget_line(outcome, options))
+    for phase in outcome.phases:
+        typer.echo(lines.summary(phase))
+    for line in uncaptured_lines(outcome, lines, None if output.verbose else SHOWN):
+        typer.echo(line)
+
+
+def _footprint(model: str, made: Plan, device: str, dtype: str, bench: str | None, settings: Settings) -> Footprint:
+    from llmc.compiler.estimates.footprint import Footprint
+    from llmc.compiler.options import CompileOptions
+
+    options = CompileOptions(device, dtype=dtype)
+    return Footprint.open(model, made.limits, device, settings, bench=bench, options=options)
+
+
+def _sizes(each: int | None, footprint: Footprint | None) -> SizeOf:
+    """Bytes of a bucket's graph: `each` byte of a new token, or as estimated."""
+    if each is not None or footprint is None:
+        return lambda bucket: (each or 0) * bucket.tokens
+    return lambda bucket: footprint.graph_bytes([bucket])
