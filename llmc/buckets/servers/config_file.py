@@ -45,10 +45,8 @@ def _text(value: object) -> str:
 
 
 def _yaml(text: str, source: str) -> object:
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise InputError(f"{source}: YAML is read by PyYAML; pip install pyyaml, or write the file as JSON") from None
+    import yaml
+
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise InputError(f"{source}: YAML aliases (*name) are not read; write the value out")
