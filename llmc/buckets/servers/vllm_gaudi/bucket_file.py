@@ -96,13 +96,15 @@ def _axis(values: Sequence[int]) -> str:
 
 
 def of(environment: Mapping[str, str], files: Mapping[str, str]) -> tuple[str, str] | None:
-    """(name, text) of the file that VLLM_BUCKETING_FROM_FILE names, or of `NAME`; None where neither is stated.
+    """(name, text) of the file that VLLM_BUCKETING_FROM_FILE names, else of `NAME` or of the one .txt; None without.
 
     Raises InputError where the variable names a file that is not there.
     """
     named = environment.get("VLLM_BUCKETING_FROM_FILE")
     if not named:
-        return (NAME, files[NAME]) if NAME in files else None
+        texts = [name for name in files if name.endswith(".txt")]
+        name = NAME if NAME in files else texts[0] if len(texts) == 1 else None
+        return None if name is None else (name, files[name])
     for name, text in files.items():
         if name == named or name.rpartition("/")[2] == named.rpartition("/")[2]:
             return name, text

@@ -78,5 +78,7 @@ def test_the_file_that_the_variable_names_is_taken() -> None:
     assert bucket_file.of({"VLLM_BUCKETING_FROM_FILE": "/etc/vllm/other.txt"}, files) == ("other.txt", "b")
     assert bucket_file.of({}, files) == ("buckets.txt", "a")
     assert bucket_file.of({}, {}) is None
+    assert bucket_file.of({}, {"mine.txt": "c", "config.yaml": "d"}) == ("mine.txt", "c")
+    assert bucket_file.of({}, {"mine.txt": "c", "other.txt": "d"}) is None
     with pytest.raises(InputError, match=r"names /x\.txt, which is not there"):
         bucket_file.of({"VLLM_BUCKETING_FROM_FILE": "/x.txt"}, files)
