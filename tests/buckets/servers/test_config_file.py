@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -40,13 +39,6 @@ def test_yaml_is_read_too() -> None:
 def test_anything_else_is_an_error(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         load(text, "c")
-
-
-def test_yaml_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert load("{}", "c") == {}
-    with pytest.raises(InputError, match="pip install pyyaml, or write the file as JSON"):
-        load("a: 1", "c")
 
 
 def test_a_file_stands_for_flags() -> None:
