@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
 
+from llmc.buckets.warmup.order import warm_up_order
 from llmc.errors import UnknownNameError
 from llmc.runtime.step import Step, exact, pad
 from llmc.server.state import Progress
@@ -69,7 +70,7 @@ def warm(executor: Executor, plan: Plan, how: WarmUp, tell: Tell) -> int:
 
 
 def warm_up_steps(executor: Executor, plan: Plan, how: WarmUp) -> list[Step]:
-    """One step for each bucket, with a single live row in slot 0.
+    """One step for each bucket, the largest first, with a single live row in slot 0.
 
     One prompt and one decode step are all there is where any shape runs; "open" takes the smallest bucket of each.
     """
@@ -79,4 +80,4 @@ def warm_up_steps(executor: Executor, plan: Plan, how: WarmUp) -> list[Step]:
     buckets = plan.buckets
     if how == "open":
         buckets = tuple(min(phase, key=lambda b: (b.tokens, b.context)) for phase in (plan.prompt, plan.decode))
-    return [pad(bucket, [0], [[0] * bucket.query], [0]) for bucket in buckets]
+    return [pad(bucket, [0], [[0] * bucket.query], [0]) for bucket in warm_up_order(buckets)]

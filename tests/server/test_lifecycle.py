@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.buckets.warmup.order import warm_up_order
 from llmc.errors import ArtifactError, InputError
 from llmc.server import lifecycle, serve
 from llmc.server.events import Listening, Ready, Stopped
@@ -117,14 +118,17 @@ def test_health_and_ready_answer_head_and_need_no_key(bundle: Path) -> None:
 # Warming
 
 
-def test_every_bucket_has_run_once_before_it_is_ready(static_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_bucket_has_run_once_the_largest_first_before_it_is_ready(
+    static_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = Gate(monkeypatch)
     with Live(static_bundle) as live:
         event = live.wait(Ready)
         ran = [(s.phase, s.batch, s.query, s.context) for s in gate.steps]
         assert live.server.state.served is not None
         buckets = live.server.state.served.bundle.plan.buckets
-        assert sorted(ran) == sorted((b.phase, b.batch, b.query, b.context) for b in buckets)
+        assert ran == [(b.phase, b.batch, b.query, b.context) for b in warm_up_order(buckets)]
+        assert ran[0][1] * ran[0][2] == max(batch * query for _, batch, query, _ in ran)
         assert (event.warmed, event.compilations, event.device) == (len(buckets), 0, "fake")
 
 

@@ -16,8 +16,8 @@ from llmc.buckets.warmup.options import CaptureOptions
 from llmc.buckets.warmup.order import STRATEGIES
 from llmc.buckets.warmup.outcome import Captured, Outcome, PhaseOutcome, Uncaptured
 from llmc.buckets.warmup.predict import Predictor, SizeOf
-from llmc.buckets.warmup.sizes import size_text
-from llmc.errors import DeviceError, OutOfDeviceMemoryError
+from llmc.buckets.warmup.sizes import checked, size_text
+from llmc.errors import OutOfDeviceMemoryError
 
 
 class CaptureDevice(Protocol):
@@ -55,11 +55,11 @@ def capture(
     """Capture graphs until no more fit; `margin` bytes of the device stay free (Memory.margin).
 
     The budget is what is free now beyond the margin, or nothing where nothing is reserved for graphs; it never grows,
-    whatever the device says later. A graph is charged
-    with the larger one of what the device says it took and of what is less free. A device out of memory ends the
-    capture: its graphs stay, all other buckets run uncaptured. `expected` are the sizes to go by before a phase's first
-    measurement; without them the first graph of a phase is captured where any memory is left. `tell` is called before
-    each capture. Raises DeviceError for free memory that is no number of bytes, and what the device raises.
+    whatever the device says later. A graph is charged with the larger one of what the device says it took and of what
+    is less free than after the graph before, whoever took it. A device out of memory ends the capture: its graphs stay,
+    all other buckets run uncaptured. `expected` are the sizes to go by before a phase's first measurement; without them
+    the first graph of a phase is captured where any memory is left. `tell` is called before each capture. Raises
+    DeviceError for free memory that is no number of bytes, and what the device raises.
     """
     return _Capture(device, buckets, margin, options, expected or {}, tell).run()
 
@@ -87,9 +87,9 @@ class _Capture:
         self, device: CaptureDevice, buckets: Sequence[Bucket], margin: int, options: CaptureOptions,
         expected: Mapping[Phase, SizeOf], tell: Tell,
     ) -> None:  # fmt: skip
-        self._device, self._margin, self._tell = device, margin, tell
+        self._device, self._tell = device, tell
         self._queues = {phase: _Queue(phase, buckets, options, expected.get(phase)) for phase in PHASES}
-        self._free = self._begin = self._ask()
+        self._free = self._begin = checked(device.free_memory())
         self._budget = max(0, self._free - margin) if options.graph_reserved_mem else 0
         prompt = int(self._budget * options.graph_prompt_ratio)
         self._shares: dict[Phase, int] = {"prompt": prompt, "decode": self._budget - prompt}
@@ -115,9 +115,8 @@ class _Capture:
         left: list[tuple[int, Bucket]] = []
         for number, bucket in queue.waiting:
             if self._out_of_memory is None:
-                there = min(room, self._free - self._margin)
                 predicted = queue.predict(bucket)
-                if 0 < there >= predicted:
+                if 0 < room >= predicted:
                     size = self._one(queue, bucket, number)
                     if size is not None:
                         room -= size
@@ -125,7 +124,7 @@ class _Capture:
                         continue
                 else:
                     told = f"about {size_text(predicted)}" if predicted else "an unknown size"
-                    queue.why[bucket] = f"does not fit: {told}, {size_text(max(0, there))} left"
+                    queue.why[bucket] = f"does not fit: {told}, {size_text(max(0, room))} left"
             if self._out_of_memory is not None:
                 first = bucket == self._out_of_memory
                 queue.why[bucket] = "the device ran out of memory" + (
@@ -143,21 +142,12 @@ class _Capture:
         except OutOfDeviceMemoryError:
             self._out_of_memory = bucket
             return None
-        self._free = self._ask()
+        self._free = checked(self._device.free_memory())
         self._grown += max(0, self._free - before)
         size = max(said, before - self._free, 0)
         self._taken += size
         queue.predict.add(bucket, size)
         return size
-
-    def _ask(self) -> int:
-        free = self._device.free_memory()
-        if type(free) is not int or free < 0:
-            raise DeviceError(
-                f"the device says that {free!r} bytes of its memory are free, so no budget for graphs can be kept; "
-                "run without graphs (--graph-reserved-mem 0), or mend its driver"
-            )
-        return free
 
     def _notes(self) -> list[str]:
         found = []

@@ -109,8 +109,14 @@ def test_a_budget_too_small_for_one_graph_captures_none_and_says_what_one_takes(
     assert outcome.uncaptured[0].why == "does not fit: about 128 MiB, 100 MiB left"
 
 
-def test_no_budget_at_all_captures_none():
-    outcome = capture(SimulatedDevice(100, tokens_of(1)), GUIDE, 200, ALL)
+def test_nothing_reserved_captures_none_whatever_is_free():
+    outcome = capture(SimulatedDevice(10_000, tokens_of(1)), GUIDE, 0, CaptureOptions(graph_reserved_mem=0))
+    assert outcome.budget == outcome.used == 0
+
+
+@pytest.mark.parametrize("margin", [100, 200])
+def test_no_budget_at_all_captures_none(margin):
+    outcome = capture(SimulatedDevice(100, tokens_of(1)), GUIDE, margin, ALL)
     assert outcome.budget == outcome.used == 0
     assert len(outcome.uncaptured) == 72
 
@@ -170,7 +176,7 @@ def test_a_device_whose_free_memory_never_changes_is_charged_with_what_it_says()
 
 @pytest.mark.parametrize("shown", [-1, None, 1.5, True, float("nan"), "8 GiB"])
 def test_free_memory_that_is_no_number_of_bytes_is_an_error(shown):
-    with pytest.raises(DeviceError, match="of its memory are free, so no budget for graphs can be kept"):
+    with pytest.raises(DeviceError, match="as bytes of its memory, so no budget for graphs can be kept"):
         capture(SimulatedDevice(1000, tokens_of(1), shows=lambda _: shown), PROMPTS, 0, ALL)
 
 

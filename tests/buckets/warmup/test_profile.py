@@ -1,0 +1,62 @@
+"""The profile run measures what weights and a step of the largest prompt bucket take."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.provenance import Provenance
+from llmc.buckets.warmup.options import CaptureOptions
+from llmc.buckets.warmup.profile import profile
+from llmc.errors import DeviceError, InputError
+from tests.buckets.warmup.simulated import GIB, GUIDE, MIB, prompt
+
+PLAN = Plan(Limits(2048, 4, 8192, 128, 1024), tuple(GUIDE), Provenance("linear"))
+
+
+class Loaded:
+    """A device of which weights have left `before` bytes free, and a run leaves `after`."""
+
+    def __init__(self, total: object, before: object, after: object) -> None:
+        self.total, self.free, self.after = total, before, after
+        self.ran: list[Bucket] = []
+
+    def total_memory(self) -> int:
+        return self.total  # type: ignore[return-value]
+
+    def free_memory(self) -> int:
+        return self.free  # type: ignore[return-value]
+
+    def run(self, bucket: Bucket) -> None:
+        self.ran.append(bucket)
+        self.free = self.after
+
+
+def test_the_largest_prompt_bucket_is_run_and_what_it_keeps_is_counted():
+    device = Loaded(96 * GIB, 81 * GIB, 80 * GIB)
+    there = profile(device, PLAN, 16 * MIB, CaptureOptions())
+    assert device.ran == [prompt(4, 1024)]
+    assert (there.total, there.weights, there.profile_run, there.free) == (96 * GIB, 15 * GIB, GIB, 80 * GIB)
+
+
+def test_what_a_run_gives_back_is_free():
+    there = profile(Loaded(96 * GIB, 80 * GIB, 81 * GIB), PLAN, 16 * MIB, CaptureOptions())
+    assert (there.weights, there.profile_run, there.free) == (15 * GIB, 0, 81 * GIB)
+
+
+def test_a_run_that_leaves_nothing_is_refused():
+    with pytest.raises(InputError, match="96 GiB of device memory do not hold 15 GiB of weights and 81 GiB"):
+        profile(Loaded(96 * GIB, 81 * GIB, 0), PLAN, 16 * MIB, CaptureOptions())
+
+
+@pytest.mark.parametrize("stated", [(-1, 0, 0), (96, None, 0), (96, 80, 1.5)])
+def test_numbers_that_are_no_bytes_are_refused(stated):
+    with pytest.raises(DeviceError, match="as bytes of its memory"):
+        profile(Loaded(*stated), PLAN, 16 * MIB, CaptureOptions())
+
+
+def test_more_free_than_there_is_is_refused():
+    with pytest.raises(DeviceError, match="states 97 GiB of 96 GiB of memory as free"):
+        profile(Loaded(96 * GIB, 97 * GIB, 97 * GIB), PLAN, 16 * MIB, CaptureOptions())
