@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,32 @@ def test_a_plan_that_is_made_is_printed_in_a_servers_form(llmc: Llmc) -> None:
     found = llmc(*made, "--max-num-batched-tokens", 2048, "--json").json
     assert found["plan"]["limits"]["max_num_seqs"] == 8 and "buckets.txt" in found["files"]
     assert "unknown server 'x'; known: " in llmc(*made[:-1], "x").failed(2)
+
+
+def test_a_list_that_leaves_steps_to_be_compiled_in_traffic_is_refused_with_them(llmc: Llmc) -> None:
+    gaudi = ("--server", "vllm-gaudi", *VLLM[2:])
+    Path("buckets.txt").write_text("(1, [128, 2048], 0)\n(64, 1, [64, 4096])\n")
+    said = llmc("plan", "export", "buckets.txt", *gaudi, *TRAFFIC).failed(2)
+    assert said.startswith("buckets.txt leaves steps of ") and "prompt 1x" in said and said.endswith("for this traffic")
+    assert llmc("plan", "export", "buckets.txt", *gaudi).code == 0
+
+
+def test_another_package_brings_a_server(tmp_path: Path) -> None:
+    package = tmp_path / "packages"
+    (package / "mine-1.0.dist-info").mkdir(parents=True)
+    (package / "llmc_mine.py").write_text(
+        "from llmc.buckets.servers.vllm import Vllm\n\n\nclass Mine(Vllm):\n    name = 'mine'\n    title = 'Mine'\n"
+    )
+    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[llmc.servers]\nmine = llmc_mine:Mine\n")
+    arguments = [str(word) for word in ("plan", "tune", "--server", "mine", *VLLM[2:], *TRAFFIC, "--json")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "llmc", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(package), *sys.path])}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["plan"]["server"] == "mine"
 
 
 def test_the_log_of_a_start_is_imported(llmc: Llmc) -> None:

@@ -51,9 +51,8 @@ def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:
     for name, evaluation in found:
         for family in evaluation.families:
             if family.missed:
-                shown = ", ".join(f"{shape_text(shape)} ({steps} steps)" for shape, steps in family.missed[:SHOWN])
                 what = " and ".join(f"{steps} {miss}" for miss, steps in family.misses.items())
-                lines.append(f"{name}: {family.family.name} steps without a graph: {what}; {shown}")
+                lines.append(f"{name}: {family.family.name} steps without a graph: {what}; {_missed(family)}")
     return "\n".join(lines) + "\n"
 
 
@@ -68,6 +67,19 @@ def _row(name: str, family: FamilyEvaluation) -> tuple[str, ...]:
         str(family.missing),
         str(len(family.dead)),
     )
+
+
+def uncovered(found: ServerEvaluation) -> str:
+    """The steps for which the server compiles in traffic, or which it refuses, by family; "" where there are none."""
+    return "; ".join(
+        f"{family.family.name} {_missed(family)}"
+        for family in found.families
+        if set(family.misses) - {"eager"} and family.missed
+    )
+
+
+def _missed(family: FamilyEvaluation) -> str:
+    return ", ".join(f"{shape_text(shape)} ({steps} steps)" for shape, steps in family.missed[:SHOWN])
 
 
 def ranges(found: Sequence[tuple[str, ServerEvaluation]], ends: Mapping[str, Sequence[ServerEvaluation]]) -> list[str]:

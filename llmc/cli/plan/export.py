@@ -36,7 +36,8 @@ def export(
     """Print a plan in the server's own form, to paste; with -o, write it to a folder.
 
     The folder holds environment (NAME=VALUE a line), arguments (a flag a line), the server's own file where it reads
-    one, kubernetes-env.yaml, and report.html: the numbers that justify it, with --traffic also of padding.
+    one, kubernetes-env.yaml, and report.html: the numbers that justify it, with --traffic also of padding. A list that
+    leaves steps of that traffic to be compiled while serving, or refused, is an error that names them.
 
     \b
     Example:
@@ -60,6 +61,10 @@ def export(
         demands = flags.observe(server, loaded.setup, "judge the plan").demands
     for name, lists in (("the server's own", server.default(loaded.setup)), ("exported", accepted.lists)):
         found.append((name, evaluate(server, loaded.setup, lists, demands, flags.cost(server))))
+    if uncovered := text.uncovered(found[-1][1]):
+        raise InputError(
+            f"{source} leaves steps of {flags.traffic} without a graph: {uncovered}; plan for this traffic"
+        )
     notes = text.accepted(source, accepted)
     if output is not None:
         names = write_folder(output, given, server.name, page(Findings(server, loaded.setup, found, given, notes)))
