@@ -71,6 +71,17 @@ def test_a_model_gives_the_sizes_and_the_environment_the_shares(
     assert len(taken) > 15
 
 
+def test_with_traffic_the_share_of_steps_that_replay_a_graph_is_told(llmc: Llmc, plan: str, here: Path) -> None:
+    minutes = [f"2023-11-16 18:{minute}:00,{tokens},2" for minute, tokens in enumerate((100, 100, 100, 1000), 10)]
+    (here / "requests.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *minutes, ""]))
+    alone = ("--graph-prompt-ratio", "1", "--graph-reserved-mem", "0.02", "--traffic", "requests.csv")
+    ran = llmc("plan", "capture", plan, *LOGGED, *alone)
+    assert ran.code == 0, ran
+    assert "requests.csv: 75.0% of prompt steps and 100.0% of decode steps replay a graph" in ran.out
+    found = json.loads(llmc("plan", "capture", plan, *LOGGED, *alone, "--json").out)
+    assert found["steps_captured"] == {"prompt": 0.75, "decode": 1.0}
+
+
 def test_a_budget_too_small_for_one_graph_says_what_one_takes(llmc: Llmc, plan: str) -> None:
     """Without decode graphs, which are small, by a size of them that is as large as a prompt's."""
     little = ("--graph-bytes-per-token", "20GiB", "--graph-reserved-mem", "0.4")

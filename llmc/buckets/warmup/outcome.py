@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmc.buckets.bucket import Bucket, Phase
@@ -42,6 +43,12 @@ class PhaseOutcome:
     def candidates(self) -> int:
         """Buckets of the phase."""
         return len(self.captured) + len(self.uncaptured)
+
+    def steps_captured(self, steps: Mapping[Bucket, int]) -> float | None:
+        """Of the phase's `steps` of traffic, the share that replays a graph, 0 … 1; None where it has no step."""
+        own = [steps.get(graph.bucket, 0) for graph in self.captured]
+        total = sum(own) + sum(steps.get(one.bucket, 0) for one in self.uncaptured)
+        return sum(own) / total if total else None
 
     @property
     def percent(self) -> float:

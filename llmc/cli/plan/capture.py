@@ -15,6 +15,7 @@ from llmc.errors import InputError
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
     from llmc.buckets.warmup.capture import Attempt
     from llmc.buckets.warmup.predict import SizeOf
     from llmc.compiler.estimates.footprint import Footprint
@@ -62,6 +63,9 @@ def capture(
     ] = None,
     decode_strategy: Annotated[
         str | None, option("", "min_tokens|max_bs", "Decode graphs captured first. Default: max_bs.")
+    ] = None,
+    traffic: Annotated[
+        str | None, option("--traffic", "FILE", "Recorded requests: how many of their steps replay a graph.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
 ) -> None:
@@ -113,13 +117,19 @@ def capture(
             typer.echo(lines.captured(attempt), err=True)
 
     outcome = dry_run(made.buckets, memory, size_of, tell)
+    steps = {} if traffic is None else _steps(made, traffic)
+    shares = {phase.phase: phase.steps_captured(steps) for phase in outcome.phases}
     if as_json:
-        typer.echo(json.dumps({"memory": memory.to_dict(), **to_dict(outcome)}))
+        found = {"memory": memory.to_dict(), **to_dict(outcome)}
+        typer.echo(json.dumps(found if traffic is None else {**found, "steps_captured": shares}))
         return
     typer.echo(memory.text(outcome.used))
     typer.echo(budget_line(outcome, options))
     for phase in outcome.phases:
         typer.echo(lines.summary(phase))
+    if traffic is not None:
+        told = [f"{share:.1%} of {phase} steps" for phase, share in shares.items() if share is not None]
+        typer.echo(f"{traffic}: {' and '.join(told)} replay a graph")
     for line in uncaptured_lines(outcome, lines, None if output.verbose else SHOWN):
         typer.echo(line)
 
@@ -130,6 +140,19 @@ def _footprint(model: str, made: Plan, device: str, dtype: str, bench: str | Non
 
     options = CompileOptions(device, dtype=dtype)
     return Footprint.open(model, made.limits, device, settings, bench=bench, options=options)
+
+
+def _steps(made: Plan, traffic: str) -> dict[Bucket, int]:
+    """How often recorded requests run each bucket."""
+    from llmc.buckets.replay import replay
+    from llmc.cli.planning import PlanningFlags, open_traffic
+
+    requests = open_traffic(PlanningFlags(traffic=traffic), "count the steps of each bucket")
+    found = replay(made, requests)
+    output.close_bars()
+    for note in requests.notes():
+        typer.echo(note, err=True)
+    return {use.bucket: use.steps for phase in (found.prompt, found.decode) for use in phase.buckets}
 
 
 def _sizes(each: int | None, footprint: Footprint | None) -> SizeOf:
