@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from llmc.buckets.bucket import PHASES
+from llmc.buckets.bucket import PHASES, Bucket
 from llmc.buckets.evaluation import Evaluation, evaluate
 from llmc.buckets.plan import Plan
 from llmc.buckets.traffic.events import DecodeRun, PromptGroup
@@ -20,6 +20,12 @@ def replay(plan: Plan, traffic: Traffic, watch: Watch = iter) -> Evaluation:
     """
     events = watch(traffic.events(plan.limits, plan.prompt[-1].batch))
     return evaluate(plan, events, bench=traffic.bench, decode_requests=lambda: traffic.decode_requests)
+
+
+def uses_of(plan: Plan, traffic: Traffic) -> dict[Bucket, int]:
+    """How many steps of `traffic` each bucket of `plan` runs. Raises InputError where the plan admits no request."""
+    found = replay(plan, traffic)
+    return {use.bucket: use.steps for phase in (found.prompt, found.decode) for use in phase.buckets}
 
 
 def waste_ranges(plan: Plan, found: Evaluation, others: Sequence[Traffic]) -> dict[str, tuple[float, float]]:

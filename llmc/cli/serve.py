@@ -18,10 +18,12 @@ from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, as
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from llmc.artifacts.store.store import Store
+    from llmc.buckets.bucket import Bucket
+    from llmc.buckets.plan import Plan
     from llmc.server.events import Event
     from llmc.server.loading import OpenBundle
     from llmc.server.state import Progress
@@ -104,6 +106,9 @@ def serve_command(
             "Before ready: run every bucket, or open all and run two. Default: all (open: VLLM_SKIP_WARMUP).",
         ),
     ] = None,
+    traffic: Annotated[
+        str | None, option("--traffic", "FILE", "Recorded requests: warm the buckets up first that they use most.")
+    ] = None,
     record_traffic: Annotated[
         Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
     ] = None,
@@ -160,16 +165,16 @@ def serve_command(
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
     serve = _server()
     from llmc.artifacts.local.opening import open_store
-    from llmc.server.warming import warm_up_of
+    from llmc.server.warming import WarmUp, how_of
 
     store = open_store(None, settings, device)
-    warmth = warm_up_of(warm_up or ("open" if settings.skip_warmup else "all"))
+    how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
     with _JsonEvents() if as_json else _Told() as report:
         code = serve(
             config,
             _opener(bundle, device, options, store, weights),
             options=run,
-            warm_up=warmth,
+            warm_up=WarmUp(how, None if traffic is None else _uses(traffic)),
             report=report,
             uds=uds,
             access_log=access_log,
@@ -194,6 +199,14 @@ def _keys(given: list[str] | None, settings: Settings) -> tuple[str, ...]:
     if not all(key.strip() for key in given):
         raise InputError("--api-key is empty; leave it out to ask for none (is the variable that it comes from set?)")
     return tuple(given)
+
+
+def _uses(file: str) -> Callable[[Plan], Mapping[Bucket, int]]:
+    from llmc.buckets.replay import uses_of
+    from llmc.cli.planning import PlanningFlags, open_traffic
+
+    traffic = open_traffic(PlanningFlags(traffic=file), "order the buckets")
+    return lambda plan: uses_of(plan, traffic)
 
 
 def _plan(file: Path, options: dict[str, Any]) -> Any:

@@ -52,3 +52,14 @@ def host_memory() -> int | None:
     except OSError:
         limit = "max"
     return min(found, int(limit)) if limit.isdigit() else found
+
+
+def available_memory() -> int | None:
+    """Bytes of memory that can still be taken; None where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return None

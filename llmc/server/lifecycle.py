@@ -27,11 +27,11 @@ from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
 from llmc.server.state import Progress, ServerConfig, ServerState
 from llmc.server.telemetry.metrics import Metrics
 from llmc.server.telemetry.snapshot import Snapshot
+from llmc.server.warming import WarmUp
 
 if TYPE_CHECKING:
     from llmc.runtime.startup.opening import EngineOptions
     from llmc.server.listening import Listener
-    from llmc.server.warming import WarmUp
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept: longer than usual proxies keep theirs, so that they close first."""
@@ -77,14 +77,14 @@ class Server:
 
     def __init__(
         self, config: ServerConfig, listener: Listener, open_bundle: OpenBundle, options: EngineOptions, *,
-        warm_up: WarmUp = "all", observers: Sequence[Observer] = (), report: Report = lambda _: None,
+        warm_up: WarmUp | None = None, observers: Sequence[Observer] = (), report: Report = lambda _: None,
         access_log: bool = False, cache_counters: Callable[[], Mapping[str, int]] | None = None,
         loaded: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         metrics, snapshot = Metrics(), Snapshot()
         self.state = ServerState(config, metrics, snapshot)
         self.listener = listener
-        self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up
+        self._open_bundle, self._options, self._warm_up = open_bundle, options, warm_up or WarmUp()
         self._report, self._loaded = report, loaded
         self._cache_counters = cache_counters
         self._observer = Observers([metrics, snapshot, *observers])

@@ -41,7 +41,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 def serve(
     config: ServerConfig, open_bundle: OpenBundle, *, options: EngineOptions | None = None,
-    warm_up: WarmUp = "all", report: Report = lambda _: None, uds: Path | None = None, access_log: bool = False,
+    warm_up: WarmUp | None = None, report: Report = lambda _: None, uds: Path | None = None, access_log: bool = False,
     cache_counters: Callable[[], Mapping[str, int]] | None = None,
 ) -> int:  # fmt: skip
     """Serve until one of SIGNALS; the exit code: 0, or 128 + the signal where a second one cut requests short.

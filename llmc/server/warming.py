@@ -1,38 +1,46 @@
-"""Running every graph once before requests come, so that no request is the first to open, map or page one in."""
+"""How a server warms up: which steps, and how far it has come."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
 
-from llmc.buckets.warmup.order import warm_up_order
 from llmc.errors import UnknownNameError
-from llmc.runtime.step import Step, exact, pad
+from llmc.runtime.startup.warming import Warming
 from llmc.server.state import Progress
 
 if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
     from llmc.runtime.executors.base import Executor
 
-WarmUp = Literal["all", "open"]
-"""all: run every bucket; open: run one prompt and one decode step, and open the other executables unrun."""
+How = Literal["all", "open"]
+"""all: run every bucket; open: run the smallest bucket of each phase, and open the other executables unrun."""
 
 Tell = Callable[[Progress], None]
 
-SHORT = 32
-"""Tokens of the prompt that touches everything once, where any length will do."""
-OPENING = 128
-"""The rough cost of opening an executable and reading its weights, in tokens of a prompt that takes as long."""
+STAGE = "warm up"
+_log = logging.getLogger("llmc")
 
 
-def warm_up_of(name: str) -> WarmUp:
-    """The WarmUp called `name`; raises UnknownNameError."""
-    for known in get_args(WarmUp):
+@dataclass(frozen=True)
+class WarmUp:
+    """What is run before requests come; `uses` says how often traffic runs each bucket of a plan: the hottest first."""
+
+    how: How = "all"
+    uses: Callable[[Plan], Mapping[Bucket, int]] | None = None
+
+
+def how_of(name: str) -> How:
+    """The How called `name`; raises UnknownNameError."""
+    for known in get_args(How):
         if name == known:
             return known  # type: ignore[no-any-return]
-    raise UnknownNameError("warm-up", name, get_args(WarmUp))
+    raise UnknownNameError("warm-up", name, get_args(How))
 
 
 class Countdown:
@@ -51,33 +59,22 @@ class Countdown:
         self._tell(Progress(self._stage, done, len(self._costs) - 1, left))
 
 
-def warm(executor: Executor, plan: Plan, how: WarmUp, tell: Tell) -> int:
-    """Run each step of `warm_up_steps` through `executor.run`, as requests will be; returns how many.
+def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> int:
+    """Run what `warm_up` asks for before requests come; returns how many buckets.
 
     Opens whatever executable the bundle has besides. Raises what the executor raises: a graph that cannot run here is
     found now.
     """
-    steps = warm_up_steps(executor, plan, how)
-    progress = Countdown("warm up", [s.token_ids.size + OPENING for s in steps], tell)
-    for done, step in enumerate(steps, 1):
-        executor.run(step)
+    uses = None if warm_up.uses is None else warm_up.uses(plan)
+    warming = Warming(executor, plan, uses=uses, smallest=warm_up.how == "open")
+    progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
+    for done, warmed in enumerate(warming.run(), 1):
+        if warmed.error is not None:
+            _log.error("%s failed to warm up", warmed.bucket)
+            raise warmed.error
         progress(done)
-    if how == "open":
+    if warm_up.how == "open":
         tell(Progress("open executables"))
     executor.open_all()
     executor.ready()
-    return len(steps)
-
-
-def warm_up_steps(executor: Executor, plan: Plan, how: WarmUp) -> list[Step]:
-    """One step for each bucket, the largest first, with a single live row in slot 0.
-
-    One prompt and one decode step are all there is where any shape runs; "open" takes the smallest bucket of each.
-    """
-    if executor.exact:
-        tokens = min(SHORT, plan.limits.longest_prompt, max(b.query for b in plan.prompt))
-        return [exact("prompt", [0], [[0] * tokens], [0]), exact("decode", [0], [[0]], [tokens])]
-    buckets = plan.buckets
-    if how == "open":
-        buckets = tuple(min(phase, key=lambda b: (b.tokens, b.context)) for phase in (plan.prompt, plan.decode))
-    return [pad(bucket, [0], [[0] * bucket.query], [0]) for bucket in warm_up_order(buckets)]
+    return len(warming.steps)

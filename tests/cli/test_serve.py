@@ -92,7 +92,7 @@ def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
 ) -> None:
     def warm_up(*flags: str) -> str:
         assert llmc("serve", "bundle", *flags).code == 0
-        return str(asked.more["warm_up"])
+        return str(asked.more["warm_up"].how)
 
     assert (warm_up(), warm_up("--warm-up", "open")) == ("all", "open")
     monkeypatch.setenv("VLLM_SKIP_WARMUP", "true")

@@ -22,7 +22,7 @@ from llmc.server.lifecycle import Server
 from llmc.server.listening import Listener, listen
 from llmc.server.loading import OpenBundle
 from llmc.server.state import ServerConfig
-from llmc.server.warming import WarmUp
+from llmc.server.warming import How, WarmUp
 from tests.devices import use, watching
 from tests.toy import Toy
 
@@ -103,7 +103,7 @@ class Live:
 
     def __init__(
         self, open_bundle: Path | OpenBundle, *, options: EngineOptions | None = None, listener: Listener | None = None,
-        warm_up: WarmUp = "all", observers: tuple[Any, ...] = (),
+        warm_up: How = "all", uses: Any = None, observers: tuple[Any, ...] = (),
         cache_counters: Callable[[], dict[str, int]] | None = None, loaded: Callable[[], None] = lambda: None,
         **config: Any,
     ) -> None:  # fmt: skip
@@ -113,7 +113,7 @@ class Live:
         self._news = threading.Condition()
         self.server = Server(
             ServerConfig(**{"shutdown_timeout_s": 5.0, "warm_aside": False, **config}),
-            listener or listen("127.0.0.1", 0), opener, options or EngineOptions(), warm_up=warm_up,
+            listener or listen("127.0.0.1", 0), opener, options or EngineOptions(), warm_up=WarmUp(warm_up, uses),
             report=self._report, observers=observers, cache_counters=cache_counters, loaded=loaded,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="live")

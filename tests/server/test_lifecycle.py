@@ -15,7 +15,7 @@ from llmc.errors import ArtifactError, InputError
 from llmc.server import lifecycle, serve
 from llmc.server.events import Listening, Ready, Stopped
 from llmc.server.state import Progress, ServerConfig
-from llmc.server.warming import Countdown, warm_up_of
+from llmc.server.warming import Countdown, how_of
 from llmc.testing.toy import write_toy
 from tests.server.live import Gate, Live, toy_bundle, until
 from tests.toy import Toy
@@ -170,9 +170,9 @@ def test_opening_alone_runs_two_buckets_and_opens_the_rest(
 
 
 def test_an_unknown_warm_up_lists_the_known() -> None:
-    assert warm_up_of("open") == "open"
+    assert how_of("open") == "open"
     with pytest.raises(InputError, match="unknown warm-up 'some'; known: all, open"):
-        warm_up_of("some")
+        how_of("some")
 
 
 def test_what_is_left_is_told_from_the_time_so_far_and_what_the_parts_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,8 @@ class Lines:
         """Blocks are named where a prompt bucket has a context, which two numbers cannot tell."""
         return cls(block_size, any(bucket.phase == "prompt" and bucket.context for bucket in buckets))
 
-    def run(self, bucket: Bucket, number: int, of: int, free: int) -> str:
-        """`bucket`, the `number`th of its phase, is about to be run."""
+    def run(self, bucket: Bucket, number: int, of: int, free: int | None) -> str:
+        """`bucket`, the `number`th of its phase, is about to be run; None: nobody knows what is free."""
         return self._line(bucket.phase.capitalize(), bucket, number, of, free)
 
     def captured(self, attempt: Attempt) -> str:
@@ -61,11 +61,12 @@ class Lines:
         each = -(-bucket.context // self.block_size)
         return each if bucket.phase == "prompt" else bucket.batch * each
 
-    def _line(self, phase: str, bucket: Bucket, number: int, of: int, free: int) -> str:
+    def _line(self, phase: str, bucket: Bucket, number: int, of: int, free: int | None) -> str:
         _, *sizes = self.shape(bucket)
         names = ("query_len", "num_blocks") if self.blocks else ("seq_len",)
         lengths = " ".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
-        return f"[Warmup][{phase}][{number}/{of}] batch_size:{bucket.batch} {lengths} free_mem:{size_text(free)}"
+        memory = "unknown" if free is None else size_text(free)
+        return f"[Warmup][{phase}][{number}/{of}] batch_size:{bucket.batch} {lengths} free_mem:{memory}"
 
 
 def budget_line(outcome: Outcome, options: CaptureOptions, graphs: str = "graphs") -> str:

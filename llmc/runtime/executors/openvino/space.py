@@ -7,10 +7,10 @@ bytes of a block = layers · kv_heads · (keys: BLOCK · head_dim numbers, u8: +
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS
+from llmc.runtime.host import available_memory
 
 GIB = 1 << 30
 
@@ -55,14 +55,3 @@ def pool_blocks(
             f"{available / GIB:.3g} GiB of memory are free here; ask for at most {available / GIB * 0.9:.3g}"
         )
     return Pool(blocks, shared=blocks < wanted)
-
-
-def available_memory() -> int | None:
-    """Bytes of memory that can still be taken; None where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    except OSError:
-        pass
-    return None

@@ -1,0 +1,123 @@
+"""`llmc warmup`: every bucket of a bundle run twice on this host, through the function that serves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.buckets.bucket import PHASES
+from llmc.cli import output as messages
+from llmc.cli.interrupts import EXIT, sigterm_interrupts
+from llmc.cli.options import BundleArgument, StoreFlag, ThreadsFlag, option
+from llmc.errors import LlmcError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmc.buckets.bucket import Bucket
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.warming import Warmed
+
+SHOWN = 8
+"""Buckets that a line of error names; all are in the JSON."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("warmup")(warmup)
+
+
+def warmup(
+    bundle: BundleArgument,
+    *,
+    traffic: Annotated[
+        str | None, option("--traffic", "FILE", "Recorded requests: run the buckets first that they use most.")
+    ] = None,
+    threads: ThreadsFlag = None,
+    cache_dir: StoreFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
+) -> None:
+    """Run every bucket of a bundle twice, as requests would: the first run opens its graph, the second replays it.
+
+    The largest bucket comes first, with --traffic the one that is used most; -v has a line for each. Where any shape
+    runs, a prompt and a decode step are all there is. An interrupt shows what ran until then.
+
+    Exits 1 and names the buckets where some did not run; the others are run all the same.
+
+    \b
+    Example:
+      llmc warmup bundle
+      llmc warmup bundle --traffic requests.csv --json
+      llmc warmup bundle -v
+    """
+    from llmc.artifacts.local.opening import open_store
+    from llmc.artifacts.local.references import resolve
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.startup.opening import EngineOptions, open_executor
+    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.warming import Warming
+    from llmc.settings import Settings
+
+    settings = Settings.from_environment()
+    opened = Bundle.open(resolve(bundle, settings, open_store(cache_dir, settings)))
+    uses = None if traffic is None else _uses(opened.plan, traffic)
+    executor = open_executor(opened, EngineOptions(threads))
+    try:
+        found = Outcome(executor, Warming(executor, opened.plan, uses=uses))
+        hidden = messages.verbose or (as_json and not sys.stderr.isatty())
+        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
+            found.run(lambda warmed, done, total: bar(_line(warmed), done, total))
+    finally:
+        executor.close()
+    if as_json:
+        typer.echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
+    else:
+        typer.echo(_text(found, bundle, opened.manifest.device))
+    if found.failed:
+        raise LlmcError(f"{bundle}: {_failures(found.failed)}")
+    if found.interrupted:
+        print(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.steps)} buckets", file=sys.stderr)
+        raise typer.Exit(EXIT)
+
+
+def _uses(plan: Plan, file: str) -> Mapping[Bucket, int]:
+    from llmc.buckets.replay import uses_of
+    from llmc.cli.planning import PlanningFlags, open_traffic
+
+    return uses_of(plan, open_traffic(PlanningFlags(traffic=file), "order the buckets"))
+
+
+def _line(warmed: Warmed) -> str:
+    return f"{warmed.bucket}: " + (f"{warmed.seconds:.3f} s" if warmed.error is None else f"failed: {warmed.error}")
+
+
+def _text(found: Outcome, bundle: str, device: str) -> str:
+    """A line a phase, and what the engine counted."""
+    from llmc.buckets.text_table import table
+    from llmc.buckets.warmup.sizes import size_text
+
+    rows = [("", "buckets", "warm", "failed", "first run", "replay")]
+    for phase in PHASES:
+        of = found.phase(phase)
+        rows.append((
+            phase, str(of.buckets), str(of.warm), str(of.failed), f"{of.first_s:.3f} s", f"{of.replay_s:.3f} s"
+        ))  # fmt: skip
+    counted = found.executor.compilations
+    opened = f"; by the toolchain at open: {n}" if (n := len(counted.at_open)) else ""
+    lines = [f"{bundle} on {device}", *table(rows, (1, 2, 3, 4, 5)), f"compilations: {counted.count}{opened}"]
+    if found.executor.exact:
+        lines.insert(1, "any shape runs as it is: a prompt and a decode step warm it up")
+    before, after = found.memory
+    if before is not None and after is not None:
+        lines.append(f"free host memory: {size_text(before)} before, {size_text(after)} after")
+    return "\n".join(lines)
+
+
+def _failures(failed: Mapping[Bucket, Exception]) -> str:
+    some = "; ".join(f"{bucket}: {type(e).__name__}: {e}" for bucket, e in list(failed.items())[:SHOWN])
+    more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+    return f"{len(failed)} of its buckets {'does' if len(failed) == 1 else 'do'} not run here: {some}{more}"

@@ -1,0 +1,122 @@
+"""What a warm-up of two passes did, bucket by bucket: the first run opens a graph, the second replays it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmc.buckets.bucket import PHASES, Bucket, Phase
+from llmc.runtime.host import available_memory
+
+if TYPE_CHECKING:
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.startup.warming import Warmed, Warming
+
+Tell = Callable[["Warmed", int, int], None]
+"""Hears of each run, how many are done, and how many there are in both passes."""
+
+
+@dataclass(frozen=True)
+class PhaseOutcome:
+    """One phase: buckets that were to be run, those that ran twice, those that failed; seconds of all runs."""
+
+    buckets: int
+    warm: int
+    failed: int
+    first_s: float
+    replay_s: float
+
+
+class Outcome:
+    """The runs of `warming` over `executor`, by bucket; `memory` is what the host had free before and after, in bytes,
+    None where it does not say."""
+
+    def __init__(self, executor: Executor, warming: Warming) -> None:
+        self.executor = executor
+        self.warming = warming
+        self.first: dict[Bucket, Warmed] = {}
+        self.again: dict[Bucket, Warmed] = {}
+        self.memory: tuple[int | None, int | None] = (None, None)
+        self.interrupted = False
+
+    def run(self, tell: Tell = lambda *_: None) -> None:
+        """Both passes; between them all else that the bundle has is opened, and what the engine opens from then on
+        counts as a compilation.
+
+        An interrupt ends it and keeps what ran. Raises what opening an executable raises, unless a bucket of it has
+        failed already.
+        """
+        before = available_memory()
+        try:
+            self._pass(self.warming.run(), self.first, tell)
+            self._open_all()
+            self._pass(self.warming.replay(), self.again, tell)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.memory = before, available_memory()
+
+    def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], tell: Tell) -> None:
+        for warmed in runs:
+            into[warmed.bucket] = warmed
+            tell(warmed, len(self.first) + len(self.again), 2 * len(self.warming.steps) - len(self.failed))
+
+    def _open_all(self) -> None:
+        try:
+            self.executor.open_all()
+        except Exception:
+            if not self.failed:
+                raise
+        self.executor.ready()
+
+    @property
+    def failed(self) -> dict[Bucket, Exception]:
+        """Buckets that raised."""
+        runs = [*self.first.values(), *self.again.values()]
+        return {warmed.bucket: warmed.error for warmed in runs if warmed.error is not None}
+
+    @property
+    def missing(self) -> list[Bucket]:
+        """Buckets that an interrupt left out, or whose replay it did."""
+        return [s.bucket for s in self.warming.steps if s.bucket not in self.again and s.bucket not in self.failed]
+
+    def phase(self, phase: Phase) -> PhaseOutcome:
+        """The counts of a phase."""
+        first, again = (
+            [w for bucket, w in runs.items() if bucket.phase == phase and w.error is None]
+            for runs in (self.first, self.again)
+        )
+        return PhaseOutcome(
+            sum(step.bucket.phase == phase for step in self.warming.steps),
+            len(again),
+            sum(bucket.phase == phase for bucket in self.failed),
+            sum(warmed.seconds for warmed in first),
+            sum(warmed.seconds for warmed in again),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it: buckets as [batch, query, context] in tokens, in the order in which they were run."""
+        compilations, (before, after) = self.executor.compilations, self.memory
+        return {
+            "phases": {phase: asdict(self.phase(phase)) for phase in PHASES},
+            "buckets": [self._bucket(one) for one in self.first.values()],
+            "missing": [{"phase": bucket.phase, "bucket": _numbers(bucket)} for bucket in self.missing],
+            "compilations": list(compilations.compiled),
+            "compilations_at_open": list(compilations.at_open),
+            "free_memory": {"before": before, "after": after},
+            "interrupted": self.interrupted,
+        }
+
+    def _bucket(self, one: Warmed) -> dict[str, Any]:
+        error, again = self.failed.get(one.bucket), self.again.get(one.bucket)
+        return {
+            "phase": one.bucket.phase,
+            "bucket": _numbers(one.bucket),
+            "first_s": one.seconds,
+            "replay_s": None if again is None else again.seconds,
+            "error": None if error is None else f"{type(error).__name__}: {error}",
+        }
+
+
+def _numbers(bucket: Bucket) -> list[int]:
+    return [bucket.batch, bucket.query, bucket.context]
