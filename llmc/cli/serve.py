@@ -102,8 +102,9 @@ def serve_command(
         str | None,
         option(
             "--warm-up",
-            "all|open",
-            "Before ready: run every bucket, or open all and run two. Default: all (open: VLLM_SKIP_WARMUP).",
+            "all|open|aside",
+            "Before ready: run every bucket; or open all and run two; or run two, and the others between requests. "
+            "Default: all (open: VLLM_SKIP_WARMUP).",
         ),
     ] = None,
     traffic: Annotated[
@@ -288,7 +289,7 @@ class _Told:
         self._close_bars()
 
     def __call__(self, event: Event) -> None:
-        from llmc.server.events import Dead, Draining, Listening, Ready, Stopped
+        from llmc.server.events import Dead, Draining, Listening, Ready, Stopped, WarmAside
 
         if messages.quiet:
             return
@@ -302,6 +303,12 @@ class _Told:
                 self._say(
                     f"ready in {event.seconds:.1f} s: {event.model} on {event.device}; {event.warmed} steps run to "
                     f"warm up, compilations {event.compilations}"
+                )
+            case WarmAside(failed=failed):
+                named = f"; failed: {', '.join(failed)}" if failed else ""
+                self._say(
+                    f"warm: {event.warmed} more buckets run between requests in {event.seconds:.1f} s, compilations "
+                    f"{event.compilations}{named}"
                 )
             case Draining():
                 self._close_bars()

@@ -29,6 +29,17 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class WarmAside:
+    """Buckets that were left to run between requests have run: `warmed` of them, in `seconds` of steps; the others
+    `failed`, and requests that need them will too."""
+
+    warmed: int
+    failed: tuple[str, ...]
+    seconds: float
+    compilations: int
+
+
+@dataclass(frozen=True)
 class Draining:
     """Signal `signal` came: no new requests; those that run or wait may take `timeout_s` seconds more."""
 
@@ -53,6 +64,6 @@ class Stopped:
     seconds: float
 
 
-Event: TypeAlias = Progress | Listening | Ready | Draining | Dead | Stopped
+Event: TypeAlias = Progress | Listening | Ready | WarmAside | Draining | Dead | Stopped
 Report = Callable[[Event], None]
-"""Called from the loop's thread and from the loader's; must return at once."""
+"""Called from the loop's thread, the loader's and the engine's; must return at once."""

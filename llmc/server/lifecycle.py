@@ -22,12 +22,12 @@ from llmc.errors import LlmcError
 from llmc.runtime.engine.observer import Observer, Observers
 from llmc.server.app import build_app
 from llmc.server.connections import bounded_by
-from llmc.server.events import Dead, Draining, Listening, Ready, Report, Stopped
+from llmc.server.events import Dead, Draining, Listening, Ready, Report, Stopped, WarmAside
 from llmc.server.loading import Loaded, OpenBundle, StoppedLoadingError, load
 from llmc.server.state import Progress, ServerConfig, ServerState
 from llmc.server.telemetry.metrics import Metrics
 from llmc.server.telemetry.snapshot import Snapshot
-from llmc.server.warming import WarmUp
+from llmc.server.warming import WarmUp, aside
 
 if TYPE_CHECKING:
     from llmc.runtime.startup.opening import EngineOptions
@@ -194,6 +194,14 @@ class Server:
         self.state.progress = progress
         self._report(progress)
 
+    def _progress_aside(self, progress: Progress) -> None:
+        """In the engine's thread, as the next."""
+        self.state.aside = progress
+
+    def _warm_aside(self, event: WarmAside) -> None:
+        self.state.aside = None
+        self._report(event)
+
     def _begin(self, loaded: Loaded) -> None:
         served = loaded.served
         plan, device = served.bundle.plan, served.bundle.manifest.device
@@ -204,7 +212,10 @@ class Server:
         self.state.snapshot.bind(plan)
         self.state.served = served
         seconds = time.monotonic() - self._began
-        self._report(Ready(served.model_name, device, seconds, loaded.warmed, loaded.compilations))
+        self._report(Ready(served.model_name, device, seconds, loaded.warm.buckets, loaded.compilations))
+        if loaded.warm.aside is not None:
+            executor = served.engine.generator.engine.executor
+            served.engine.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
 
 
 class _ClosesWhenDraining:

@@ -15,7 +15,7 @@ from llmc.runtime.startup.opening import EngineOptions, open_executor, open_gene
 from llmc.runtime.text.confined_chat import ConfinedTemplate
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.server.state import Progress, Served, ServerConfig
-from llmc.server.warming import warm
+from llmc.server.warming import Warm, warm
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.observer import Observer
@@ -31,10 +31,10 @@ class StoppedLoadingError(Exception):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What is served from now on; `warmed` steps were run, for which `compilations` were needed."""
+    """What is served from now on; `warm` says what was run, for which `compilations` were needed."""
 
     served: Served
-    warmed: int
+    warm: Warm
     compilations: int
 
 

@@ -90,12 +90,15 @@ class Served:
 
 @dataclass
 class ServerState:
-    """Shared by all routes. The loader sets `served` (or `load_error`); the loop's thread alone sets the others."""
+    """Shared by all routes. The loader sets `served` (or `load_error`), the engine's thread `aside`; the loop's thread
+    alone sets the others."""
 
     config: ServerConfig
     metrics: Metrics
     snapshot: Snapshot
     progress: Progress = field(default_factory=Progress)
+    aside: Progress | None = None
+    """How far the warm-up between requests has come, while there is one."""
     served: Served | None = None
     load_error: BaseException | None = None
     draining: bool = False

@@ -1,16 +1,17 @@
-"""How a server warms up: which steps, and how far it has come."""
+"""How a server warms up: before it is ready, or, of most buckets, between requests; and how far it has come."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, get_args
 
 from llmc.errors import UnknownNameError
 from llmc.runtime.startup.warming import Warming
+from llmc.server.events import WarmAside
 from llmc.server.state import Progress
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.runtime.executors.base import Executor
 
-How = Literal["all", "open"]
-"""all: run every bucket; open: run the smallest bucket of each phase, and open the other executables unrun."""
+How = Literal["all", "open", "aside"]
+"""all: run every bucket; open: run the smallest bucket of each phase, and open the other executables unrun; aside: run
+these two, and the others between requests."""
 
 Tell = Callable[[Progress], None]
 
@@ -59,22 +61,57 @@ class Countdown:
         self._tell(Progress(self._stage, done, len(self._costs) - 1, left))
 
 
-def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> int:
-    """Run what `warm_up` asks for before requests come; returns how many buckets.
+@dataclass(frozen=True)
+class Warm:
+    """How many buckets ran before the server was ready, and those that are run `aside`, between requests."""
 
-    Opens whatever executable the bundle has besides. Raises what the executor raises: a graph that cannot run here is
-    found now.
+    buckets: int
+    aside: Warming | None = None
+
+
+def warm(executor: Executor, plan: Plan, warm_up: WarmUp, tell: Tell) -> Warm:
+    """Run what `warm_up` asks for before requests come.
+
+    Opens whatever executable the bundle has besides, unless buckets are left to run aside. Raises what the executor
+    raises: a graph that cannot run here is found now.
     """
     uses = None if warm_up.uses is None else warm_up.uses(plan)
-    warming = Warming(executor, plan, uses=uses, smallest=warm_up.how == "open")
+    smallest = warm_up.how != "all" and not executor.exact
+    warming = Warming(executor, plan, uses=uses, smallest=smallest)
     progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
     for done, warmed in enumerate(warming.run(), 1):
         if warmed.error is not None:
             _log.error("%s failed to warm up", warmed.bucket)
             raise warmed.error
         progress(done)
+    if warm_up.how == "aside" and smallest:
+        ran = {one.bucket for one in warming.steps}
+        return Warm(len(ran), Warming(executor, plan, uses=uses, without=ran))
     if warm_up.how == "open":
         tell(Progress("open executables"))
     executor.open_all()
     executor.ready()
-    return len(warming.steps)
+    return Warm(len(warming.steps))
+
+
+def aside(executor: Executor, warming: Warming, tell: Tell, over: Callable[[WarmAside], None]) -> Iterator[None]:
+    """Runs a bucket for each item that is asked for, between requests; `over` hears of the end.
+
+    A bucket that fails is named in the log, and the others are run: what serves goes on serving.
+    """
+    progress = Countdown(STAGE, [one.cost for one in warming.steps], tell)
+    failed: list[str] = []
+    seconds = 0.0
+    for done, warmed in enumerate(warming.run(), 1):
+        seconds += warmed.seconds
+        if warmed.error is not None:
+            failed.append(str(warmed.bucket))
+            _log.error("%s failed to warm up: %s: %s", warmed.bucket, type(warmed.error).__name__, warmed.error)
+        progress(done)
+        yield
+    try:
+        executor.open_all()  # all are open, but for those that are no bucket's, and those that failed
+    except Exception as e:  # noqa: BLE001 - as of a bucket
+        _log.error("%s: %s", type(e).__name__, e)
+    executor.ready()
+    over(WarmAside(len(warming.steps) - len(failed), tuple(failed), seconds, executor.compilations.count))

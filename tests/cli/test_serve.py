@@ -97,7 +97,7 @@ def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
     assert (warm_up(), warm_up("--warm-up", "open")) == ("all", "open")
     monkeypatch.setenv("VLLM_SKIP_WARMUP", "true")
     assert (warm_up(), warm_up("--warm-up", "all")) == ("open", "all")
-    assert llmc("serve", "bundle", "--warm-up", "some").failed(2) == "unknown warm-up 'some'; known: all, open"
+    assert llmc("serve", "bundle", "--warm-up", "some").failed(2) == "unknown warm-up 'some'; known: all, aside, open"
 
 
 # Keys

@@ -171,7 +171,7 @@ def test_opening_alone_runs_two_buckets_and_opens_the_rest(
 
 def test_an_unknown_warm_up_lists_the_known() -> None:
     assert how_of("open") == "open"
-    with pytest.raises(InputError, match="unknown warm-up 'some'; known: all, open"):
+    with pytest.raises(InputError, match="unknown warm-up 'some'; known: all, aside, open"):
         how_of("some")
 
 

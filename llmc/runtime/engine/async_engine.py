@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ LONGEST_RETRY_S = 60.0
 CANCEL_GRACE_S = 5.0
 """Seconds that a drain waits for cancelled requests to end, which takes the step that is running."""
 _SMOOTHING = 0.1
+_OVER = object()
 
 
 class Stream:
@@ -86,6 +87,7 @@ class AsyncEngine:
         self._bound = math.inf if max_queued_requests is None else slots + max_queued_requests
         self._slots = slots
         self._on_close = on_close
+        self._between: Iterator[object] | None = None
         self._commands: deque[Callable[[], object]] = deque()
         self._wake = threading.Condition()
         self._streams: dict[str, tuple[Stream, int]] = {}
@@ -204,6 +206,13 @@ class AsyncEngine:
         while (self._streams or (self._preparing and not self._cutting)) and self._error is None and loop.time() < end:
             await asyncio.sleep(min(0.02, max(0.0, end - loop.time())))
 
+    def work_between(self, work: Iterator[object]) -> None:
+        """Do `work` while there is no request: its items are made in the engine's thread, one at a time, and may run
+        steps in any slot. A request that comes meanwhile waits for the end of one. Nothing may be raised."""
+        with self._wake:
+            self._between = work
+            self._wake.notify()
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop the thread after its current step, waiting `timeout_s` at most; returns whether it has stopped."""
         with self._wake:
@@ -235,7 +244,7 @@ class AsyncEngine:
     def _next(self) -> bool:
         """Do what was asked for since the last step; false when the thread is to end."""
         with self._wake:
-            while not (self._commands or self._closing or self.generator.has_work):
+            while not (self._commands or self._closing or self.generator.has_work or self._between):
                 self._wake.wait()
             if self._closing:
                 return False
@@ -243,7 +252,15 @@ class AsyncEngine:
             self._commands.clear()
         for command in commands:
             command()
+        if self._between is not None and not self.generator.has_work:
+            self._work_between(self._between)
         return True
+
+    def _work_between(self, work: Iterator[object]) -> None:
+        """Make one item of it, and use nothing of what slots held before."""
+        if next(work, _OVER) is _OVER:
+            self._between = None
+        self.generator.engine.forget_slots()
 
     def _deliver(self, updates: list[Update]) -> None:
         grouped: dict[str, list[Update]] = {}

@@ -169,6 +169,12 @@ class Engine:
             drafter = SequenceDrafter(self.speculation)
         self._sequences[sequence] = _Sequence(sampler, budget, params.min_tokens, ends, drafter)
 
+    def forget_slots(self) -> None:
+        """Use nothing of what slots hold: something else ran in them. Raises RuntimeError while there is work."""
+        if self._sequences:
+            raise RuntimeError("slots of sequences that run cannot be forgotten")
+        self.scheduler.reset()
+
     def cancel(self, sequence: int) -> None:
         """End a sequence, e.g. at a stop string: its slot is free before the next step."""
         if self._sequences.pop(sequence, None) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,16 +59,19 @@ class Warming:
     """The steps of one warm-up, over an executor of `plan`: `run` opens each graph, `replay` runs it again.
 
     `uses` is how often traffic runs each bucket: the hottest come first then, else the largest. `smallest`: the
-    smallest bucket of each phase alone. Where any shape runs, a prompt and a decode step are all there is.
+    smallest bucket of each phase alone; `without`: all but these. Where any shape runs, a prompt and a decode step are
+    all there is.
 
     A bucket whose run raises is told with its error, and those behind it are run all the same. Slots hold what the
     steps left there: nothing of what they held before may be used afterwards.
     """
 
     def __init__(
-        self, executor: Executor, plan: Plan, *, uses: Mapping[Bucket, int] | None = None, smallest: bool = False
+        self, executor: Executor, plan: Plan, *, uses: Mapping[Bucket, int] | None = None, smallest: bool = False,
+        without: Collection[Bucket] = (),
     ) -> None:  # fmt: skip
-        self.steps = _numbered(_steps(executor, plan, uses, smallest))
+        steps = _steps(executor, plan, uses, smallest)
+        self.steps = _numbered([one for one in steps if one[0] not in without])
         self._executor = executor
         self._lines = Lines.of(plan.buckets, plan.limits.block_size)
         self._warm: list[WarmUpStep] = []

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 if TYPE_CHECKING:
-    from llmc.server.state import ServerState
+    from llmc.server.state import Progress, ServerState
 
 router = APIRouter(tags=["health"])
 
@@ -41,21 +41,21 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 when requests are served; 503 before (with how far loading has come), while draining, and once dead.
 
-    `done` of `total` parts of `stage` are done; `eta_s` is the seconds left, null where nothing can be told.
+    `done` of `total` parts of `stage` are done; `eta_s` is the seconds left, null where nothing can be told. A server
+    that is ready and warms up between requests says the same of that under `warming`.
     """
     state = _state(request)
     phase = state.phase
     if phase == "ready":
-        return JSONResponse({"status": "ready", "phase": phase})
+        body: dict[str, Any] = {"status": "ready", "phase": phase}
+        if state.aside is not None:
+            body["warming"] = _told(state.aside)
+        return JSONResponse(body)
     if phase != "loading":
         message = _dead(state) if phase == "dead" else "the server is shutting down"
         return JSONResponse({"status": "unavailable", "phase": phase, "message": message}, 503)
-    at = state.progress
-    left = None if at.eta_s is None else round(at.eta_s, 1)
-    body = {
-        "status": "loading", "phase": phase, "stage": at.stage, "done": at.done, "total": at.total, "eta_s": left,
-    }  # fmt: skip
-    return JSONResponse(body, 503, {"Retry-After": str(retry_after_s(at.eta_s))})
+    body = {"status": "loading", "phase": phase, **_told(state.progress)}
+    return JSONResponse(body, 503, {"Retry-After": str(retry_after_s(state.progress.eta_s))})
 
 
 @router.get("/v1/health_check", responses=_RESPONSES)
@@ -69,6 +69,11 @@ async def health_check(request: Request) -> Response:
 def retry_after_s(eta_s: float | None) -> int:
     """Whole seconds after which it is worth asking again, 1 … LONGEST_RETRY_S."""
     return min(LONGEST_RETRY_S, max(1, math.ceil(eta_s or 0)))
+
+
+def _told(at: Progress) -> dict[str, Any]:
+    left = None if at.eta_s is None else round(at.eta_s, 1)
+    return {"stage": at.stage, "done": at.done, "total": at.total, "eta_s": left}
 
 
 def _dead(state: ServerState) -> str:
