@@ -20,6 +20,11 @@ KNOWN = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if not {"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_merge_was_left_half_done(document: Path) -> None:
+    assert not re.search(r"^(<{7}|>{7}) |^={7}$", document.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_and_named_files_are_there(document: Path) -> None:
     text = document.read_text()
     links = [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
