@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -29,6 +30,16 @@ def grouped(
     wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *flags)}
     wrapper.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
     return wrapper
+
+
+def takes(group: type[Any], command: Command) -> Command:
+    """`command`, whose parameter `flags` is a `group`, a dataclass, as a function with one flag for each field."""
+    hints = get_type_hints(group, include_extras=True)
+    flags = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
+        for one in fields(group)
+    ]
+    return grouped(command, "flags", flags, lambda given: group(**given))
 
 
 def takes_own_options(command: Command) -> Command:

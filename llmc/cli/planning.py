@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +11,7 @@ from llmc.buckets.limits import DEFAULT_BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS
 from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
-from llmc.cli.flags import Command, grouped
+from llmc.cli.flags import Command, takes
 from llmc.cli.options import option
 from llmc.cli.output import ReadingProgress
 from llmc.cli.quantities import duration, fraction, rate, size
@@ -117,12 +116,7 @@ class PlanningFlags:
 
 def takes_planning_flags(command: Command) -> Command:
     """`command`, whose parameter `flags` is a PlanningFlags, as a command line function with one option for each."""
-    hints = get_type_hints(PlanningFlags, include_extras=True)
-    options = [
-        inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=hints[flag.name])
-        for flag in fields(PlanningFlags)
-    ]
-    return grouped(command, "flags", options, lambda given: PlanningFlags(**given))
+    return takes(PlanningFlags, command)
 
 
 def plan_from_flags(

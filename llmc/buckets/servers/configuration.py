@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmc.buckets.fields import Fields
-from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.servers import arguments
 from llmc.buckets.servers.base import Accepted, Export, Lists, Server, Setup
@@ -130,16 +129,12 @@ def _of_plan(
         made = ServerPlan.from_json(text, source)
         if made.server != server.name:
             raise InputError(f"{source} is a plan for {made.server}, not for {server.name}; export a plan for each")
-        _agreed(source, _limits(made.setup.limits), limits)
+        _agreed(source, made.setup.limits.to_dict(), limits)
         _agreed(source, made.setup.own, own)
         return Configuration(source, made.setup, made.lists)
     plan = Plan.from_json(text, source)
-    setup = setup_for(server, _agreed(source, _limits(plan.limits), limits), own)
+    setup = setup_for(server, _agreed(source, plan.limits.to_dict(), limits), own)
     return Configuration(source, setup, server.from_plan(setup, plan))
-
-
-def _limits(limits: Limits) -> dict[str, int]:
-    return limits.to_dict()
 
 
 def _agreed(source: str, stated: Mapping[str, T], given: Mapping[str, T]) -> dict[str, T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -63,6 +64,21 @@ def written_numbers(text: str, spelling: str) -> tuple[Shape, ...]:
     if not words or not all(word.isdecimal() and len(word) < 10 and int(word) for word in words):
         raise InputError(f"{spelling} must be whole numbers above 0, as in 1 2 4 8")
     return shapes(map(int, words))
+
+
+def logged(
+    lines: Iterable[str], patterns: Mapping[str, re.Pattern[str]], spelled: Mapping[str, str]
+) -> dict[str, tuple[Shape, ...]]:
+    """By family the last list that one of `lines` has in group 1 of the family's pattern; `spelled` as in an error.
+
+    Raises InputError as `written_numbers`.
+    """
+    found = {}
+    for text in lines:
+        for family, pattern in patterns.items():
+            if match := pattern.search(text):
+                found[family] = written_numbers(match[1], spelled[family])
+    return found
 
 
 def doubling(least: int, most: int) -> list[int]:

@@ -153,9 +153,5 @@ class Nxd:
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The lists in the arguments that vLLM prints when it starts; NxD Inference prints none that it generated."""
-        found: dict[str, tuple[Shape, ...]] = {}
-        for text in lines:
-            for family, pattern in _LOGGED.items():
-                if match := pattern.search(text):
-                    found[family] = line.written_numbers(match[1], NAMES[family])
+        found = line.logged(lines, _LOGGED, NAMES)
         return found if found.keys() == NAMES.keys() else None

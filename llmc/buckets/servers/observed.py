@@ -11,7 +11,7 @@ from llmc.buckets.servers.base import Demand, Server, Setup
 from llmc.buckets.servers.demand import Demands, collect
 from llmc.buckets.traffic.formats import create, recognise
 from llmc.buckets.traffic.formats.base import Fields, Format, StepFormat
-from llmc.buckets.traffic.lengths import End
+from llmc.buckets.traffic.lengths import OUTER, End
 from llmc.buckets.traffic.lines import TraceFile
 from llmc.buckets.traffic.source import Traffic
 from llmc.buckets.traffic.steps import StepHistogram
@@ -63,11 +63,8 @@ def observe(server: Server, setup: Setup, source: Source) -> Observed:
         return _of_steps(server, setup, source.path, format_.steps(source.path, lines))
     traffic = _traffic(source, "middle")
     demands = _demands(server, setup, traffic)
-    ends = tuple(_demands(server, setup, _traffic(source, end)) for end in ENDS) if traffic.uncertain else ()
+    ends = tuple(_demands(server, setup, _traffic(source, end)) for end in OUTER) if traffic.uncertain else ()
     return Observed(demands, ends, traffic.facts(), traffic.counts(), tuple(traffic.notes()))
-
-
-ENDS: tuple[End, End] = ("low", "high")
 
 
 def _named(source: Source) -> Format | None:

@@ -166,11 +166,7 @@ class OptimumRbln(DecodeBatches):
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The list that vllm-rbln prints when its runner starts."""
-        found = None
-        for text in lines:
-            if match := _LOGGED.search(text):
-                found = line.written_numbers(match[1], MANUAL)
-        return {DECODE: found} if found else None
+        return line.logged(lines, {DECODE: _LOGGED}, {DECODE: MANUAL}) or None
 
     def _top(self, setup: Setup) -> int:
         stages, seqs = setup.number("pipeline_parallel_size"), setup.limits.max_num_seqs

@@ -199,11 +199,7 @@ class Qualcomm:
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The lists that QEfficient prints under "CCL Configuration:"."""
-        found: dict[str, tuple[Shape, ...]] = {}
-        for text in lines:
-            for family, pattern in _LOGGED.items():
-                if match := pattern.search(text):
-                    found[family] = line.written_numbers(match[1], family)
+        found = line.logged(lines, _LOGGED, {family: family for family in NAMES})
         return found if found.keys() == NAMES.keys() else None
 
 

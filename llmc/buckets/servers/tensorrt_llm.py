@@ -137,11 +137,7 @@ class TensorrtLlm(DecodeBatches):
 
     def read_log(self, lines: Iterable[str]) -> Lists | None:
         """The list in the PyTorchConfig that releases up to 1.1 print at start; later ones print none."""
-        found = None
-        for text in lines:
-            if match := _LOGGED.search(text):
-                found = line.written_numbers(match[1], "cuda_graph_batch_sizes")
-        return {DECODE: found} if found else None
+        return line.logged(lines, {DECODE: _LOGGED}, {DECODE: "cuda_graph_batch_sizes"}) or None
 
     def _stated(self, setup: Setup, config: object, source: str) -> tuple[Shape, ...]:
         if config is None:

@@ -9,6 +9,9 @@ from llmc.buckets.servers.evaluation import FamilyEvaluation, ServerEvaluation
 from llmc.buckets.text_table import table
 
 HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
+OWN = "the server's own"
+"""What tables call the lists that the server would prepare by itself."""
+
 SHOWN = 6
 """Shapes that a line names."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,20 +61,18 @@ class Tuned:
 
 def tune(
     server: Server, setup: Setup, demands: Demands, budget: ServerBudget, cost: GraphCost | None = None,
-    tell: Callable[[int, int], None] | None = None, facts: Mapping[str, Fact] | None = None,
+    facts: Mapping[str, Fact] | None = None,
 ) -> Tuned:  # fmt: skip
     """The lists of least padding on `demands`, within `budget`; without a bound, as many graphs as the server's own.
 
-    `tell` is called with proposals made and the most of them; `facts` of the traffic go into the plan. Raises
+    `facts` of the traffic go into the plan. Raises
     InputError where no lists keep to the budget.
     """
     cost = cost or server.cost
     own = server.default(setup)
     before = evaluate(server, setup, own, demands, cost)
     most = budget.most(cost) or before.graphs
-    lists = _within(
-        server, setup, demands, {name: len(shapes) for name, shapes in own.items()}, most, before.graphs, tell
-    )
+    lists = _within(server, setup, demands, {name: len(shapes) for name, shapes in own.items()}, most, before.graphs)
     after = evaluate(server, setup, lists, demands, cost)
     return Tuned(ServerPlan(server.name, setup, lists, "traffic", facts or {}), after, own, before)
 
@@ -92,7 +90,6 @@ def ends(
 
 def _within(
     server: Server, setup: Setup, demands: Demands, counts: Mapping[str, int], most: int, graphs: int,
-    tell: Callable[[int, int], None] | None,
 ) -> Lists:  # fmt: skip
     """A proposal of at most `most` graphs: families share them as in `counts`, which make `graphs`, but have no fewer
     than they need.
@@ -105,9 +102,7 @@ def _within(
     best: Lists | None = None
     used = 0
     tried = set[tuple[int, ...]]()
-    for turn in range(ROUNDS):
-        if tell is not None:
-            tell(turn, ROUNDS)
+    for _ in range(ROUNDS):
         wanted = {name: max(least[name], round(count * share)) for name, count in counts.items()}
         if tuple(wanted.values()) in tried:
             break
@@ -122,7 +117,7 @@ def _within(
         made = server.graphs(setup, lists)
         if made <= most:
             if most - made <= most * NEAR or (made == used and too_much == math.inf):
-                return _told(lists, tell)
+                return lists
             enough = share
             if made > used:
                 best, used = lists, made
@@ -136,13 +131,7 @@ def _within(
             share = (enough + too_much) / 2
     if best is None:
         raise InputError(f"no lists of at most {most} graphs were found for {server.name}; allow more")
-    return _told(best, tell)
-
-
-def _told(lists: Lists, tell: Callable[[int, int], None] | None) -> Lists:
-    if tell is not None:
-        tell(ROUNDS, ROUNDS)
-    return lists
+    return best
 
 
 def _least(server: Server, setup: Setup, counts: Mapping[str, int]) -> dict[str, int]:

@@ -23,6 +23,9 @@ End = Literal["low", "middle", "high"]
 
 ENDS: tuple[End, ...] = ("low", "middle", "high")
 
+OUTER: tuple[End, End] = ("low", "high")
+"""The two whose wastes say how uncertain that of the middle is."""
+
 MAX_DRAWN = 100_000
 """Requests that are drawn at most; of more of them, each stands for several."""
 

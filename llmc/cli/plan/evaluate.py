@@ -19,10 +19,6 @@ from llmc.errors import InputError
 if TYPE_CHECKING:
     from llmc.buckets.evaluation import Evaluation
     from llmc.buckets.servers.observed import Observed
-    from llmc.buckets.traffic.lengths import End
-
-OWN = "the server's own"
-UNCERTAIN: tuple[End, End] = ("low", "high")
 
 
 def register(group: typer.Typer) -> None:
@@ -110,10 +106,11 @@ def _replay(
 ) -> tuple[Evaluation, dict[str, int], list[str], dict[str, tuple[float, float]]]:
     """What the plan does, counts and notes of the traffic, and where lengths are uncertain the range of each waste."""
     from llmc.buckets.replay import replay, waste_ranges
+    from llmc.buckets.traffic.lengths import OUTER
 
     traffic = open_traffic(flags, "judge the plan")
     found = replay(made, traffic)
-    ends = [open_traffic(flags, "judge the plan", end) for end in UNCERTAIN] if traffic.uncertain else []
+    ends = [open_traffic(flags, "judge the plan", end) for end in OUTER] if traffic.uncertain else []
     return found, traffic.counts(), traffic.notes(), waste_ranges(made, found, ends)
 
 
@@ -135,7 +132,7 @@ def _servers(sources: list[str], flags: ServerFlags, default: bool, plot: Path |
     setups = [one.setup for one in loaded] or [flags.setup(server)]
     if any(one.limits != setups[0].limits for one in setups):
         raise InputError("the configurations are of different limits; judge each by itself")
-    judged = [(OWN, setups[0], server.default(setups[0]))] if default else []
+    judged = [(text.OWN, setups[0], server.default(setups[0]))] if default else []
     notes: list[str] = []
     for one in loaded:
         accepted = one.accepted(server)

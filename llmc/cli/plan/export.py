@@ -59,7 +59,7 @@ def export(
     demands: Demands = {}
     if flags.traffic is not None:
         demands = flags.observe(server, loaded.setup, "judge the plan").demands
-    for name, lists in (("the server's own", server.default(loaded.setup)), ("exported", accepted.lists)):
+    for name, lists in ((text.OWN, server.default(loaded.setup)), ("exported", accepted.lists)):
         found.append((name, evaluate(server, loaded.setup, lists, demands, flags.cost(server))))
     if uncovered := text.uncovered(found[-1][1]):
         raise InputError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.flags import Command, grouped
+from llmc.cli.flags import Command, takes
 from llmc.cli.options import option
 from llmc.cli.output import ReadingProgress, close_bars
 from llmc.cli.planning import not_a_file
@@ -148,9 +146,4 @@ class ServerFlags:
 
 def takes_server_flags(command: Command) -> Command:
     """`command`, whose parameter `flags` is a ServerFlags, as a command line function with one option for each."""
-    hints = get_type_hints(ServerFlags, include_extras=True)
-    options: list[Any] = [
-        inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=flag.default, annotation=hints[flag.name])
-        for flag in dataclasses.fields(ServerFlags)
-    ]
-    return grouped(command, "flags", options, lambda given: ServerFlags(**given))
+    return takes(ServerFlags, command)

@@ -12,7 +12,7 @@ from llmc.cli.options import option
 from llmc.cli.plan.serverflags import ServerFlags, takes_server_flags
 from llmc.cli.quantities import duration, size
 
-OWN, TUNED = "the server's own", "tuned"
+TUNED = "tuned"
 
 
 def register(group: typer.Typer) -> None:
@@ -63,14 +63,14 @@ def tune(
     observed = flags.observe(server, setup, "choose graphs")
     tuned = choose(server, setup, observed.demands, budget, cost, facts=observed.facts)
     plan = tuned.plan
-    found = [(OWN, tuned.default), (TUNED, tuned.chosen)]
+    found = [(text.OWN, tuned.default), (TUNED, tuned.chosen)]
     notes = [
         *observed.notes,
-        *text.ranges(found, ends(server, setup, {OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
+        *text.ranges(found, ends(server, setup, {text.OWN: tuned.default_lists, TUNED: plan.lists}, observed)),
     ]
     if judge is not None:
         other = flags.observe(server, setup, "judge", judge)
-        for name, lists in ((OWN, tuned.default_lists), (TUNED, plan.lists)):
+        for name, lists in ((text.OWN, tuned.default_lists), (TUNED, plan.lists)):
             found.append((f"{name}, on {Path(judge).name}", evaluate(server, setup, lists, other.demands, cost)))
     given = server.export(setup, plan.lists)
     if save is not None:
