@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from llmc.artifacts.bundle.reader import blob_path
@@ -15,6 +13,7 @@ from llmc.cli.cache import app
 from llmc.cli.cache.common import size_text
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.helpers import DIGESTS, flip, key, manifest, sources
+from tests.cli.cache_runs import data, error, output, run
 
 OLD = key(**{"toolchain.onnxruntime": "1.30.0"})
 NEW = key()
@@ -33,26 +32,6 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle", manifest(), sources(tmp_path / "model"))
-
-
-def run(store: Store, *arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments), "--cache-dir", str(store.root)])
-
-
-def output(store: Store, *arguments: object) -> str:
-    result = run(store, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def data(store: Store, *arguments: object) -> Any:
-    return json.loads(output(store, *arguments, "--json"))
-
-
-def error(store: Store, *arguments: object) -> Exception:
-    result = run(store, *arguments)
-    assert isinstance(result.exception, Exception), result.output
-    return result.exception
 
 
 def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

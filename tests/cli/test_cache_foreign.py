@@ -8,10 +8,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from llmc.artifacts.bundle.trust import UntrustedError
@@ -19,6 +17,7 @@ from llmc.artifacts.store.store import Store
 from llmc.cli.cache import app
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.foreign.helpers import FACTORS, HASH, MAKERS, content, make_gaudi, make_jax, make_vllm, write
+from tests.cli.cache_runs import data, error, output, run
 from tests.cli.helpers import Llmc
 
 
@@ -36,26 +35,6 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
-
-
-def run(store: Store, *arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments), "--cache-dir", str(store.root)])
-
-
-def output(store: Store, *arguments: object) -> str:
-    result = run(store, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def data(store: Store, *arguments: object) -> Any:
-    return json.loads(output(store, *arguments, "--json"))
-
-
-def error(store: Store, *arguments: object) -> Exception:
-    result = run(store, *arguments)
-    assert isinstance(result.exception, Exception), result.output
-    return result.exception
 
 
 def pack(store: Store, name: str, folder: Path, *arguments: str) -> str:

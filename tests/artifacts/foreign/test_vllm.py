@@ -107,7 +107,7 @@ def test_tritons_absolute_paths_tie_it_to_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_key_that_covers_the_root_ties_it_to_its_folder(tmp_path: Path) -> None:
-    make_vllm(tmp_path, env={"VLLM_CACHE_ROOT": "/root/.cache/vllm"})
+    make_vllm(tmp_path, env={"VLLM_CACHE_ROOT": "/cache/vllm"})
     (wrong,) = compare(facts(tmp_path), CACHE.must_match, {}, CACHE.here({}, tmp_path)).mismatches
     assert wrong.name == "env.VLLM_CACHE_ROOT"
 
