@@ -18,7 +18,7 @@ TARGETS = Registry(
         "cpu": "llmc.compiler.targets.cpu.target:CpuTarget",
         "onnxruntime": "llmc.compiler.targets.onnxruntime.target:OnnxRuntimeTarget",
         "openvino": "llmc.compiler.targets.openvino.target:OpenVinoTarget",
-        "hpu": "llmc.compiler.targets.hpu:HpuTarget",
+        "hpu": "llmc.compiler.targets.hpu.target:HpuTarget",
         "xla": "llmc.compiler.targets.xla.target:XlaTarget",
         "tpu": "llmc.compiler.targets.xla.tpu:TpuTarget",
         "fake": "llmc.compiler.targets.fake:FakeTarget",

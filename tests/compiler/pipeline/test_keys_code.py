@@ -29,7 +29,7 @@ def made_by(*kinds: str, devices: tuple[str, ...] = DEVICES) -> dict[str, set[st
 CODE = {
     "compiler/targets/fake.py": {"fake": {"trace", "weights", "executable"}},
     "compiler/targets/onnxruntime/target.py": {"cpu": {"lower", "pack", "executable"}},
-    "compiler/targets/hpu.py": {"hpu": {"executable"}},
+    "compiler/targets/hpu/target.py": {"hpu": {"executable"}},
     "compiler/text/files.py": made_by("tokenizer"),
     "compiler/weights/stage.py": {
         "cpu": {"lower", "weights", "pack", "executable"}, "hpu": {"weights", "executable"},
@@ -124,7 +124,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "compiler/weights/recipes.py",
     ),
     "hpu": (
-        "compiler/targets/hpu.py", "compiler/program/to_export.py", "runtime/portable_program.py",
+        "compiler/targets/hpu/target.py", "compiler/program/to_export.py", "runtime/portable_program.py",
         "compiler/weights/weightless.py",
     ),
     "xla": (
