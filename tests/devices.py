@@ -12,7 +12,8 @@ from llmc.compiler.targets.base import Lowered, Shape
 from llmc.compiler.targets.fake import Compiling, FakeTarget
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.fake import executor as fake
-from llmc.runtime.executors.fake.executor import FakeExecutor, Kind
+from llmc.runtime.executors.fake.executor import FakeExecutor
+from llmc.runtime.executors.fake.kind import Kind
 from llmc.runtime.executors.fake.program import Program
 
 Replay: TypeAlias = "Callable[..., tuple[Any, Any]]"

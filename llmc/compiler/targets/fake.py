@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.checkpoint.base import Checkpoint
-    from llmc.runtime.executors.fake.executor import Kind
+    from llmc.runtime.executors.fake.kind import Kind
     from llmc.settings import Settings
 
 DECAY = -0.9
@@ -64,14 +64,14 @@ class FakeTarget(Target):
 
         `compiling` is called for each executable, in the thread that compiles it.
         """
-        from llmc.runtime.executors.fake.executor import Kind
+        from llmc.runtime.executors.fake.kind import Kind
 
         self._kind, self._state, self._compiling = kind or Kind(), state, compiling
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
-        """The device that takes ragged steps ("ragged"), over a shared pool of tokens ("paged=64"), or neither."""
-        from llmc.runtime.executors.fake.executor import Kind
+        """The device that takes ragged steps, shares a pool of tokens or captures graphs, see fake/kind.py."""
+        from llmc.runtime.executors.fake.kind import Kind
 
         return cls(Kind.of(detail))
 
@@ -88,6 +88,8 @@ class FakeTarget(Target):
         """Ragged steps have no fixed shape."""
         if self._kind.ragged and options.specialise:
             raise InputError("--specialise: ragged steps have no fixed shape; leave it out, or take --device fake")
+        if self._kind.graph_memory is not None and options.specialise is False:
+            raise InputError("--no-specialise: graphs have a fixed shape; leave it out, or take --device fake")
         return super().configure(options)
 
     def require_supported(self, config: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from llmc.errors import InputError
 from llmc.runtime.executors.compilations import CompilationCounter
 
 if TYPE_CHECKING:
+    from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step
     from llmc.runtime.top_logits import TopLogits
@@ -175,6 +176,16 @@ class Executor(ABC):
         Others may be opened in the background once the first step has run.
         """
         del steps
+
+    def graph_device(self) -> GraphDevice | None:
+        """The device as one that captures graphs in the memory that it shares with the KV cache; None: it captures
+        none.
+
+        An executor with such a device makes its cache in `GraphDevice.allocate`, and `slots` says afterwards how many
+        sequences fit, which may be more or fewer than it was opened for. Where nobody calls that, the first step makes
+        the cache it was opened for. `run` replays the graph of a bucket that was captured; all others run as they are.
+        """
+        return None
 
     def ready(self) -> None:
         """`open_all` has returned and requests come from now on: whatever the engine opens or compiles is counted."""

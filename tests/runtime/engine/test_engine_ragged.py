@@ -188,7 +188,7 @@ def test_rows_of_several_tokens_run_one_at_a_time_where_they_are_not_ragged(toys
 
 @pytest.mark.parametrize("detail", ["paged", "paged=", "paged=3", "paged=x", "fast"])
 def test_behind_the_fake_devices_name(toys: dict[str, Toy], detail: str) -> None:
-    with pytest.raises(InputError, match=f"--device fake:{detail}: behind the name may be ragged, or paged=N"):
+    with pytest.raises(InputError, match=f"--device fake:{detail}: behind the name may be ragged, paged=N"):
         toys["static"].compile(device=f"fake:{detail}")
 
 

@@ -44,6 +44,7 @@ KINDS = {
     "onnx-exact": ("onnxruntime", False), "torch": ("hpu", True), "xla": ("xla", True), "openvino": ("openvino", False),
     "openvino-fixed": ("openvino", True), "openvino-static": ("openvino:NPU", True),
     "fake-ragged": ("fake:ragged", False), "fake-paged": (f"fake:paged={SLOTS * LONGEST}", False),
+    "fake-graphs": (f"fake:graphs={1 << 20}", True),
 }  # fmt: skip
 ROUNDS = {
     "openvino-static": 50,
@@ -51,6 +52,7 @@ ROUNDS = {
     "fake-exact": 200,
     "fake-ragged": 100,
     "fake-paged": 100,
+    "fake-graphs": 100,
     "onnx-static": 200,
     "onnx-exact": 100,
     "torch": 25,

@@ -6,37 +6,34 @@ live token, as compiled graphs do. So a wrong mask, slot or past changes results
 would not notice are refused: a shape other than the compiled one, a past that the slot does not hold, tokens beyond the
 cache.
 
-The suffix of the device's name selects how steps are taken, as real devices differ in this:
-
-    fake             buckets when specialised, else one sequence's prompt or a token of each of the first slots
-    fake:ragged      rows of any lengths in any slots
-    fake:paged=N     so, and all slots share N tokens in blocks of BLOCK_TOKENS
+The suffix of the device's name selects how steps are taken, as real devices differ in this (fake/kind.py). Memory and
+graphs of a device that captures them are in fake/graphs.py.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
+from llmc.runtime.executors.fake.graphs import FakeGraphDevice
+from llmc.runtime.executors.fake.kind import BLOCK_TOKENS, Kind
 from llmc.runtime.executors.fake.program import Array, Ints, Program
 from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.buckets.bucket import Bucket
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.step import Step
     from llmc.runtime.top_logits import TopLogits
 
 FAKE_VERSION = "1.0"
 """Version of the fake device's toolchain: a bundle runs on the very version that it was compiled with."""
-
-BLOCK_TOKENS = 4
 
 
 class FakeExecutor(Executor):
@@ -57,12 +54,37 @@ class FakeExecutor(Executor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        self._cache: Array = np.zeros((slots, capacity, bundle.size("kv_heads") * bundle.size("head_dim")), np.float32)
-        self._used = [0] * slots
+        self.hidden = bundle.size("kv_heads") * bundle.size("head_dim")
         self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
         self._programs: dict[str, Program] = {}
+        self._device: FakeGraphDevice | None = None
+        self._held: Array | None = None
+        self._used = [0] * slots
+        if self._kind.graph_memory is None:
+            self.make_cache(slots)
+        else:
+            self._device = FakeGraphDevice(self, self._kind.graph_memory)
+
+    def make_cache(self, slots: int) -> None:
+        """An empty cache of so many slots."""
+        self.slots = slots
+        self._held = np.zeros((slots, self.capacity, self.hidden), np.float32)
+        self._used = [0] * slots
+
+    @property
+    def _cache(self) -> Array:
+        if self._held is None:
+            assert self._device is not None  # or it was made at once
+            self._device.hold_cache(self.slots * self.capacity)
+            self.make_cache(self.slots)
+        assert self._held is not None
+        return self._held
+
+    def graph_device(self) -> FakeGraphDevice | None:
+        """As the device was named."""
+        return self._device
 
     @property
     def exact(self) -> bool:
@@ -93,6 +115,10 @@ class FakeExecutor(Executor):
         """Name of the executable in the manifest."""
         return str(self._find(step.phase, step.batch, step.query, step.context))
 
+    def program(self, bucket: Bucket) -> Program:
+        """The executable of a bucket, opened."""
+        return self._open(self._find(bucket.phase, bucket.batch, bucket.query, bucket.context))
+
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed, in microseconds."""
         for shape in steps:
@@ -101,7 +127,10 @@ class FakeExecutor(Executor):
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; rows without a request come back as NaN, since nobody may use them."""
         program, past = self._begin(step)
-        logits, new = self.replay(program, step.token_ids, step.past_lengths, step.new_lengths, past)
+        given = step.token_ids, step.past_lengths, step.new_lengths, past
+        if self._device is not None:
+            given = self._device.inputs(step, past)
+        logits, new = self.replay(program, *given)
         self._end(step, new)
         self._buffer.fill(np.nan)
         self._buffer[: len(step.slots)] = logits[: len(step.slots)]
@@ -136,7 +165,7 @@ class FakeExecutor(Executor):
         """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size]."""
         self._check_past(step)
         program = self._open(self._find(step.phase, step.batch, step.query, step.context))
-        past = np.zeros((step.batch, step.context, self._cache.shape[2]), np.float32)
+        past = np.zeros((step.batch, step.context, self.hidden), np.float32)
         for row, slot in enumerate(step.slots):
             past[row] = self._cache[slot, : step.context]
         return program, past
@@ -184,7 +213,7 @@ class FakeExecutor(Executor):
     def memory(self) -> dict[str, int]:
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
         return {
-            "cache": self._cache.nbytes,
+            "cache": 0 if self._held is None else self._held.nbytes,
             "logits": self._buffer.nbytes,
             "open_executables": len(self._programs),
         }
@@ -206,7 +235,7 @@ class FakeExecutor(Executor):
                 fields = json.loads(self.bundle.files.read(executable.blob))
                 weights = self.bundle.files.path(fields["weights"])
                 program = Program.load(fields, weights)
-                sizes = self._buffer.shape[1], self._cache.shape[2]
+                sizes = self._buffer.shape[1], self.hidden
                 if program.embedding.shape != sizes or program.head.shape != sizes:
                     raise ValueError("its tensors are not of the sizes that the manifest states")
                 if program.top_k != self.top_k:
@@ -246,23 +275,3 @@ class FakeExecutor(Executor):
         taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
         if taken > self.cache_tokens:
             raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How the device takes steps, by what is behind its name; raises InputError."""
-
-    ragged: bool = False
-    cache_tokens: int | None = None
-
-    @classmethod
-    def of(cls, detail: str) -> Kind:
-        """ "", "ragged" or "paged=N"."""
-        name, _, tokens = detail.partition("=")
-        if name == "paged" and tokens.isascii() and tokens.isdecimal() and int(tokens) >= BLOCK_TOKENS:
-            return cls(True, int(tokens))
-        if detail not in ("", "ragged"):
-            raise InputError(
-                f"--device fake:{detail}: behind the name may be ragged, or paged=N, N tokens from {BLOCK_TOKENS}"
-            )
-        return cls(detail == "ragged")

@@ -1,0 +1,40 @@
+"""How a fake device takes steps, and what it has: the suffix of its name.
+
+fake             buckets when specialised, else one sequence's prompt or a token of each of the first slots
+fake:ragged      rows of any lengths in any slots
+fake:paged=N     so, and all slots share N tokens in blocks of BLOCK_TOKENS
+fake:graphs=N    buckets; it has N bytes of memory, and captures graphs in it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.errors import InputError
+
+BLOCK_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`cache_tokens` of the pool that all slots share, `graph_memory` in bytes; None: it has no such thing."""
+
+    ragged: bool = False
+    cache_tokens: int | None = None
+    graph_memory: int | None = None
+
+    @classmethod
+    def of(cls, detail: str) -> Kind:
+        """From what is behind the name: "", "ragged", "paged=N" or "graphs=N"; raises InputError for anything else."""
+        name, _, text = detail.partition("=")
+        number = int(text) if text.isascii() and text.isdecimal() else 0
+        if name == "paged" and number >= BLOCK_TOKENS:
+            return cls(ragged=True, cache_tokens=number)
+        if name == "graphs" and number:
+            return cls(graph_memory=number)
+        if detail not in ("", "ragged"):
+            raise InputError(
+                f"--device fake:{detail}: behind the name may be ragged, paged=N, N tokens from {BLOCK_TOKENS}, or "
+                "graphs=N, N bytes of memory"
+            )
+        return cls(ragged=detail == "ragged")
