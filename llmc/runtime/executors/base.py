@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.executors.compilations import CompilationCounter
+from llmc.runtime.executors.witness import CounterWitness, Witness
 
 if TYPE_CHECKING:
     from llmc.buckets.warmup.device import GraphDevice
@@ -190,6 +191,13 @@ class Executor(ABC):
     def ready(self) -> None:
         """`open_all` has returned and requests come from now on: whatever the engine opens or compiles is counted."""
         self.compilations.ready()
+
+    def witnesses(self) -> Sequence[Witness]:
+        """Witnesses of what this executor and its engine compile: what a certificate rests on (witness.py).
+
+        An executor adds those of its engine, beside what it tells its own counter.
+        """
+        return (CounterWitness(self.compilations),)
 
     @abstractmethod
     def close(self) -> None:

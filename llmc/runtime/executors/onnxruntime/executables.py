@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmc.artifacts.bundle.native import KERNELS
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
-from llmc.runtime.executors.onnxruntime.session import open_session
+from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 from llmc.runtime.executors.slot_cache import SlotCacheExecutor
 from llmc.runtime.heap import trim
 from llmc.runtime.top_logits import TopLogits
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
+    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Step
 
 LOGIT_ROWS = "logit_rows"
@@ -178,6 +179,10 @@ class OnnxExecutor(SlotCacheExecutor):
     def open_all(self) -> None:
         """Open every executable before returning."""
         self._executables.open_all()
+
+    def witnesses(self) -> Sequence[Witness]:
+        """And every session that is made."""
+        return (*super().witnesses(), session_witness())
 
     def run(self, step: Step) -> NDArray[np.float32]:
         """One step, with all logits."""

@@ -8,10 +8,12 @@ this choice for the whole process.
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
+from llmc.runtime.executors.witness import CallsWitness
 from llmc.settings import Settings
 
 _lock = threading.Lock()
@@ -45,6 +47,15 @@ def open_session(
     for name, value in entries.items():
         options.add_session_config_entry(name.replace("__", "."), value)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def session_witness() -> CallsWitness:
+    """Sees every session that is made in the process, whoever makes it."""
+    return CallsWitness("ONNX Runtime sessions", ort.InferenceSession, {"__init__": _session_name})
+
+
+def _session_name(model: Any, *_: Any, **__: Any) -> str:
+    return f"a model of {len(model)} bytes" if isinstance(model, bytes) else Path(model).name
 
 
 def _share_pool(threads: int | None) -> None:

@@ -13,6 +13,7 @@ import openvino as ov
 
 from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
+from llmc.runtime.executors.witness import CallsWitness
 
 
 @cache
@@ -21,6 +22,19 @@ def open_core() -> ov.Core:
     core = ov.Core()
     core.get_versions("CPU")
     return core
+
+
+def compile_witness() -> CallsWitness:
+    """Sees every model that the process compiles or imports, whoever does; importing one compiles its kernels."""
+
+    def compiled(model: Any, device: str | None = None, *_: Any, **__: Any) -> str:
+        name = model.get_friendly_name() if hasattr(model, "get_friendly_name") else str(model)
+        return f"compile_model {name:.80} for {device or 'AUTO'}"
+
+    def imported(_model: Any, device: str, *_: Any, **__: Any) -> str:
+        return f"import_model for {device}"
+
+    return CallsWitness("OpenVINO compile calls", ov.Core, {"compile_model": compiled, "import_model": imported})
 
 
 def version() -> str:

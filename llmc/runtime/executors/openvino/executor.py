@@ -8,7 +8,7 @@ rows less is filled up with rows of their own in a block that no slot holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor, require_held
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
-from llmc.runtime.executors.openvino.device import require_device, version
+from llmc.runtime.executors.openvino.device import compile_witness, require_device, version
 from llmc.runtime.executors.openvino.paged_models import PagedModels
 from llmc.runtime.executors.openvino.paged_request import StepRows
 from llmc.runtime.executors.openvino.space import pool_blocks
@@ -28,6 +28,7 @@ from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
@@ -88,6 +89,10 @@ class OpenVinoExecutor(RaggedExecutor):
         """Open what was not needed yet: the model behind a starter, and the executables of fixed sizes."""
         self._leave_starter()
         self._models.open_fixed()
+
+    def witnesses(self) -> Sequence[Witness]:
+        """And every model that OpenVINO compiles or imports."""
+        return (*super().witnesses(), compile_witness())
 
     def run(self, step: Step) -> Array:
         """One step over the live tokens of the live rows."""

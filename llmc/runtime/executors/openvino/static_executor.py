@@ -7,7 +7,7 @@ where it is not, on the CPU, which proves plan, padding and numbers as verificat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.openvino.device import has_device, require_device, version
+from llmc.runtime.executors.openvino.device import compile_witness, has_device, require_device, version
 from llmc.runtime.executors.openvino.static_models import StaticModels
 from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors
 from llmc.runtime.executors.static import StaticExecutor
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.openvino.static_request import StaticRequest
+    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Step
 
 DEVICE = "openvino_device"
@@ -65,6 +66,10 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
 
     def _open(self, executable: Executable) -> StaticRequest:
         return self._models.request(executable, serving=False)
+
+    def witnesses(self) -> Sequence[Witness]:
+        """And every model that OpenVINO compiles or imports."""
+        return (*super().witnesses(), compile_witness())
 
     def run(self, step: Step) -> Array:
         """One step at the model's shape. Dummy rows read what is not theirs, and keep nothing."""

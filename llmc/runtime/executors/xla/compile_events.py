@@ -7,9 +7,11 @@ for it. Loading an executable is none.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from llmc.runtime.executors.witness import Witness
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's name of the event."""
@@ -17,6 +19,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 _lock = threading.Lock()
 _listens = False
 _here = threading.local()
+_compiled: list[str] = []
 
 
 @contextmanager
@@ -41,7 +44,29 @@ def listen() -> None:
             _listens = True
 
 
+def listens() -> bool:
+    """Whether every compilation of this process has been heard since JAX's first."""
+    return _listens
+
+
+class JaxWitness(Witness):
+    """Sees each compilation of JAX in the process, in any thread, that is heard after `listen`."""
+
+    name = "JAX compile events"
+
+    def __init__(self) -> None:
+        self._first = len(_compiled)
+
+    def what(self) -> Sequence[str]:
+        """The programs."""
+        return tuple(_compiled[self._first :])
+
+
 def _heard(event: str, duration: float, **facts: Any) -> None:
+    if event != COMPILED:
+        return
+    what = f"jax: {facts.get('fun_name', 'a program')}"
+    _compiled.append(what)
     tell = getattr(_here, "tell", None)
-    if event == COMPILED and tell is not None:
-        tell(f"jax: {facts.get('fun_name', 'a program')}")
+    if tell is not None:
+        tell(what)

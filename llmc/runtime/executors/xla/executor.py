@@ -7,7 +7,7 @@ bucket reads more of them. What else happens to slots (copies, import, export, p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.xla.client import Platform, has_tpu, jax_version, open_client
-from llmc.runtime.executors.xla.compile_events import told
+from llmc.runtime.executors.xla.compile_events import JaxWitness, told
 from llmc.runtime.executors.xla.envelope import Envelope
 from llmc.runtime.executors.xla.exported import mesh_of, sharding_of
 from llmc.runtime.top_logits import TopLogits
@@ -26,6 +26,7 @@ from llmc.runtime.top_logits import TopLogits
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.witness import Witness
     from llmc.runtime.executors.xla.loaded import LoadedProgram
     from llmc.runtime.step import Step
 
@@ -62,6 +63,7 @@ class XlaExecutor(StaticExecutor):
         super().__init__(bundle, slots, capacity, threads)
         from llmc.runtime.executors.xla.weights import DeviceWeights
 
+        self._compile_events = JaxWitness()
         manifest = bundle.manifest
         platform: Platform = "tpu" if manifest.target == "tpu" and has_tpu() else "cpu"
         self._devices = open_client(platform, bundle.option("tensor_parallel", 1), threads)
@@ -103,6 +105,10 @@ class XlaExecutor(StaticExecutor):
                 self.bundle.manifest.device,
             )  # fmt: skip
         super().open_all()
+
+    def witnesses(self) -> Sequence[Witness]:
+        """And every compilation of JAX since the executor was opened."""
+        return (*super().witnesses(), self._compile_events)
 
     def run(self, step: Step) -> Array:
         """One step at the executable's shape; dummy rows write nothing."""
