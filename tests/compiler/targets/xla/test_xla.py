@@ -24,8 +24,8 @@ from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
 from llmc.runtime.executors.xla.envelope import Envelope, write_envelope
-from llmc.runtime.executors.xla.executor import SLOT_PROGRAMS
 from llmc.runtime.executors.xla.loaded import LoadedProgram
+from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 

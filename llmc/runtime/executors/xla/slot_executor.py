@@ -1,0 +1,204 @@
+"""Steps over a cache that stays on the device, for XLA's programs, whoever compiled them.
+
+Keys and values of all slots lie on the device [layers, slots, kv_heads, capacity, head_dim], sized when the bundle was
+compiled. A step takes them, writes the live rows' live tokens into their slots, and gives them back in place; a larger
+bucket reads more of them. What else happens to slots (copies, import, export, poison) are programs of the bundle, too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import InputError
+from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.static import StaticExecutor
+from llmc.runtime.executors.xla.compile_events import told
+from llmc.runtime.top_logits import TopLogits
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
+    from llmc.runtime.step import Step
+
+Array = NDArray[np.float32]
+SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
+
+
+class DeviceArrays(ABC):
+    """Where a program's arguments and results lie; what it holds are a device's own arrays."""
+
+    @abstractmethod
+    def zeros(self, tensor: Tensor) -> Any:
+        """A new array, divided over the devices as the tensor says."""
+
+    @abstractmethod
+    def weight(self, tensor: Tensor) -> Any:
+        """The bundle's weight that an input asks for. Raises ArtifactError where there is none of that shape."""
+
+    @abstractmethod
+    def put(self, *arrays: Any) -> list[Any]:
+        """Small inputs, whole on every device."""
+
+    @abstractmethod
+    def put_as(self, tensors: Sequence[Tensor], *arrays: Any) -> list[Any]:
+        """Inputs, divided over the devices as the tensors say."""
+
+    @abstractmethod
+    def fetch(self, array: Any) -> NDArray[Any]:
+        """A result on the host, whole."""
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes of the weights file."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop the weights."""
+
+
+class SlotProgram(Protocol):
+    """A program that is ready to run."""
+
+    header: StepHeader
+    """What it takes and gives."""
+    native: bool
+    """Whether it was opened as it is, and not compiled here."""
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        """Outputs, as arrays on the device. Donated arguments are gone afterwards."""
+
+
+class SlotExecutor(StaticExecutor):
+    """See the module's docstring. A subclass calls `_begin` when it can load programs."""
+
+    _arrays: DeviceArrays
+
+    def _begin(self, arrays: DeviceArrays) -> None:
+        """Load the programs that work on slots, and make the cache."""
+        self._arrays = arrays
+        self._programs: dict[str, SlotProgram] = {}
+        self._slot_programs = {name: self._load(name, name) for name in SLOT_PROGRAMS}
+        self._native = self._slot_programs["slot_fill"].native
+        keys, values = self._slot_programs["slot_fill"].header.inputs[:2]
+        _, held, _, longest, _ = keys.shape
+        if self.slots > held:
+            raise InputError(
+                f"{self.bundle.path}: its cache holds {held} sequences, asked for {self.slots}; compile it with "
+                f"--cache-slots {self.slots}"
+            )
+        self.capacity = min(self.capacity, longest)
+        with told(self.compilations.opened):
+            self._cache = [arrays.zeros(t) for t in (keys, values)]
+        self._bound: dict[str, list[Any]] = {}
+        self._used = [0] * self.slots
+        self._outputs: list[Any] = []
+
+    @abstractmethod
+    def _load(self, file: str, name: str) -> SlotProgram:
+        """The program in one of the bundle's files; `name` is for people."""
+
+    def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
+        """Open the named executables; the others open when first needed.
+
+        Where they have to be compiled here, all are, so that none is compiled while a request waits for it.
+        """
+        if not self._native:
+            self.open_all()
+        super().warm(steps)
+
+    def run(self, step: Step) -> Array:
+        """One step at the executable's shape; dummy rows write nothing."""
+        self._run(step)
+        return self.logits()
+
+    def run_top(self, step: Step) -> TopLogits:
+        """As `run`; XLA's top-k puts the lower id first where values are equal."""
+        self._require_top()
+        self._run(step)
+        values, ids = map(self._arrays.fetch, self._outputs[1:3])
+        return TopLogits(values, ids.astype(np.int64))
+
+    def logits(self) -> Array:
+        """The last step's, which come to the host when they are asked for."""
+        if self._outputs:
+            self._keep(self._arrays.fetch(self._outputs[0]))
+        return super().logits()
+
+    def _run(self, step: Step) -> None:
+        self._check_step(step, self._used, first_slots=True)
+        program, weights = self._open(self._executable(step))
+        slots = np.full(step.batch, -1, np.int32)
+        slots[: len(step.slots)] = step.slots
+        given = [a.astype(np.int32) for a in (step.token_ids, step.past_lengths, step.new_lengths)]
+        with told(self.compilations.record):
+            *self._outputs, keys, values = program.run([*self._arrays.put(*given, slots), *self._cache, *weights])
+        self._cache = [keys, values]
+        for row, slot in enumerate(step.slots):
+            self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy within the cache, on the device."""
+        require_held(self._used, source, length)
+        if source != target:
+            self._change("slot_copy", *self._numbers(source, target, length))
+        self._used[target] = length
+
+    def export_prefix(self, slot: int, length: int) -> list[Array]:
+        """The slot as it lies on the device, cut to `length` tokens, in float32."""
+        require_held(self._used, slot, length)
+        rows = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
+        keys, values = (self._arrays.fetch(r)[:, :, :length].astype(np.float32) for r in rows)
+        return [t for pair in zip(keys, values, strict=True) for t in pair]
+
+    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
+        """Write a slot, rounded to the cache's dtype."""
+        import ml_dtypes
+
+        inputs = self._slot_programs["slot_write"].header.inputs
+        layers, _, heads, capacity, size = inputs[0].shape
+        length = self._check_prefix(prefix, 2 * layers)
+        dtype = np.dtype(ml_dtypes.bfloat16 if inputs[0].dtype == "bfloat16" else inputs[0].dtype)
+        rows = np.zeros((2, layers, heads, capacity, size), dtype)
+        rows[:, :, :, :length] = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
+        self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs[4:], *rows))
+        self._used[slot] = length
+
+    def poison(self, slot: int, start: int, value: float) -> None:
+        """Overwrite what no live token owns."""
+        self._change("slot_fill", *self._numbers(slot, start), *self._arrays.put(np.float32(value)))
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the cache, of the mapped weights, and of the opened executables' files."""
+        opened = sum(self.bundle.manifest.blobs[blob] for blob in self._bound)
+        return {
+            "cache": sum(c.nbytes for c in self._cache), "weights": self._arrays.weight_bytes, "executables": opened,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Drop executables, weights and cache."""
+        self._programs.clear()
+        self._slot_programs.clear()
+        self._bound.clear()
+        self._arrays.close()
+        self._cache, self._outputs, self._logits = [], [], None
+
+    def _open(self, executable: Executable) -> tuple[SlotProgram, list[Any]]:
+        """An executable's program, and the weights that it takes."""
+        if executable.blob not in self._bound:
+            program = self._programs[executable.blob] = self._load(executable.blob, str(executable))
+            with told(self.compilations.opened):
+                self._bound[executable.blob] = [self._arrays.weight(t) for t in program.header.inputs[6:]]
+        return self._programs[executable.blob], self._bound[executable.blob]
+
+    def _change(self, program: str, *arguments: Any) -> None:
+        with told(self.compilations.record):
+            self._cache = self._slot_programs[program].run([*self._cache, *arguments])
+
+    def _numbers(self, *numbers: int) -> list[Any]:
+        return self._arrays.put(*(np.int32(n) for n in numbers))
