@@ -13,7 +13,7 @@ Variables
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
     VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
                             LLMC_CACHE_DIR is not set
-    VLLM_OPENVINO_DEVICE    what `--device openvino` stands for: CPU (default), GPU, GPU.1, NPU
+    VLLM_OPENVINO_DEVICE    what `--device openvino` stands for: CPU (default), GPU, GPU.1, NPU, NPU.4000
     VLLM_OPENVINO_KVCACHE_SPACE GiB that the KV cache may take, shared by all sequences; 0 or unset: room for each to
                             reach max_model_len, of which memory is taken as it is used
     VLLM_OPENVINO_CPU_KV_CACHE_PRECISION u8 | f32 | bf16: precision of the KV cache of bundles compiled for

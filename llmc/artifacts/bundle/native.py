@@ -60,6 +60,7 @@ _BEGINNINGS = (
     (b"\x03\x02\x23\x07", "GPU code (SPIR-V)"),
     (b"LLMCXLA", "XLA's machine code"),
     (b"RR_UPCVO", "a model that OpenVINO compiled"),
+    (b"LLMCOVD", "a model that OpenVINO compiled for a device"),
     *((version.to_bytes(8, "little") + (1024).to_bytes(8, "little"), "Neuron's code (NEFF)") for version in (1, 2)),
 )
 

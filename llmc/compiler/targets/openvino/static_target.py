@@ -1,13 +1,14 @@
 """Models of one shape for what has no paged attention: NPU and GPU, or the CPU where it is asked for.
 
-For a device that is not here, executables are portable: each bucket's model as OpenVINO's IR, over one weights file,
-verified on this CPU; nothing that OpenVINO's wheels bring compiles for NPU or GPU without the device's driver. For the
-CPU they are native: compiled models without weights (blobs.py), over one weights file.
+Executables are native where this host has a compiler for the device (ahead.py), and hold the portable model too. Else
+they are portable: each bucket's model as OpenVINO's IR, over one weights file, verified on this CPU. For the CPU they
+are native: compiled models without weights (blobs.py), over one weights file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,20 +27,23 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
+    from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
 
 _REMAINING = {
-    "GPU": "the GPU's host compiles each model when it is first opened, with the plugin and OpenCL driver there",
-    "NPU": "the NPU's host compiles each model when it is first opened, with the compiler in its driver",
+    "GPU": "the GPU's host compiles each model, with the plugin and OpenCL driver there",
+    "NPU": "the NPU's host compiles each model, with the compiler in its driver",
 }
 
 Sizes = tuple[int, int, int]
 
 
 class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
-    """See the module's docstring. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1")."""
+    """See the module's docstring. `device` is CPU, GPU or NPU, perhaps with a number ("GPU.1") or platform
+    ("NPU.4000")."""
 
     executor: ClassVar[str] = "openvino-static"
     why_static: ClassVar[str] = "models over contiguous caches have one shape each, since NPUs take no other"
@@ -68,18 +72,38 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             )
         return super().configure(options)
 
+    @cached_property
+    def compiler(self) -> DeviceCompiler | None:
+        """What compiles for the GPU or NPU on this host; None for the CPU, and where nothing does."""
+        from llmc.compiler.targets.openvino.ahead import compiler_for
+
+        return None if self.device == "CPU" else compiler_for(self.device)
+
     @property
     def state(self) -> State:
-        """Native on the CPU."""
-        return "native" if self.device == "CPU" else "portable"
+        """Native on the CPU, and where this host has a compiler for the device."""
+        return "native" if self.device == "CPU" or self.compiler is not None else "portable"
+
+    def toolchain(self) -> dict[str, str]:
+        """OpenVINO, and of a device that is compiled for its compiler, or its driver."""
+        compiler = self.compiler
+        return {**super().toolchain(), **({} if compiler is None else compiler.toolchain)}
+
+    def isa(self) -> tuple[str, ...]:
+        """Models for the CPU hold for one instruction set, those for devices for any."""
+        return super().isa() if self.device == "CPU" else ()
 
     def choice(self, options: CompileOptions) -> str:
         """A property of the form."""
         return f"one executable per bucket: {self.why_static}"
 
     def remaining(self) -> str:
-        """What turns a portable model into what the device runs."""
-        return _REMAINING.get(self.device.split(".", maxsplit=1)[0], "")
+        """What turns a portable model into what the device runs, and what this host lacks for it."""
+        if self.state == "native":
+            return ""
+        from llmc.compiler.targets.openvino.ahead import lacking
+
+        return f"{_REMAINING[self.device.partition('.')[0]]}; here it lacks {lacking(self.device)}"
 
     def plugin_settings(self, options: CompileOptions) -> dict[str, Any]:
         """On the CPU: float32 throughout is exact, other weights take activations in 8 bits."""
@@ -96,7 +120,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         names = [_name(s) for s in sizes]
         entry = self._lower(stages, programs, options, sizes)
         forms = entry.outputs
-        if self.state == "native":
+        if self.device == "CPU":
             made = self._finish(stages, options, names, entry).outputs
             return self.lowered(stages, made["weights"], {name: made[name] for name in names}, forms)
         weights = self.weights_stage(stages, entry).outputs
@@ -104,15 +128,30 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         return self.lowered(stages, weights["weights"], chosen, forms, placements=weights["placements"])
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
-        """The model of that shape: as it was compiled, or its IR with the places of its weights."""
+        """The model of that shape: as it was compiled, or its IR with the places of its weights, or both."""
         from llmc.compiler.targets.openvino.constants import place
         from llmc.compiler.weights.recipes import read_placements
 
         data = lowered.inputs[_name(shape.sizes)].read_bytes()
-        if self.state == "portable":
+        if self.device != "CPU":
             placements = read_placements(lowered.inputs["placements"].read_bytes())
             data = place(data.decode(), placements).encode()
+        if self.compiler is not None:
+            from llmc.artifacts.digest import parse
+            from llmc.runtime.executors.openvino.device import MappedWeights
+
+            data = self.compiler.compile(data, MappedWeights(lowered.folder / parse(lowered.files["weights"])))
         return Executable(data, self.state)
+
+    def limits(self, options: CompileOptions) -> Bounds:
+        """Of float16 where a GPU or NPU is here to run what it computes in."""
+        from llmc.compiler.verification.limits import limits
+        from llmc.runtime.executors.openvino.device import has_device
+        from llmc.runtime.executors.openvino.plugins import plugin_name
+
+        if self.device == "CPU" or not has_device(plugin_name(self.device)):
+            return super().limits(options)
+        return limits(str(options.quantize), "f16", self.cache_dtype(options))
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, sizes: Sequence[Sizes]

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 KINDS = ("CPU", "GPU", "NPU")
+NPU_PLATFORMS = ("3720", "4000", "5010", "5020", "6010")
+"""Meteor and Arrow Lake, Lunar Lake, Panther Lake, Wildcat Lake and the one after, as OpenVINO names them
+(src/plugins/intel_npu/README.md of 08d1b43; openvino#37370)."""
+
 DEFAULT_BUDGET = 512 << 20
 """Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
 
@@ -67,13 +71,17 @@ class OpenVinoTarget(OpenVinoBase):
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Target:
-        """CPU, GPU or NPU behind the name; VLLM_OPENVINO_DEVICE, or CPU, for the name alone.
+        """CPU, GPU (GPU.1) or NPU (NPU.4000) behind the name; VLLM_OPENVINO_DEVICE, or CPU, for the name alone.
 
         GPU and NPU get models of one shape each (openvino/static_target.py).
         """
         kind = (detail or settings.openvino_device or "CPU").upper()
-        if kind.split(".")[0] not in KINDS:
+        name, _, behind = kind.partition(".")
+        if name not in KINDS:
             raise InputError(f"--device openvino:{detail or kind}: OpenVINO compiles here for {', '.join(KINDS)}")
+        if behind and not (behind.isdecimal() if name == "GPU" else name == "NPU" and behind in NPU_PLATFORMS):
+            known = "openvino:GPU.1 and so on, openvino:" + ", openvino:".join(f"NPU.{p}" for p in NPU_PLATFORMS)
+            raise InputError(f"--device openvino:{detail or kind}: {name} has no {behind!r}; known: {known}")
         if kind != "CPU":
             from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget
 

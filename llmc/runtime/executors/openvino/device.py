@@ -16,9 +16,13 @@ from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.witness import CallsWitness
 
 
-@cache
 def open_core() -> ov.Core:
     """The core, with the CPU plugin loaded: without it a finished model's operators are unknown."""
+    return _core()
+
+
+@cache
+def _core() -> ov.Core:
     core = ov.Core()
     core.get_versions("CPU")
     return core

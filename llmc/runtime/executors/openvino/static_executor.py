@@ -16,6 +16,7 @@ import numpy as np
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.device import compile_witness, has_device, require_device, version
+from llmc.runtime.executors.openvino.plugins import plugin_name
 from llmc.runtime.executors.openvino.static_models import StaticModels
 from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors
 from llmc.runtime.executors.static import StaticExecutor
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 DEVICE = "openvino_device"
-"""The manifest's option that names the device: CPU, GPU, GPU.1, NPU …"""
+"""The manifest's option that names the device: CPU, GPU, GPU.1, NPU, NPU.4000 …"""
 
 
 class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
@@ -53,7 +54,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
-        self.device = wanted if has_device(wanted) else "CPU"
+        self.device = wanted if has_device(plugin_name(wanted)) else "CPU"
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
         self._staging = Tensors(*sizes, max(staged, default=0))

@@ -11,6 +11,9 @@ import openvino as ov
 from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, version, with_threads
+from llmc.runtime.executors.openvino.device_blob import MAGIC as DEVICE_MAGIC
+from llmc.runtime.executors.openvino.device_blob import DeviceBlob
+from llmc.runtime.executors.openvino.plugins import plugin_name
 from llmc.runtime.executors.openvino.static_blob import open_blob
 from llmc.runtime.executors.openvino.static_request import StaticRequest
 
@@ -70,6 +73,10 @@ class StaticModels:
         native = executable.state == "native" or code_in(data[:HEAD_BYTES]) is not None
         if native:
             self._bundle.files.require_native(str(executable))
+        if native and data.startswith(DEVICE_MAGIC):
+            native = self._device != "CPU"
+            compiled = self._of_device(data, source, again)
+        elif native:
             compiled = open_blob(data, self._bundle.files.path("weights"), self._options(), source, again)
         else:
             compiled = self._compiled(data, source, again)
@@ -92,11 +99,21 @@ class StaticModels:
         asked = self._bundle.manifest.options["properties"] if self._device == "CPU" else {}
         return {**asked, **self._properties}
 
+    def _of_device(self, data: bytes, source: str, again: str) -> ov.CompiledModel:
+        """The part for the device where it is here, else the portable one on this CPU."""
+        try:
+            blob = DeviceBlob.parse(data)
+        except ValueError as e:
+            raise ArtifactError(f"{source} is no model compiled for a device: {e}; compile again: {again}") from e
+        if self._device == "CPU":
+            return self._compiled(blob.ir, source, again)
+        return blob.open_on(self._device, source, again)
+
     def _compiled(self, xml: bytes, source: str, again: str) -> ov.CompiledModel:
         """What the device's own host does to a portable model."""
         try:
             model = open_core().read_model(xml, self._weights.tensor)
-            return open_core().compile_model(model, self._device, self._options())
+            return open_core().compile_model(model, plugin_name(self._device), self._options())
         except RuntimeError as e:
             reason = next((line for line in reversed(str(e).splitlines()) if line.strip()), "")
             raise ArtifactError(

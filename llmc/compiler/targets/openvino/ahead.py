@@ -1,0 +1,136 @@
+"""Compiling for a GPU or an NPU: with which compiler this host can do it, and what it lacks where it cannot.
+
+    NPU   Intel's NPU compiler beside OpenVINO's plugins compiles for a named platform on any host (NPU_PLATFORM with
+          NPU_COMPILER_TYPE=PLUGIN); the driver of an NPU that is here has another, for that NPU alone
+    GPU   the plugin compiles kernels with the driver of the GPU that is here, and there is no other way
+
+OpenVINO 2026.4.1's wheels have the NPU plugin without that compiler (openvino#36374): the plugin looks for
+libopenvino_intel_npu_compiler_loader.so in its own folder (src/plugins/intel_npu, vcl_api.cpp), which opens
+libopenvino_intel_npu_compiler.so beside it; Intel's archives of OpenVINO have both (openvino#33129). What it makes for
+a platform runs with every driver released for that platform, but for 3720, whose older drivers refuse it
+(src/plugins/intel_npu/README.md of 08d1b43): an NPU 3720 is compiled for by its own driver.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.digest import digest_file
+from llmc.errors import CompileError
+
+if TYPE_CHECKING:
+    from llmc.runtime.executors.openvino.device import MappedWeights
+
+LIBRARIES = ("openvino_intel_npu_compiler_loader", "openvino_intel_npu_compiler")
+OWN_DRIVER_ONLY = "3720"
+_NODES = {"NPU": ("accel/accel*",), "GPU": ("dri/renderD*", "dxg")}
+DEV = Path("/dev")
+
+
+@dataclass(frozen=True)
+class DeviceCompiler:
+    """How this host compiles for `device`, as compile_model takes it: `properties`, what keys name of the compiler, and
+    what the result is made for (runtime/executors/openvino/plugins.py)."""
+
+    device: str
+    properties: Mapping[str, str]
+    toolchain: Mapping[str, str]
+    made_for: Mapping[str, str]
+
+    def compile(self, ir: bytes, weights: MappedWeights) -> bytes:
+        """The file of device_blob.py of a model of fixed sizes.
+
+        Raises CompileError with OpenVINO's reason where its plugin refuses the model, or cannot export it.
+        """
+        from llmc.runtime.executors.openvino.device import open_core, version
+        from llmc.runtime.executors.openvino.device_blob import DeviceBlob, reason_of
+        from llmc.runtime.executors.openvino.plugins import kind_of
+
+        try:
+            model = open_core().read_model(ir, weights.tensor)
+            stream: Any = open_core().compile_model(model, self.device, dict(self.properties)).export_model()
+        except RuntimeError as e:
+            raise CompileError(f"OpenVINO {version()} cannot compile for {self.device}: {reason_of(e)}") from e
+        return DeviceBlob(kind_of(self.device), self.made_for, ir, stream.getvalue()).to_bytes()
+
+
+def compiler_for(device: str) -> DeviceCompiler | None:
+    """The compiler for "GPU", "GPU.1", "NPU" (the one that is here) or "NPU.4000"; None where this host has none.
+
+    OpenVINO is imported only where a node of such a device is in /dev, so that `llmc devices` is quick.
+    """
+    kind, _, platform = device.partition(".")
+    here = _facts_here(device)
+    if kind == "GPU":
+        return None if here is None else DeviceCompiler(device, {}, _named(here), here)
+    wanted = platform or (here or {}).get("platform", "")
+    library = npu_compiler()
+    if library is not None and wanted not in ("", OWN_DRIVER_ONLY):
+        asked = {"NPU_COMPILER_TYPE": "PLUGIN", "NPU_PLATFORM": wanted}
+        toolchain = {"npu_platform": wanted, "npu_compiler": _digest(library)}
+        return DeviceCompiler("NPU", asked, toolchain, {"platform": wanted})
+    if here is not None and here.get("platform", "") == wanted:
+        return DeviceCompiler("NPU", {}, _named(here), here)
+    return None
+
+
+def lacking(device: str) -> str:
+    """In words, what this host lacks to compile for `device`; "" where it lacks nothing."""
+    kind, _, platform = device.partition(".")
+    if compiler_for(device) is not None:
+        return ""
+    if kind == "GPU":
+        return f"no {device} that OpenVINO finds, with its OpenCL driver (intel-opencl-icd)"
+    if platform == OWN_DRIVER_ONLY:
+        return "an NPU 3720 with its driver: it takes what the compiler in its own driver makes"
+    if npu_compiler() is None:
+        return (
+            f"{library_name(LIBRARIES[0])} and {library_name(LIBRARIES[1])} beside OpenVINO's plugins: Intel's "
+            "archives of OpenVINO have them, its wheels for Linux do not (openvino#36374)"
+        )
+    return "the NPU's platform, since no NPU is here: --device openvino:NPU.4000, NPU.5010, NPU.5020 or NPU.6010"
+
+
+def npu_compiler() -> Path | None:
+    """Intel's NPU compiler, where it and its loader lie beside OpenVINO's plugins; found without importing them."""
+    folder = _folder()
+    if folder is None:
+        return None
+    paths = [folder / library_name(name) for name in LIBRARIES]
+    return paths[-1] if all(path.is_file() for path in paths) else None
+
+
+def library_name(name: str) -> str:
+    """The file of a shared library on this system."""
+    return f"{name}.dll" if sys.platform == "win32" else f"lib{name}.so"
+
+
+def _folder() -> Path | None:
+    found = find_spec("openvino")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "libs"
+
+
+def _facts_here(device: str) -> dict[str, str] | None:
+    """Facts of the device that is here; None where there is none."""
+    kind = device.partition(".")[0]
+    if not any(True for pattern in _NODES[kind] for _ in DEV.glob(pattern)) or find_spec("openvino") is None:
+        return None
+    from llmc.runtime.executors.openvino.device import has_device
+    from llmc.runtime.executors.openvino.plugins import facts_here, plugin_name
+
+    return facts_here(device) if has_device(plugin_name(device)) else None
+
+
+def _named(facts: Mapping[str, str]) -> dict[str, str]:
+    return {f"device_{name.replace(' ', '_')}": value for name, value in facts.items()}
+
+
+@cache
+def _digest(library: Path) -> str:
+    return digest_file(library)

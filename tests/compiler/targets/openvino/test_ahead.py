@@ -1,0 +1,112 @@
+"""With which compiler a host compiles for a GPU or an NPU, and what a host that cannot is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.openvino import ahead
+from llmc.errors import CompileError, InputError
+from llmc.runtime.executors.openvino import device
+from tests.compiler.targets.openvino.conftest import Host
+from tests.runtime.executors.openvino.fake_devices import FakeCore
+
+def test_without_device_or_library_nothing_compiles_and_the_missing_library_is_named(host: Host) -> None:
+    host()
+    for name in ("NPU", "NPU.4000", "NPU.3720", "GPU", "GPU.1"):
+        assert ahead.compiler_for(name) is None
+    assert "libopenvino_intel_npu_compiler_loader.so" in ahead.lacking("NPU.4000")
+    assert "openvino#36374" in ahead.lacking("NPU")
+    assert "no GPU.1 that OpenVINO finds" in ahead.lacking("GPU.1")
+    assert "3720 with its driver" in ahead.lacking("NPU.3720")
+
+
+@pytest.mark.parametrize("platform", ["4000", "5010", "5020", "6010"])
+def test_intels_library_compiles_for_a_named_platform_on_any_host(host: Host, platform: str) -> None:
+    host(library=b"compiler 8.3")
+    found = ahead.compiler_for(f"NPU.{platform}")
+    assert found is not None
+    assert found.device == "NPU"
+    assert found.properties == {"NPU_COMPILER_TYPE": "PLUGIN", "NPU_PLATFORM": platform}
+    assert found.toolchain == {"npu_platform": platform, "npu_compiler": digest_bytes(b"compiler 8.3")}
+    assert found.made_for == {"platform": platform}, "any driver of the platform takes it"
+    assert ahead.lacking(f"NPU.{platform}") == ""
+
+
+def test_the_platform_has_to_be_named_where_no_npu_is(host: Host) -> None:
+    host(library=b"x")
+    assert ahead.compiler_for("NPU") is None
+    assert "--device openvino:NPU.4000" in ahead.lacking("NPU")
+    assert ahead.compiler_for("NPU.3720") is None, "its older drivers refuse what the library makes"
+
+
+def test_a_library_without_its_loader_is_none(host: Host) -> None:
+    host(library=b"x")
+    folder = ahead._folder()
+    assert folder is not None
+    (folder / ahead.library_name(ahead.LIBRARIES[0])).unlink()
+    assert ahead.npu_compiler() is None
+
+
+def test_the_npu_that_is_here_is_compiled_for_by_its_driver_and_named_with_it(host: Host) -> None:
+    host(npu="4000")
+    for name in ("NPU", "NPU.4000"):
+        found = ahead.compiler_for(name)
+        assert found is not None
+        assert found.properties == {}
+        assert found.made_for == {"platform": "4000", "driver": "1711"}
+        assert found.toolchain == {"device_platform": "4000", "device_driver": "1711"}
+    assert ahead.compiler_for("NPU.5010") is None, "a driver compiles for its own NPU"
+    host(npu="5010", library=b"x")
+    found = ahead.compiler_for("NPU")
+    assert found is not None
+    assert found.properties["NPU_PLATFORM"] == "5010"
+
+
+def test_a_gpu_is_compiled_for_where_it_is(host: Host) -> None:
+    host(gpu="25.18")
+    found = ahead.compiler_for("GPU")
+    assert found is not None
+    assert found.made_for["driver"] == "25.18"
+    assert ahead.compiler_for("GPU.1") is None
+
+
+def test_a_node_without_a_driver_is_no_device(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host()
+    (tmp_path / "dev" / "accel").mkdir(parents=True)
+    (tmp_path / "dev" / "accel" / "accel0").touch()
+    monkeypatch.setattr(ahead, "DEV", tmp_path / "dev")
+    assert ahead.compiler_for("NPU") is None
+
+
+@pytest.mark.parametrize("name", ["NPU.9999", "NPU.x", "GPU.a", "CPU.1", "TPU"])
+def test_names_that_openvino_does_not_know_are_refused_with_those_that_it_does(name: str) -> None:
+    with pytest.raises(InputError, match=r"NPU"):
+        open_target(f"openvino:{name}")
+
+
+def test_what_the_plugin_refuses_is_a_compile_error_with_its_words(host: Host) -> None:
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    host(library=b"x")
+    found = ahead.compiler_for("NPU.4000")
+    assert found is not None
+
+    class Weights:
+        tensor = ov.Tensor([0])
+
+    rows = ops.parameter([-1, 3], ov.Type.f32, name="x")
+    model = ov.Model([ops.result(ops.relu(rows))], [rows], "dynamic")
+    core = FakeCore(library=True)
+    core.read_model = lambda *_: model  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_core", lambda: core)
+        with pytest.raises(CompileError, match=r"cannot compile for NPU: to_shape was called on a dynamic shape"):
+            found.compile(b"<net/>", Weights())  # type: ignore[arg-type]
+        core.library = False
+        with pytest.raises(CompileError, match=r"VCL compiler loading failed"):
+            found.compile(b"<net/>", Weights())  # type: ignore[arg-type]
