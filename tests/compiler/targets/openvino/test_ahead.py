@@ -14,6 +14,7 @@ from llmc.runtime.executors.openvino import device
 from tests.compiler.targets.openvino.conftest import Host
 from tests.runtime.executors.openvino.fake_devices import FakeCore
 
+
 def test_without_device_or_library_nothing_compiles_and_the_missing_library_is_named(host: Host) -> None:
     host()
     for name in ("NPU", "NPU.4000", "NPU.3720", "GPU", "GPU.1"):

@@ -55,7 +55,7 @@ def test_it_counts_as_code() -> None:
 @pytest.mark.parametrize(
     ("core", "words"),
     [
-        (FakeCore(npu="5010"), r"bundle/1: compiled for another device \(platform 4000, here 5010\); compile again here"),
+        (FakeCore(npu="5010"), r"bundle/1: compiled for another device \(platform 4000, here 5010\); compile again"),
         (FakeCore(npu="4000"), r"OpenVINO .* cannot open it on NPU: .*UNSUPPORTED_FEATURE; compile again"),
     ],
 )
