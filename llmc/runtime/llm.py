@@ -17,7 +17,7 @@ from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.startup.overlapped import StartingExecutor
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.engine import Engine
+    from llmc.runtime.engine.base import TokenEngine
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.engine.observer import Observer, StepRecord
     from llmc.runtime.engine.outputs import RequestOutput
@@ -72,7 +72,7 @@ class BundleLLM:
         return self._offline.generator
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> TokenEngine:
         """The engine, which runs the requests' sequences, token by token."""
         return self._offline.generator.engine
 

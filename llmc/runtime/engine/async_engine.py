@@ -83,7 +83,7 @@ class AsyncEngine:
         on_close: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.generator = generator
-        slots = generator.engine.config.max_num_seqs
+        slots = generator.engine.max_num_seqs
         self._bound = math.inf if max_queued_requests is None else slots + max_queued_requests
         self._slots = slots
         self._on_close = on_close

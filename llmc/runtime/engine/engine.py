@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmc.errors import DeviceError, InputError
+from llmc.errors import DeviceError
+from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
 from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
 from llmc.runtime.engine.replay import choose, replay, step_of
-from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
+from llmc.runtime.engine.sampling import SequenceSampler
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
 
@@ -38,32 +39,6 @@ _ASKED = "and VLLM_XLA_CHECK_RECOMPILATION asks for an error: compile the bundle
 _log = logging.getLogger("llmc")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token.
-
-    A sequence that fails may end without a token, with None and the reason "error".
-    """
-
-    sequence: int
-    token_id: int | None
-    finish_reason: FinishReason | None = None
-    logprobs: TokenLogprobs | None = None
-    ends: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one step gave: several tokens of a sequence, in their order, where drafts held.
-
-    `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved.
-    """
-
-    record: StepRecord
-    tokens: list[TokenEvent]
-    admitted: tuple[tuple[int, int], ...]
-
-
 @dataclass(slots=True)
 class _Sequence:
     sampler: SequenceSampler
@@ -74,7 +49,7 @@ class _Sequence:
     produced: int = field(default=0)
 
 
-class Engine:
+class Engine(TokenEngine):
     """Keeps the bucketed graphs of one executor busy. Not thread-safe.
 
     `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
@@ -91,9 +66,10 @@ class Engine:
             from llmc.runtime.engine.speculation.verifying import require_verifiable
 
             require_verifiable(executor)
-        self.plan = plan
-        self.executor = executor
-        self.vocab_size = vocab_size
+        room = plan.limits.max_model_len
+        if executor.cache_tokens is not None:
+            room = executor.cache_tokens // executor.block_tokens * executor.block_tokens
+        super().__init__(plan, executor, vocab_size, room)
         self.speculation = speculation
         budget = prefill_budget or executor.prompt_chunk or (RAGGED_PREFILL_BUDGET if executor.ragged else None)
         chosen: dict[str, Any] = {"prefill_budget": budget, "min_prefix": min_prefix}
@@ -103,10 +79,6 @@ class Engine:
             prompt_chunk=executor.prompt_chunk, **{k: v for k, v in chosen.items() if v is not None},
         )  # fmt: skip
         self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
-        self._cache_room = plan.limits.max_model_len
-        if executor.cache_tokens is not None:
-            self._cache_room = executor.cache_tokens // executor.block_tokens * executor.block_tokens
-        self.steps = 0
         self._sequences: dict[int, _Sequence] = {}
         self._names: dict[Any, str] = {}
         self._on_compilation = on_compilation
@@ -114,37 +86,10 @@ class Engine:
             what = ", ".join(executor.compilations.compiled)
             raise DeviceError(f"{what}: compiled when the bundle was opened, {_ASKED}")
 
-    def check(self, prompt: Sequence[int]) -> None:
-        """Raise InputError when no bucket, or no cache, takes a prompt of these ids, naming the limit."""
-        length, limits = len(prompt), self.plan.limits
-        if not length:
-            raise InputError("the prompt is empty: it has no token")
-        if length > limits.longest_prompt:
-            raise InputError(
-                f"the prompt has {length} tokens; this bundle takes at most {limits.longest_prompt} "
-                + (
-                    f"(max_prompt_len {limits.max_prompt_len})"
-                    if limits.max_prompt_len is not None
-                    else f"(max_model_len {limits.max_model_len}, one token left to generate)"
-                )
-            )
-        if length > self._cache_room:
-            raise InputError(
-                f"the prompt has {length} tokens; the KV cache holds {self._cache_room}: raise the KV cache space, or "
-                "send a shorter prompt"
-            )
-        smallest, largest = min(prompt), max(prompt)
-        if smallest < 0 or largest >= self.vocab_size:
-            found = smallest if smallest < 0 else largest
-            raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {found}")
-
-    def sampler(
-        self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
-        constraint: Constraint | None = None, bad_words: Sequence[Sequence[int]] = (),
-    ) -> SequenceSampler:  # fmt: skip
-        """The state that `add` takes; raises InputError for ids in `params` that the vocabulary lacks."""
-        ends = () if params.ignore_eos else end_ids
-        return SequenceSampler(params, self.vocab_size, prompt, ends, constraint, bad_words=bad_words)
+    @property
+    def max_num_seqs(self) -> int:
+        """As the plan and the cache's slots allow."""
+        return self.config.max_num_seqs
 
     def add(
         self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
@@ -157,9 +102,7 @@ class Engine:
         if not checked:
             self.check(prompt)
         params = sampler.params
-        # the last token of a sequence is never put into the cache
-        room = min(self.plan.limits.max_model_len, self._cache_room + 1) - len(prompt)
-        budget = room if params.max_tokens is None else min(room, params.max_tokens)
+        budget = self._budget(prompt, params)
         ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
         self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
         drafter = None
@@ -273,18 +216,6 @@ class Engine:
         if known is None or known.drafter is None:
             return ()
         return known.drafter.propose(tokens, min(most, known.budget - known.produced - 1))
-
-    def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Run prompts to their ends beside whatever else runs; the new tokens of each."""
-        made: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
-        for sequence, prompt, one in zip(made, prompts, params, strict=True):
-            self.add(sequence, prompt, self.sampler(prompt, one))
-        while any(sequence in self._sequences for sequence in made):
-            outcome = self.step()
-            for token in outcome.tokens if outcome else ():
-                if token.sequence in made and token.token_id is not None:
-                    made[token.sequence].append(token.token_id)
-        return list(made.values())
 
     def _token(self, number: int, token: int, logprobs: TokenLogprobs | None) -> TokenEvent:
         sequence = self._sequences[number]

@@ -23,7 +23,7 @@ from llmc.runtime.engine.sequence_text import SequenceText
 from llmc.runtime.text.stops import StopStrings
 
 if TYPE_CHECKING:
-    from llmc.runtime.engine.engine import Engine, Outcome, TokenEvent
+    from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.sampling import SequenceSampler
     from llmc.runtime.engine.sampling.guided import ConstraintFactory, GrammarConstraint
@@ -81,7 +81,7 @@ class Generator:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer | None = None,
+        self, engine: TokenEngine, tokenizer: Tokenizer | None = None,
         constraints: Callable[[bool], ConstraintFactory] | None = None, observer: Observer | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
@@ -99,6 +99,7 @@ class Generator:
 
         Raises InputError for a prompt that cannot run here, and for parameters that cannot be met.
         """
+        self.engine.require_offered(request.params)
         structured, constraint = request.params.structured_outputs, None
         if structured is not None:
             self.engine.check(request.prompt_token_ids)
@@ -109,6 +110,7 @@ class Generator:
         """As `prepare`, on an event loop, which goes on while a grammar compiles; cancelling ends that."""
         import asyncio  # the first token needs none
 
+        self.engine.require_offered(request.params)
         structured, constraint = request.params.structured_outputs, None
         if structured is not None:
             self.engine.check(request.prompt_token_ids)
@@ -218,7 +220,8 @@ class Generator:
                 continue  # a stop string ended it in the middle of the step's tokens
             running, choice = self._choices[token.sequence]
             if token.token_id is None:
-                updates += self._told(running, [self._end(running, choice, "error", choice.text.flush())])
+                reason = token.finish_reason or "error"
+                updates += self._told(running, [self._end(running, choice, reason, choice.text.flush())])
                 continue
             running.first_s = running.first_s or now
             if choice.tokens:

@@ -13,6 +13,7 @@ from llmc.runtime.confined.limits import Limits
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.engine.base import TokenEngine
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.engine.observer import Observer
     from llmc.runtime.engine.sampling.guided import ConstraintFactory
@@ -77,17 +78,11 @@ def open_generator(
     bundle: Bundle, executor: Executor, options: EngineOptions, observer: Observer | None = None
 ) -> Generator:
     """A generator over an executor of the bundle."""
-    from llmc.runtime.engine.engine import Engine
     from llmc.runtime.engine.generator import Generator
 
     vocab_size, settings = bundle.size("vocab_size"), bundle.settings
     limits = options.grammar_limits or Limits(settings.grammar_seconds, settings.grammar_memory << 20)
-    engine = Engine(
-        bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,
-        min_prefix=None if options.enable_prefix_caching else 0,
-        on_compilation="refuse" if settings.check_recompilation else "warn",
-        speculation=options.speculation,
-    )  # fmt: skip
+    engine = open_engine(bundle, executor, options)
     if "tokenizer.json" not in bundle.manifest.files:
         return Generator(engine, observer=observer)
 
@@ -98,3 +93,21 @@ def open_generator(
         return ConstraintFactory(text, vocab_size, bundle.eos_token_ids, limits, at_once=at_once)
 
     return Generator(engine, bundle.tokenizer, constraints, observer)
+
+
+def open_engine(bundle: Bundle, executor: Executor, options: EngineOptions) -> TokenEngine:
+    """The engine for an executor of the bundle: the scheduler's and samplers', or the one of a device that samples."""
+    from llmc.runtime.engine.engine import Engine
+    from llmc.runtime.executors.generating import GeneratingExecutor
+
+    vocab_size = bundle.size("vocab_size")
+    if isinstance(executor, GeneratingExecutor):
+        from llmc.runtime.engine.generating import GeneratingEngine
+
+        return GeneratingEngine(bundle.plan, executor, vocab_size)
+    return Engine(
+        bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,
+        min_prefix=None if options.enable_prefix_caching else 0,
+        on_compilation="refuse" if bundle.settings.check_recompilation else "warn",
+        speculation=options.speculation,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.engine.sampling import checks
@@ -94,6 +94,12 @@ class SamplingParams:
     """The form that the text must have."""
     guided_decoding: InitVar[StructuredOutputsParams | None] = None
 
+    def __new__(cls, *values: Any, **named: Any) -> Self:
+        """Keep which parameters are given; the others may have a device's own defaults (`filled`)."""
+        made = super().__new__(cls)
+        made.__dict__["_given"] = frozenset(named).union(f.name for f in fields(cls)[: len(values)])
+        return made
+
     def __post_init__(self, guided_decoding: StructuredOutputsParams | None) -> None:
         values = self.__dict__
         for name, default, check in _CHECKS:
@@ -152,6 +158,11 @@ class SamplingParams:
         made = object.__new__(SamplingParams)
         made.__dict__.update(self.__dict__, **values)
         return made
+
+    def filled(self, defaults: Mapping[str, float | int]) -> SamplingParams:
+        """With these values for parameters that were not given."""
+        given: frozenset[str] = self.__dict__["_given"]
+        return self._with(**{name: value for name, value in defaults.items() if name not in given})
 
     @property
     def choices(self) -> int:

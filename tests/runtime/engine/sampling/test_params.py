@@ -192,3 +192,11 @@ def test_importing_is_light():
     heavy = {"torch", "llguidance", "tokenizers", "fastapi"}
     code = f"import sys, llmc.runtime.engine.sampling; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_devices_defaults_hold_for_what_is_not_given() -> None:
+    defaults = {"top_p": 0.7, "top_k": 1}
+    filled = SamplingParams(top_p=1.0).filled(defaults)
+    assert (filled.top_p, filled.top_k, filled.max_tokens) == (1.0, 1, 16)
+    assert SamplingParams(8, 0.5, 0.9).filled(defaults) == SamplingParams(8, 0.5, 0.9, 1)
+    assert SamplingParams(top_k=4).child(0).clone().filled(defaults) == SamplingParams(top_p=0.7, top_k=4)

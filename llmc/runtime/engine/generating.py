@@ -1,0 +1,173 @@
+"""The engine over a device that samples by itself: sequences queue, one at a time generates, token by token."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, NoReturn
+
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
+from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
+from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSampler
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.executors.generating import GeneratingExecutor
+
+_log = logging.getLogger("llmc")
+
+HOST = (
+    "max_tokens", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens",
+    "detokenize", "truncate_prompt_tokens", "output_kind",
+)  # fmt: skip
+"""Parameters about the text and its end, which the host meets on any device."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    number: int
+    prompt: Sequence[int]
+    params: SamplingParams
+    ends: frozenset[int]
+    budget: int
+    priority: int
+    produced: int = field(default=0)
+
+
+class GeneratingEngine(TokenEngine):
+    """Runs sequences one after the other on `executor`, lower priorities first, then in the order of arrival.
+
+    Parameters of a request that neither the device nor the host can meet are refused by name; those that are not given
+    have the device's defaults.
+    """
+
+    def __init__(self, plan: Plan, executor: GeneratingExecutor, vocab_size: int) -> None:
+        super().__init__(plan, executor, vocab_size, executor.capacity)
+        self._device = executor
+        self._queue: list[_Waiting] = []
+        self._running: _Waiting | None = None
+        self._stream: Generator[int, None, None] | None = None
+
+    @property
+    def max_num_seqs(self) -> int:
+        """One."""
+        return 1
+
+    def require_offered(self, params: SamplingParams) -> None:
+        """Refuses what the device has no parameter for."""
+        offered = {*HOST, *self._device.parameters}
+        for one in fields(SamplingParams):
+            value = getattr(params, one.name)
+            if one.name not in offered and value not in (one.default, ()):
+                raise InputError(
+                    f"{one.name} is not offered on this device: {self._device.takes} are max_tokens, "
+                    f"{', '.join(self._device.parameters)}; leave it out"
+                )
+
+    def sampler(
+        self, prompt: Sequence[int], params: SamplingParams, end_ids: Sequence[int] = (),
+        constraint: Constraint | None = None, bad_words: Sequence[Sequence[int]] = (),
+    ) -> SequenceSampler:  # fmt: skip
+        """As of any engine, with the device's defaults; it chooses nothing here. Raises as `require_offered`."""
+        self.require_offered(params)
+        return super().sampler(prompt, params.filled(self._device.defaults), end_ids)
+
+    def add(
+        self, sequence: int, prompt: Sequence[int], sampler: SequenceSampler, *, priority: int = 0,
+        group: int | None = None, checked: bool = False,
+    ) -> None:  # fmt: skip
+        """See TokenEngine."""
+        if not checked:
+            self.check(prompt)
+        params = sampler.params
+        ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
+        one = _Waiting(sequence, list(prompt), params, ends, self._budget(prompt, params), priority)
+        self._queue.append(one)
+        self._queue.sort(key=lambda waiting: waiting.priority)  # stable: arrivals stay in order
+
+    def cancel(self, sequence: int) -> None:
+        """The device stops before this returns."""
+        self._queue = [waiting for waiting in self._queue if waiting.number != sequence]
+        if self._running is not None and self._running.number == sequence:
+            self._end()
+
+    def forget_slots(self) -> None:
+        """Nothing of a sequence is kept."""
+        if self.has_work:
+            raise RuntimeError("slots of sequences that run cannot be forgotten")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some sequence runs or waits."""
+        return self._running is not None or bool(self._queue)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Of the one slot."""
+        run, compilations = self._running, self.executor.compilations
+        live = 0 if run is None else len(run.prompt) + run.produced
+        return EngineStats(
+            int(run is not None), len(self._queue), 1, 0, live / self.executor.capacity, self.steps,
+            compilations.count, len(compilations.at_open),
+        )  # fmt: skip
+
+    def step(self) -> Outcome | None:
+        """One token of the sequence that runs. See TokenEngine."""
+        started = time.perf_counter()
+        admitted: tuple[tuple[int, int], ...] = ()
+        try:
+            if self._running is None:
+                if not self._queue:
+                    return None
+                one = self._running = self._queue.pop(0)
+                sampling = {name: getattr(one.params, name) for name in self._device.parameters}
+                self._stream = self._device.generate(one.prompt, one.budget, sampling)
+                admitted = ((one.number, 0),)
+            assert self._stream is not None
+            run, token = self._running, next(self._stream, None)
+        except BaseException:
+            self._forget()
+            raise
+        first = not run.produced
+        executed = time.perf_counter()
+        event = self._event(run, token)
+        if event.finish_reason is not None:
+            self._end()
+        self.steps += 1
+        tokens = len(run.prompt) if first else 1
+        record = StepRecord(
+            "prompt" if first else "decode", 1, tokens, 0 if first else self.executor.capacity, 1, tokens, 0,
+            self._device.executable, 0.0, executed - started, time.perf_counter() - executed, (run.number,), started,
+        )  # fmt: skip
+        return Outcome(record, [event], admitted)
+
+    def _event(self, run: _Waiting, token: int | None) -> TokenEvent:
+        if token is None:
+            if run.produced < run.params.min_tokens:
+                _log.warning(
+                    "the device ended after %d tokens, before min_tokens %d: it has no such parameter",
+                    run.produced, run.params.min_tokens,
+                )  # fmt: skip
+            return TokenEvent(run.number, None, "stop")
+        if not 0 <= token < self.vocab_size:
+            self._fail(f"token {token}, which is not in its vocabulary of {self.vocab_size}")
+        run.produced += 1
+        ends = token in run.ends and run.produced >= run.params.min_tokens
+        reason: FinishReason | None = "stop" if ends else "length" if run.produced >= run.budget else None
+        return TokenEvent(run.number, token, reason, ends=ends)
+
+    def _fail(self, what: str) -> NoReturn:
+        self._forget()
+        raise DeviceError(f"{self.executor.name}: the device gave {what}; the bundle is not for this device")
+
+    def _end(self) -> None:
+        stream, self._running, self._stream = self._stream, None, None
+        if stream is not None:
+            stream.close()
+
+    def _forget(self) -> None:
+        self._queue.clear()
+        self._running = self._stream = None

@@ -1,0 +1,112 @@
+"""The contract of an executor whose device chooses tokens by itself: a prompt goes in, tokens come out, no logits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import InputError
+from llmc.runtime.executors.base import Executor
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.step import Step
+    from llmc.runtime.top_logits import TopLogits
+
+Sampling = Mapping[str, float | int]
+"""Values of sampling parameters, by the names that SamplingParams has."""
+
+GREEDY: Sampling = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+"""The most probable token each time; `top_k` 0: all."""
+
+
+class GeneratingExecutor(Executor):
+    """Generates one sequence at a time, in its only slot; GeneratingEngine queues the others.
+
+    `generate` is how it serves. The steps of the general contract are there for warm-up and verification: `run` has the
+    device generate one greedy token after all tokens of the slot, and gives that token as a one-hot row.
+    """
+
+    parameters: ClassVar[tuple[str, ...]]
+    """The sampling parameters that its device takes, besides max_tokens."""
+
+    defaults: ClassVar[Sampling]
+    """Their values where a request gives none, if they are not those of SamplingParams."""
+
+    takes: ClassVar[str]
+    """Whose parameters these are, in words, with the source, for an error about another one."""
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        """`slots` that are asked for are not needed: there is one."""
+        super().__init__(bundle, 1, capacity, threads)
+        self._vocab_size = bundle.size("vocab_size")
+        self._held: list[int] = []
+
+    @abstractmethod
+    def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
+        """The tokens after `prompt`, `most` at most; closing the generator ends the device's work at once.
+
+        It may end earlier, where the device meets an end token, with or without giving that. `sampling` has a value for
+        each of `parameters`. Raises DeviceError, naming what happened, where the device fails.
+        """
+
+    @property
+    @abstractmethod
+    def executable(self) -> str:
+        """Name of what is replayed."""
+
+    @property
+    def exact(self) -> bool:
+        """Prompts of any length run as they are."""
+        return True
+
+    def executable_of(self, step: Step) -> str:
+        """One for every step."""
+        return self.executable
+
+    def run(self, step: Step) -> NDArray[np.float32]:
+        """One row, 1 at the device's greedy token and 0 elsewhere."""
+        self._check_step(step, [len(self._held)])
+        past, new = int(step.past_lengths[0]), int(step.new_lengths[0])
+        tokens = [*self._held[:past], *(int(token) for token in step.token_ids[0, :new])]
+        if len(tokens) >= self.capacity:
+            raise InputError(f"{len(tokens)} tokens leave no room for one more in {self.capacity}")
+        stream = self.generate(tokens, 1, GREEDY)
+        try:
+            token = next(stream, None)
+        finally:
+            stream.close()
+        self._held = tokens
+        row = np.zeros((1, self._vocab_size), np.float32)
+        row[0, next(iter(self.bundle.eos_token_ids), 0) if token is None else token] = 1
+        self._keep(row)
+        return row
+
+    def run_top(self, step: Step) -> TopLogits:
+        """Not there: the device keeps its logits."""
+        raise self._no_logits()
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """The only slot, cut."""
+        if source or target or length > len(self._held):
+            raise InputError(f"slot {source} has no {length} tokens to copy to slot {target}")
+        del self._held[length:]
+
+    def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
+        """Not there: the cache stays on the device."""
+        raise self._no_logits()
+
+    def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
+        """Not there."""
+        raise self._no_logits()
+
+    def poison(self, slot: int, start: int, value: float) -> None:
+        """Not there."""
+        raise self._no_logits()
+
+    def _no_logits(self) -> InputError:
+        return InputError(f"{self.bundle.path}: its device gives tokens; logits, keys and values stay on it")
