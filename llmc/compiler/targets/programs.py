@@ -1,0 +1,109 @@
+"""Targets whose portable form is a torch.export program per bucket: what the device's own compiler takes, run on CPU.
+
+Programs take their weights as inputs (dialect two_part: the cache is read-only, new keys and values come out), so that
+all buckets share one weights file, and a graph is some tens of kilobytes. The model is traced twice, without and with
+a cache, with symbolic sizes; a bucket is specialised from that in well under a second (program/to_export.py), so
+parallel jobs need no processes: there is nothing left that would repay starting them.
+
+The bundle's files are those of weightless.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.program.program import PROGRAM, Program
+from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
+from llmc.compiler.stages import Stages, version_of
+from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
+from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
+from llmc.compiler.targets.costs import Cost, Verifying, traces
+from llmc.compiler.weights.weightless import PLACEMENTS, WEIGHTS, shared_files
+from llmc.compiler.weights.weightless import TABLES as TABLES_FILE
+from llmc.compiler.weights.weightless import TENSORS as TENSORS_FILE
+from llmc.errors import CompileError
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
+
+_COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS_FILE, "tables": TABLES_FILE}
+"""Names of shared files in the keys of executables."""
+
+
+class ProgramTarget(StaticTarget):
+    """See the module's docstring."""
+
+    executor: ClassVar[str] = "torch"
+    dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
+    run_needs: ClassVar[tuple[str, ...]] = ("torch",)
+    run_install: ClassVar[str] = "pip install 'llmc[compile]'"
+    config_only: ClassVar[bool] = True
+    executable_seconds: ClassVar[float] = 0.2
+    executable_bytes: ClassVar[int] = 40_000
+    verifying: ClassVar[Verifying] = Verifying(
+        begin=Cost(fixed=0.5), opened=Cost(layers=0.15), step=Cost(layers=0.06), tokens=Cost(parameters=2.2)
+    )
+
+    def __init__(self) -> None:
+        self._traced: dict[Path, dict[str, Any]] = {}
+
+    @property
+    def state(self) -> State:
+        """Portable on any host: this stage ends before the device's compiler."""
+        return "portable"
+
+    def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
+        """The model is traced without and with a cache, as the plan needs; nothing is lowered."""
+        return {"trace": traces(buckets), "weights": WEIGHTS_COST}
+
+    def toolchain(self) -> dict[str, str]:
+        """The tracer, and the model code that is traced."""
+        return {package: version_of(package) for package in ("torch", "transformers")}
+
+    def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
+        """Without and with a cache, as the plan needs."""
+        return both_weightless(stages, options)
+
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """Programs stay as they are; the weights file is made, or described."""
+        shared = shared_files(stages, programs[0])
+        return Lowered(
+            files=shared.files,
+            components={
+                **{name: shared.files[file] for name, file in _COMPONENTS.items() if file in shared.files},
+                **{program.name: program.outputs[PROGRAM].digest for program in programs},
+            },
+            inputs={program.name: program.paths[PROGRAM] for program in programs},
+        )
+
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+        """Specialise the traced program, and open the result as the executor will."""
+        from llmc.compiler.program.to_export import specialise
+        from llmc.runtime.portable_program import PortableProgram, write_archive
+
+        batch, query, context = shape.sizes
+        program = self._load(lowered.inputs[CACHED if context else FIRST])
+        data = write_archive(specialise(program, batch, query, context))
+        try:
+            PortableProgram.parse(data)
+        except ValueError as e:
+            raise CompileError(f"the program for {shape} is not portable: {e}") from e
+        return Executable(data, self.state)
+
+    def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
+        """The program of each shape."""
+        from llmc.compiler.program.sized import TracedProgram
+
+        for shape in shapes:
+            path = lowered.inputs[CACHED if shape.sizes[2] else FIRST]
+            yield str(shape), TracedProgram.parse(path.read_bytes()).at(*shape.sizes).text()
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """A traced program, read once for all shapes."""
+        if path not in self._traced:
+            self._traced[path] = json.loads(path.read_bytes())
+        return self._traced[path]
