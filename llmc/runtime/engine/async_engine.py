@@ -99,6 +99,8 @@ class AsyncEngine:
         self._error: BaseException | None = None
         self._stats = generator.stats
         self.draining = False
+        if generator.engine.prefiller is not None:
+            generator.engine.prefiller.on_news(self._prefill_news)
         self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
         self._thread.start()
 
@@ -225,7 +227,8 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                self._deliver(self.generator.step())
+                if not self.generator.waits:
+                    self._deliver(self.generator.step())
                 self._stats = self.generator.stats
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             _log.error("the engine stopped on an error: %s: %s", type(e).__name__, e, exc_info=e)
@@ -244,7 +247,7 @@ class AsyncEngine:
     def _next(self) -> bool:
         """Do what was asked for since the last step; false when the thread is to end."""
         with self._wake:
-            while not (self._commands or self._closing or self.generator.has_work or self._between):
+            while not (self._commands or self._closing or self._can_work):
                 self._wake.wait()
             if self._closing:
                 return False
@@ -255,6 +258,17 @@ class AsyncEngine:
         if self._between is not None and not self.generator.has_work:
             self._work_between(self._between)
         return True
+
+    @property
+    def _can_work(self) -> bool:
+        """Whether a step, or work between requests, can run now."""
+        if self.generator.has_work:
+            return not self.generator.waits
+        return self._between is not None
+
+    def _prefill_news(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _work_between(self, work: Iterator[object]) -> None:
         """Make one item of it, and use nothing of what slots held before."""

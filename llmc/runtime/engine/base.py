@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
@@ -17,6 +17,7 @@ from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSam
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.handover import HandOver, Prefiller
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
     from llmc.runtime.executors.base import Executor
 
@@ -39,12 +40,14 @@ class TokenEvent:
 class Outcome:
     """What one step gave: several tokens of a sequence, in their order, where drafts held.
 
-    `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved.
+    `admitted`: sequences that got their slot for it, with the prompt tokens a prefix saved. `handed`: of those whose
+    prompt another executor computed, what that cost.
     """
 
     record: StepRecord
     tokens: list[TokenEvent]
-    admitted: tuple[tuple[int, int], ...]
+    admitted: tuple[tuple[int, int], ...] = ()
+    handed: Mapping[int, HandOver] = field(default_factory=dict)
 
 
 class TokenEngine(ABC):
@@ -122,6 +125,16 @@ class TokenEngine(ABC):
     @abstractmethod
     def has_work(self) -> bool:
         """Whether some sequence is not finished."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing can run before the prefill side has news."""
+        return False
+
+    @property
+    def prefiller(self) -> Prefiller | None:
+        """What computes prompts on another executor; None: they run here."""
+        return None
 
     @property
     @abstractmethod

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmc.errors import DeviceError
 from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
 from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
-from llmc.runtime.engine.replay import choose, replay, step_of
+from llmc.runtime.engine.replay import StepResult, choose, replay, step_of
 from llmc.runtime.engine.sampling import SequenceSampler
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import ScheduledBatch, SchedulerConfig
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from array import array
 
     from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.awaited import AwaitedPrompts
+    from llmc.runtime.engine.handover import HandOver, Prefiller
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
     from llmc.runtime.engine.speculation import SequenceDrafter, SpeculativeConfig
     from llmc.runtime.executors.base import Executor
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 RAGGED_PREFILL_BUDGET = 512
 """Prompt tokens beside the decoding rows of a ragged step, where nothing else is asked for: over 256, fewer steps have
 prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile between tokens)."""
+
+HANDED_OVER = "handed over"
+"""Stands in step records for the executable of a step that put prompts into their slots."""
 
 OnCompilation = Literal["ignore", "warn", "refuse"]
 """The reaction to a step that compiled a graph missing from the bundle; "refuse" raises DeviceError."""
@@ -55,12 +60,13 @@ class Engine(TokenEngine):
     `prefill_budget` bounds what a prompt may hold up running sequences by (default: the executor's prompt_chunk, where
     it has one, or RAGGED_PREFILL_BUDGET), `min_prefix` is the shortest prefix that is reused (0: none); both in tokens,
     see SchedulerConfig. `speculation` asks for drafts; raises InputError where the executor cannot verify any.
+    `prefiller` computes prompts on another executor; those that it does not take, or fails at, run here.
     """
 
     def __init__(
         self, plan: Plan, executor: Executor, vocab_size: int, *, prefill_budget: int | None = None,
         min_prefix: int | None = None, on_compilation: OnCompilation = "warn",
-        speculation: SpeculativeConfig | None = None,
+        speculation: SpeculativeConfig | None = None, prefiller: Prefiller | None = None,
     ) -> None:  # fmt: skip
         if speculation is not None:
             from llmc.runtime.engine.speculation.verifying import require_verifiable
@@ -79,6 +85,11 @@ class Engine(TokenEngine):
             prompt_chunk=executor.prompt_chunk, **{k: v for k, v in chosen.items() if v is not None},
         )  # fmt: skip
         self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
+        self._awaited: AwaitedPrompts | None = None
+        if prefiller is not None:
+            from llmc.runtime.engine.awaited import AwaitedPrompts
+
+            self._awaited = AwaitedPrompts(prefiller)
         self._sequences: dict[int, _Sequence] = {}
         self._names: dict[Any, str] = {}
         self._on_compilation = on_compilation
@@ -104,7 +115,10 @@ class Engine(TokenEngine):
         params = sampler.params
         budget = self._budget(prompt, params)
         ends = frozenset(sampler.end_ids) | frozenset(params.stop_token_ids or ())
-        self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
+        if self._awaited is not None and len(prompt) <= self._awaited.prefiller.longest_prompt:
+            self._awaited.ask(sequence, prompt, priority=priority, group=group, budget=budget)
+        else:
+            self.scheduler.add(sequence, prompt, priority=priority, group=group, budget=budget)
         drafter = None
         if self.speculation is not None:
             from llmc.runtime.engine.speculation import SequenceDrafter
@@ -121,12 +135,24 @@ class Engine(TokenEngine):
     def cancel(self, sequence: int) -> None:
         """End a sequence, e.g. at a stop string: its slot is free before the next step."""
         if self._sequences.pop(sequence, None) is not None:
+            self._forget(sequence)
             self.scheduler.cancel(sequence)
 
     @property
     def has_work(self) -> bool:
         """Whether some sequence is not finished."""
         return bool(self._sequences)
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing can run before the prefill side has news."""
+        one = self._awaited
+        return one is not None and len(one) == len(self._sequences) > 0 and not one.prefiller.has_news
+
+    @property
+    def prefiller(self) -> Prefiller | None:
+        """What computes prompts on another executor."""
+        return None if self._awaited is None else self._awaited.prefiller
 
     @property
     def stats(self) -> EngineStats:
@@ -139,22 +165,42 @@ class Engine(TokenEngine):
         )  # fmt: skip
 
     def step(self) -> Outcome | None:
-        """Run one step; None when there is nothing to do.
+        """Run one step; None when there is nothing to do. Where it `waits`, it waits for the prefill side first.
 
         A sequence whose logits are NaN, or whose constraint fails, ends with the reason "error", and nothing that it
         cached is used again; other sequences continue. Raises the executor's errors; then every sequence is forgotten,
         and the engine can be used again.
         """
         started = time.perf_counter()
-        work = self.scheduler.next()
-        if work is None:
-            return None
         try:
-            return self._run(work, started)
+            if self._awaited is not None:
+                if self.waits:
+                    self._awaited.prefiller.wait()
+                self._take_prompts(self._awaited)
+            work = self.scheduler.next()
+            return None if work is None else self._run(work, started)
         except BaseException:
             self.scheduler.reset()
             self._sequences.clear()
+            if self._awaited is not None:
+                self._awaited.clear()
             raise
+
+    def _take_prompts(self, awaited: AwaitedPrompts) -> None:
+        """Queue the prompts that the prefill side computed, and those that it failed at, to be computed here."""
+        for prompt, failure in awaited.news():
+            if failure is not None:
+                _log.warning("prompt %d was not computed by the prefill side: %s", prompt.number, failure.reason)
+            group = prompt.number if len(prompt.sequences) > 1 else None
+            for sequence, budget in prompt.sequences.items():
+                self.scheduler.add(
+                    sequence, prompt.prompt, priority=prompt.priority, group=group, budget=budget,
+                    handed=failure is None,
+                )  # fmt: skip
+
+    def _forget(self, sequence: int) -> None:
+        if self._awaited is not None:
+            self._awaited.forget(sequence)
 
     def _tell_compilation(self, step: Step, what: str) -> None:
         if self._on_compilation == "refuse":
@@ -167,10 +213,15 @@ class Engine(TokenEngine):
         for copy in work.copies:
             self.executor.copy_prefix(copy.source, copy.target, copy.length)
         scheduled = time.perf_counter()
-        step = step_of(work, self.config.ragged)
+        step = step_of(work, self.config.ragged or work.handed)
         prepared = time.perf_counter()
         samplers = [s.sampler if (s := self._sequences.get(row.sequence)) else None for row in work.rows]
-        replayed = replay(self.executor, step, work, samplers)
+        handed: dict[int, HandOver] = {}
+        if work.handed and self._awaited is not None:
+            logits, handed = self._awaited.put(self.executor, work)
+            replayed = StepResult(logits)
+        else:
+            replayed = replay(self.executor, step, work, samplers)
         executed = time.perf_counter()
         missed = self.executor.compilations.count > compiled
         if missed:
@@ -204,11 +255,11 @@ class Engine(TokenEngine):
         self.steps += 1
         record = StepRecord(
             step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
-            self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
+            HANDED_OVER if work.handed else self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
             tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
             len(drafts), sum(row.drafted for row in work.rows), sum(one.held for one in drafts),
         )  # fmt: skip
-        return Outcome(record, tokens, work.admitted)
+        return Outcome(record, tokens, work.admitted, handed)
 
     def _draft(self, sequence: int, tokens: array[int], most: int) -> Sequence[int]:
         """Guesses for a decode row; none beyond what the sequence may still make."""

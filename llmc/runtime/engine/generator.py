@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from llmc.runtime.text.stops import StopStrings
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
+    from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.observer import EngineStats
     from llmc.runtime.engine.sampling import SequenceSampler
     from llmc.runtime.engine.sampling.guided import ConstraintFactory, GrammarConstraint
@@ -53,6 +54,7 @@ class _Running:
     admitted_s: float | None = None
     first_s: float | None = None
     cached: int = 0
+    handover: HandOver | None = None
     open: int = field(default=0)
     held: list[Update] = field(default_factory=list)
 
@@ -195,6 +197,11 @@ class Generator:
         """Whether some request is not over."""
         return bool(self._running)
 
+    @property
+    def waits(self) -> bool:
+        """Whether nothing can run before the prefill side has news."""
+        return self.engine.waits
+
     def runs(self, request_id: str) -> bool:
         """Whether the request is not over."""
         return request_id in self._running
@@ -211,6 +218,7 @@ class Generator:
         if outcome is None:
             return []
         now = time.perf_counter()
+        self._hand(outcome.handed)
         self._admit(outcome.admitted, outcome.record.started_s)
         first: list[float] = []
         between: list[float] = []
@@ -242,6 +250,18 @@ class Generator:
                 running.admitted_s, running.cached = now, cached
                 self.observer.admitted(running.request.request_id, now - running.arrived_s, cached)
 
+    def _hand(self, handed: Mapping[int, HandOver]) -> None:
+        """Prompts came from the prefill side: their requests left the queue when it began with them."""
+        for sequence, cost in handed.items():
+            if sequence not in self._choices:
+                continue
+            running, _ = self._choices[sequence]
+            if running.handover is None:
+                running.handover, running.cached = cost, cost.cached_tokens
+                running.admitted_s = running.arrived_s + cost.queue_s
+                self.observer.admitted(running.request.request_id, cost.queue_s, cost.cached_tokens)
+                self.observer.handed_over(cost)
+
     def _observe(self, outcome: Outcome, first: list[float], between: list[float]) -> None:
         self.observer.stepped(outcome.record)
         if first or between:
@@ -266,7 +286,7 @@ class Generator:
             self._close(running, choice, reason)
         return Update(
             running.request.request_id, choice.index, text, (token_id,), logprobs, reason, stop_reason,
-            running.cached,
+            running.cached, running.handover if choice.tokens == 1 else None,
         )  # fmt: skip
 
     def _end(self, running: _Running, choice: _Choice, reason: FinishReason, text: str = "") -> Update:

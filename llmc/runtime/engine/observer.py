@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine.handover import HandOver
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -93,6 +96,9 @@ class Observer:
     def admitted(self, request_id: str, queue_s: float, cached_tokens: int) -> None:
         """The request's first sequence left the queue; `cached_tokens` of its prompt came from a retained prefix."""
 
+    def handed_over(self, cost: HandOver) -> None:
+        """A prompt that another executor computed came into its slot."""
+
     def stepped(self, record: StepRecord) -> None:
         """A step ran."""
 
@@ -119,6 +125,11 @@ class Observers(Observer):
         """Tell each."""
         for o in self.observers:
             o.admitted(request_id, queue_s, cached_tokens)
+
+    def handed_over(self, cost: HandOver) -> None:
+        """Tell each."""
+        for o in self.observers:
+            o.handed_over(cost)
 
     def stepped(self, record: StepRecord) -> None:
         """Tell each."""

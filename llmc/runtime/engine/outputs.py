@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.observer import FinishReason, StepRecord
     from llmc.runtime.engine.requests import Request, Update
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
@@ -42,10 +43,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds since the call: to the first token, and to the last."""
+    """Seconds since the call: to the first token, and to the last; what handing the prompt over cost, where it was."""
 
     first_token_s: float
     total_s: float
+    handover: HandOver | None = None
 
 
 @dataclass(slots=True)
@@ -82,7 +84,9 @@ class OutputBuilder:
     def take(self, update: Update) -> None:
         """One update."""
         output, elapsed = self.output, time.perf_counter() - self._started
-        output.timings = Timings(output.timings.first_token_s or elapsed, elapsed)
+        output.timings = Timings(
+            output.timings.first_token_s or elapsed, elapsed, update.handover or output.timings.handover
+        )
         output.num_cached_tokens = update.cached_tokens
         choice = output.outputs[update.index]
         choice.text += update.text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llmc.runtime.engine.observer import FinishReason
 
 if TYPE_CHECKING:
+    from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
 
@@ -34,7 +35,7 @@ class Update:
     `text` is text that is certain now; `token_ids` and `logprobs` (empty unless asked for) may run ahead of it, since
     a token may hold part of a character or of a stop string. `finish_reason` is set on the last update of the choice;
     `stop_reason` then is the stop string or stop token id that was met, if one was. A request is over when each of its
-    n choices is.
+    n choices is. `handover` comes with the first update of a request whose prompt another executor computed.
     """
 
     request_id: str
@@ -45,3 +46,4 @@ class Update:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    handover: HandOver | None = None

@@ -83,6 +83,7 @@ class ScheduledBatch:
     """One step: `copies` first, in order, then `rows` as one batch of `bucket` (None: exact shape).
 
     `admitted`: sequences that left the queue for this step, with the prompt tokens that a copied prefix saved each.
+    `handed`: nothing is computed; each row is a whole prompt that another executor computed, to be put into its slot.
     """
 
     phase: Phase
@@ -90,6 +91,7 @@ class ScheduledBatch:
     rows: tuple[Row, ...]
     copies: tuple[Copy, ...] = ()
     admitted: tuple[tuple[int, int], ...] = ()
+    handed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,13 @@ class StepScheduler(ABC):
     @abstractmethod
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None,
+        budget: int | None = None, handed: bool = False,
     ) -> None:  # fmt: skip
         """Queue a sequence with a new id. Lower `priority` goes first, as in vLLM.
 
         Sequences of one `group` have the same prompt (n > 1), which is computed once. `budget`: tokens that the
-        sequence makes at most (None: up to max_model_len), for which a shared pool of tokens keeps room. Raises
+        sequence makes at most (None: up to max_model_len), for which a shared pool of tokens keeps room. `handed`: its
+        prompt is computed already, and its first step puts it into its slot. Raises
         InputError, naming the limit, for a prompt that the plan does not admit, or that fits no pool.
         """
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmc.buckets.coverage import prove
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.engine.scheduling.base import Occupancy, ScheduledBatch, SchedulerConfig, StepScheduler
+from llmc.runtime.engine.scheduling.base import Copy, Occupancy, Row, ScheduledBatch, SchedulerConfig, StepScheduler
 from llmc.runtime.engine.scheduling.prefixes import common_prefix
 from llmc.runtime.engine.scheduling.queue import WaitingQueue
 from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
@@ -54,13 +54,14 @@ class LiveSequences(StepScheduler, Generic[S]):
         """Slots of which nothing is known."""
 
     def _add(
-        self, sequence: int, prompt: Sequence[int], priority: int, group: int | None, reserved: int = 0
+        self, sequence: int, prompt: Sequence[int], priority: int, group: int | None, reserved: int = 0,
+        handed: bool = False,
     ) -> None:  # fmt: skip
         """Queue a sequence that `_check_new` admitted."""
         self._arrivals += 1
         rank = self._arrivals + self._config.overtake * priority
         added = ScheduledSequence(
-            sequence, array("q", prompt), len(prompt), self._arrivals, rank, group, reserved=reserved
+            sequence, array("q", prompt), len(prompt), self._arrivals, rank, group, reserved=reserved, handed=handed
         )
         self._known[sequence] = added
         self._queue.push(added)
@@ -124,6 +125,23 @@ class LiveSequences(StepScheduler, Generic[S]):
         if self._running is None or self._running is not work:
             raise RuntimeError("complete() of a step that next() did not give last")
         self._running = None
+
+    def _hand_over(
+        self, sequences: Sequence[ScheduledSequence], copies: tuple[Copy, ...], admitted: tuple[tuple[int, int], ...]
+    ) -> ScheduledBatch:
+        """The step in which the prompts of `sequences`, which have their slots, are put there."""
+        rows = tuple(Row(s.id, s.slot, 0, s.tokens[: s.prompt_length], True) for s in sequences)
+        self._running = ScheduledBatch("prompt", None, rows, copies, admitted, handed=True)
+        return self._running
+
+    def _took_over(
+        self, sequences: Sequence[ScheduledSequence], tokens: Mapping[int, Sequence[int]], finished: Set[int]
+    ) -> None:
+        """The prompts of `sequences` are in their slots."""
+        for sequence in sequences:
+            if not sequence.gone:
+                sequence.cached = sequence.prompt_length
+                self._prefilled(sequence, tokens, finished)
 
     def _prefilled(self, sequence: ScheduledSequence, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """All of a prompt is in the cache: its sequence decodes, or ended with its first token."""

@@ -56,7 +56,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
 
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None,
+        budget: int | None = None, handed: bool = False,
     ) -> None:  # fmt: skip
         """Queue a sequence; see StepScheduler."""
         self._check_new(sequence, prompt)
@@ -68,11 +68,15 @@ class RaggedScheduler(LiveSequences[SlotPool]):
                 f"a prompt of {len(prompt)} tokens and its answer take {places} tokens; the KV cache holds "
                 f"{self._slots.room}: give it more space, or ask for less"
             )
-        self._add(sequence, prompt, priority, group, self._slots.blocks(places))
+        self._add(sequence, prompt, priority, group, self._slots.blocks(places), handed)
 
     def next(self) -> ScheduledBatch | None:
         """The next step; see StepScheduler."""
         self._require_complete()
+        if handed := self._admit_handed():
+            self._rows = handed, []
+            admitted = tuple((sequence.id, 0) for sequence in handed)
+            return self._hand_over(handed, self._slots.take_copies(), admitted)
         decoding = self._decoding.copy()
         room = self._most
         if decoding:
@@ -95,6 +99,9 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         """Say what `work` gave; see StepScheduler."""
         self._completed(work)
         decoding, parts = self._rows
+        if work.handed:
+            self._took_over(decoding, tokens, finished)
+            return
         self._decoded(decoding, tokens, finished)
         for sequence, stop in parts:
             if sequence.gone:
@@ -115,7 +122,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         admitted = []
         while room and len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
             sequence = self._queue.first()
-            if sequence is None or not self._slots.fits(sequence):
+            if sequence is None or sequence.handed or not self._slots.fits(sequence):
                 break
             prefix = self._prefix(sequence)
             if self._comes(sequence, 0 if prefix is None else prefix[1], parts):
@@ -126,6 +133,19 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             room -= self._take(parts, sequence, room)
             admitted.append((sequence.id, sequence.cached))
         return tuple(admitted)
+
+    def _admit_handed(self) -> list[ScheduledSequence]:
+        """Move prompts that were computed elsewhere, as far as they are first in the queue and fit, to slots."""
+        admitted: list[ScheduledSequence] = []
+        while len(self._prefilling) + len(self._decoding) < self._config.max_num_seqs:
+            sequence = self._queue.first()
+            if sequence is None or not sequence.handed or not self._slots.fits(sequence):
+                break
+            self._queue.pop(frozenset())
+            self._slots.admit(sequence, None)
+            self._prefilling.append(sequence)
+            admitted.append(sequence)
+        return admitted
 
     def _least(self, sequence: ScheduledSequence) -> int:
         """Tokens of the shortest prefix that is worth sharing; 0: none is."""

@@ -46,7 +46,7 @@ class Scheduler(LiveSequences[SlotTable]):
 
     def add(
         self, sequence: int, prompt: Sequence[int], *, priority: int = 0, group: int | None = None,
-        budget: int | None = None,
+        budget: int | None = None, handed: bool = False,
     ) -> None:  # fmt: skip
         """Queue a sequence; see StepScheduler. Every slot has room for max_model_len, whatever the budget.
 
@@ -55,14 +55,17 @@ class Scheduler(LiveSequences[SlotTable]):
         del budget
         self._check_new(sequence, prompt)
         length = len(prompt)
-        if group is not None and (length < 2 or not self._prefill.start(length, length - 1, False)):
+        if handed or (group is not None and (length < 2 or not self._prefill.start(length, length - 1, False))):
             group = None  # no prefix of it can be shared, so prefill them together
-        self._add(sequence, prompt, priority, group)
+        self._add(sequence, prompt, priority, group, handed=handed)
 
     def next(self) -> ScheduledBatch | None:
         """The next step; see StepScheduler."""
         self._require_complete()
         admitted = self._admit() if len(self._queue) else ()
+        if admitted and (handed := tuple([s for s in self._prefilling if s.handed])):
+            self._rows = handed, None
+            return self._hand_over(handed, self._slots.take_copies(), admitted)
         step = self._prompt_step() if self._prefilling else None
         if step is not None:
             return self._prompt(step, admitted)
@@ -72,6 +75,10 @@ class Scheduler(LiveSequences[SlotTable]):
         """Say what `work` gave; see StepScheduler."""
         self._completed(work)
         sequences, step = self._rows
+        if work.handed:
+            self._took_over(sequences, tokens, finished)
+            self._arranged = False
+            return
         if step is None:
             self._decoded(sequences, tokens, finished)
             return
@@ -95,7 +102,7 @@ class Scheduler(LiveSequences[SlotTable]):
             if sequence is None:
                 break
             self._arrange()
-            self._slots.admit(sequence, self._prefix(sequence))
+            self._slots.admit(sequence, None if sequence.handed else self._prefix(sequence))
             self._prefilling.append(sequence)
             if sequence.group is not None and not self._shared(sequence):
                 self._leading.add(sequence.group)

@@ -15,7 +15,7 @@ class ScheduledSequence:
 
     `rank` and `arrival` order the queue, lowest first. `gone` is set when it finished or was cancelled. `spans` are
     the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew. `reserved`:
-    tokens of a shared pool that are kept for it.
+    tokens of a shared pool that are kept for it. `handed`: another executor computed its prompt.
     """
 
     id: int
@@ -30,3 +30,4 @@ class ScheduledSequence:
     cap: int = -1
     spans: list[Span] = field(default_factory=list)
     reserved: int = 0
+    handed: bool = False

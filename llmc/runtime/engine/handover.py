@@ -1,0 +1,117 @@
+"""The contract with a prefill side: what computes prompts on another executor and hands their keys and values over.
+
+A prompt's life: submitted → computed there → taken here → put into a slot by the scheduler's next step, which samples
+its first token from the logits that came along. The order is that of vLLM's KV connectors (vllm-project/vllm,
+docs/features/disagg_prefill.md), with two differences: the last prompt token is not computed again here, since its
+logits come along, and nothing is allocated here before a prompt is computed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """What handing a prompt over cost. `tokens` of it, of which the prefill side had `cached_tokens` already; `bytes`
+    of keys, values and logits as they were moved.
+
+    Seconds, in their order: `queue_s` until the prefill side began, `prefill_s` computing, `export_s` copying out of
+    its cache, `transfer_s` on the way (the wait for the transport included), `wait_s` for a slot here, `import_s`
+    copying into it.
+    """
+
+    tokens: int
+    cached_tokens: int
+    bytes: int
+    queue_s: float
+    prefill_s: float
+    export_s: float
+    transfer_s: float
+    wait_s: float = 0.0
+    import_s: float = 0.0
+
+    @property
+    def moving_s(self) -> float:
+        """Seconds of moving: export, transfer and import."""
+        return self.export_s + self.transfer_s + self.import_s
+
+    @property
+    def gb_per_s(self) -> float:
+        """10⁹ bytes a second of moving."""
+        return self.bytes / self.moving_s / 1e9 if self.moving_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefilled:
+    """Prompt `number`, computed: `prefix` as `Executor.export_prefix` gives it, `logits` [V] after its last token.
+    `arrived_s` is time.perf_counter() when it could be taken."""
+
+    number: int
+    prefix: list[NDArray[np.float32]]
+    logits: NDArray[np.float32]
+    cost: HandOver
+    arrived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    """Prompt `number` could not be computed. `passing`: for a reason that another try may not meet."""
+
+    number: int
+    reason: str
+    passing: bool = True
+
+
+class Prefiller(ABC):
+    """Computes prompts elsewhere. `submit`, `cancel` and `take` are called by one thread, the engine's.
+
+    It keeps at most a fixed number of computed prompts, and computes no more before some are taken.
+    """
+
+    @property
+    @abstractmethod
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that it takes."""
+
+    @property
+    @abstractmethod
+    def bound(self) -> int:
+        """Computed prompts that may wait on either side."""
+
+    @abstractmethod
+    def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
+        """Ask for a prompt, under a new number; `take` gives a result for each. Lower `priority` goes first."""
+
+    @abstractmethod
+    def cancel(self, number: int) -> None:
+        """Forget a prompt: nothing of it is taken from now on, and what it holds is freed. Unknown ones are fine."""
+
+    @abstractmethod
+    def take(self, most: int) -> list[Prefilled | PrefillFailed]:
+        """What came, at most `most` computed prompts; failures count for nothing."""
+
+    @property
+    @abstractmethod
+    def has_news(self) -> bool:
+        """Whether `take` would give something."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until there is news; whether there is."""
+
+    @abstractmethod
+    def on_news(self, call: Callable[[], None]) -> None:
+        """Call `call` from now on whenever there is news, in any thread."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; what was submitted is forgotten."""

@@ -1,0 +1,204 @@
+"""A prefill worker: a thread that computes prompts on an executor of its own, and exports what they left in its cache.
+
+It runs the engine's scheduler, so that prompts are batched, chunked and share prefixes as anywhere else. A sequence
+ends with its prompt there, and its slot retains the prompt for the next one that begins like it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
+from llmc.runtime.engine.replay import step_of
+from llmc.runtime.engine.scheduling import open_scheduler
+from llmc.runtime.engine.scheduling.base import SchedulerConfig
+from llmc.runtime.hybrid.client import Job, WorkerClient
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.scheduling.base import ScheduledBatch, StepScheduler
+    from llmc.runtime.executors.base import Executor
+
+LEAST_BOUND = 2
+"""Computed prompts that may wait: one is computed while another waits for its slot."""
+_log = logging.getLogger("llmc")
+
+
+class PrefillWorker:
+    """Computes prompts of `plan` on the executor that `open_executor` gives in the worker's thread, where it stays.
+
+    `min_prefix`: tokens of the shortest prefix that is reused; 0: none. Raises what `open_executor` raises. `clients`
+    and all that they hold are guarded by `lock`; `ended` says why nothing is computed any more.
+    """
+
+    def __init__(self, plan: Plan, open_executor: Callable[[], Executor], min_prefix: int | None = None) -> None:
+        self.plan = plan
+        self.lock = threading.Lock()
+        self.wake = threading.Condition(self.lock)
+        self.clients: set[WorkerClient] = set()
+        self.ended: str | None = None
+        self._min_prefix = min_prefix
+        self._live: dict[int, Job] = {}
+        self._cancelled: list[int] = []
+        self._numbers = itertools.count()
+        self._opened: Future[Executor] = Future()
+        self._thread = threading.Thread(target=self._run, args=(open_executor,), name="llmc-prefill", daemon=True)
+        self._thread.start()
+        self.executor: Executor = self._opened.result()
+        """Run by the worker's thread; others read what does not change."""
+
+    def client(self, bound: int | None = None) -> WorkerClient:
+        """A new client. `bound`: see WorkerClient; by default as many as one step computes, at least LEAST_BOUND."""
+        if bound is None:
+            limits = self.plan.limits
+            batch = limits.max_num_seqs if self.executor.ragged else max(b.batch for b in self.plan.prompt)
+            bound = max(LEAST_BOUND, batch)
+        client = WorkerClient(self, bound)
+        with self.lock:
+            self.clients.add(client)
+        return client
+
+    def cancel(self, job: Job) -> None:
+        """A prompt that runs is not wanted any more; called by its client, which holds the lock."""
+        if self._live.pop(job.sequence, None) is not None:
+            self._cancelled.append(job.sequence)
+
+    def close(self) -> None:
+        """End the thread after its current step, and close the executor; what is not computed fails."""
+        with self.lock:
+            self._end("the prefill side was closed")
+        self._thread.join()
+
+    def _end(self, reason: str) -> None:
+        if self.ended is None:
+            self.ended = reason
+        for client in self.clients:
+            client.fail(self.ended)
+        self.wake.notify()
+
+    def _run(self, open_executor: Callable[[], Executor]) -> None:
+        try:
+            executor = open_executor()
+        except BaseException as e:  # noqa: BLE001 - whoever made the worker gets it
+            self._opened.set_exception(e)
+            return
+        try:
+            scheduler = self._scheduler(executor)
+        except BaseException as e:  # noqa: BLE001 - as above
+            executor.close()
+            self._opened.set_exception(e)
+            return
+        self._opened.set_result(executor)
+        try:
+            while self._next(scheduler):
+                work = scheduler.next()
+                if work is not None:
+                    self._step(scheduler, executor, work)
+                for client in tuple(self.clients):
+                    client.tell()
+        except BaseException as e:
+            _log.exception("the prefill side stopped on an error")
+            with self.lock:
+                self._end(f"the prefill side stopped on an error ({type(e).__name__}: {e})")
+        finally:
+            for client in tuple(self.clients):
+                client.tell()
+            executor.close()
+
+    def _scheduler(self, executor: Executor) -> StepScheduler:
+        chosen = {} if self._min_prefix is None else {"min_prefix": self._min_prefix}
+        config = SchedulerConfig(
+            max_num_seqs=min(self.plan.limits.max_num_seqs, executor.slots), slots=executor.slots,
+            exact=executor.exact, ragged=executor.ragged, cache_tokens=executor.cache_tokens,
+            block_tokens=executor.block_tokens, prompt_chunk=executor.prompt_chunk, **chosen,
+        )  # fmt: skip
+        return open_scheduler(self.plan, config)
+
+    def _next(self, scheduler: StepScheduler) -> bool:
+        """Wait until there is something to compute, and queue it; false when the thread is to end."""
+        with self.lock:
+            while self.ended is None and not (self._live or self._cancelled or any(c.startable for c in self.clients)):
+                self.wake.wait()
+            if self.ended is not None:
+                return False
+            cancelled, self._cancelled = self._cancelled, []
+            started = self._started()
+        for sequence in cancelled:
+            scheduler.cancel(sequence)
+        for job in started:
+            scheduler.add(job.sequence, job.prompt, budget=1)
+        return True
+
+    def _started(self) -> list[Job]:
+        """The clients' next prompts, one of each in turn."""
+        started = []
+        while ready := [client for client in self.clients if client.startable]:
+            for client in ready:
+                job = client.start()
+                job.sequence = next(self._numbers)
+                self._live[job.sequence] = job
+                started.append(job)
+        return started
+
+    def _step(self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch) -> None:
+        """One step; an error of the executor fails the prompts that run, and others are computed all the same."""
+        began = time.perf_counter()
+        for sequence, cached in work.admitted:
+            if (job := self._live.get(sequence)) is not None:
+                job.began_s, job.cached = began, cached
+        try:
+            results = self._compute(scheduler, executor, work)
+        except Exception as e:  # noqa: BLE001 - executors raise errors of their own
+            _log.warning("a prefill step failed: %s: %s", type(e).__name__, e)
+            scheduler.reset()
+            with self.lock:
+                failed, self._live = self._live, {}
+                self._cancelled.clear()
+                for job in failed.values():
+                    job.client.deliver(PrefillFailed(job.number, f"{type(e).__name__}: {e}"))
+            return
+        with self.lock:
+            for job, result in results:
+                if self._live.pop(job.sequence, None) is not None:
+                    job.client.deliver(result)
+
+    def _compute(
+        self, scheduler: StepScheduler, executor: Executor, work: ScheduledBatch
+    ) -> list[tuple[Job, Prefilled]]:
+        for copy in work.copies:
+            executor.copy_prefix(copy.source, copy.target, copy.length)
+        logits = executor.run(step_of(work, executor.ragged))
+        ended = time.perf_counter()
+        results = []
+        for at, row in enumerate(work.rows):
+            job = self._live.get(row.sequence)
+            if not np.isfinite(logits[at]).all():
+                scheduler.fail(row.sequence)  # and whoever samples from them hears of it
+            if row.emits and job is not None:
+                results.append((job, _exported(executor, row.slot, job, logits[at].copy(), ended)))
+        emitted = {row.sequence for row in work.rows if row.emits}
+        scheduler.complete(work, {sequence: [0] for sequence in emitted}, emitted)
+        return results
+
+
+def _exported(
+    executor: Executor, slot: int, job: Job, logits: np.typing.NDArray[np.float32], ended: float
+) -> Prefilled:
+    """A prompt that was computed, with what it left in its slot. `ended`: when its last step was over."""
+    began = time.perf_counter()
+    prefix = executor.export_prefix(slot, len(job.prompt))
+    now = time.perf_counter()
+    started = ended if job.began_s is None else job.began_s
+    cost = HandOver(
+        len(job.prompt), job.cached, sum(tensor.nbytes for tensor in prefix) + logits.nbytes,
+        started - job.arrived_s, ended - started, now - began, 0.0,
+    )  # fmt: skip
+    return Prefilled(job.number, prefix, logits, cost, now)
