@@ -32,8 +32,9 @@ FAST = (
     "api", "artifacts/archives", "artifacts/bundle", "artifacts/foreign", "artifacts/gc", "artifacts/local",
     "artifacts/signing", "artifacts/store", "artifacts/test_digest.py", "artifacts/test_key.py",
     "artifacts/test_stamps.py", "buckets", "compiler/estimates", "compiler/verification", "runtime/confined",
-    "runtime/engine", "runtime/startup", "runtime/text", "runtime/test_bundle.py", "runtime/test_llm.py",
-    "runtime/test_step.py", "server/telemetry", "test_settings.py", "test_cpus.py", "test_promises.py",
+    "runtime/engine", "runtime/hybrid", "runtime/startup", "runtime/text", "runtime/test_bundle.py",
+    "runtime/test_llm.py", "runtime/test_step.py", "server/telemetry", "test_settings.py", "test_cpus.py",
+    "test_promises.py",
 )  # fmt: skip
 """The fast tier (`make test-fast`): folders and files below tests/ that need the fake target and numpy."""
 

@@ -9,7 +9,7 @@ from llmc.errors import InputError
 
 ENGINE = (
     "prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests",
-    "speculative_config",
+    "speculative_config", "prefill",
 )  # fmt: skip
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 

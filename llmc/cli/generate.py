@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,13 @@ import typer
 from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
-from llmc.cli.options import BundleArgument, WeightsFlag, option
+from llmc.cli.options import BundleArgument, PrefillFlag, WeightsFlag, option
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
+    from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.observer import FinishReason, StepRecord
     from llmc.runtime.engine.outputs import RequestOutput
     from llmc.runtime.engine.sampling import SamplingParams
@@ -61,6 +63,7 @@ def generate(
     speculate: Speculate = None,
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,
+    prefill: PrefillFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
 ) -> None:
     """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
@@ -74,6 +77,7 @@ def generate(
       llmc generate bundle --prompts prompts.jsonl --json
       llmc generate bundle --chat --prompts questions-about-texts.jsonl --speculate 6
       llmc generate bundle-of-config --weights ./model --prompt "Hello"
+      llmc generate decode-bundle --prefill prefill-bundle --prompts prompts.jsonl --json
     """
     from llmc.runtime.llm import BundleLLM
 
@@ -88,7 +92,8 @@ def generate(
     given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
     keeps = show_buckets or as_json or speculation is not None
     begun = ahead.take(bundle)
-    with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, speculative_config=speculation) as llm:
+    options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill}
+    with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, **options) as llm:
         if messages.verbose:
             print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)
         if stream and not as_json:
@@ -195,6 +200,7 @@ def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> N
                     "timings": {
                         "first_token_s": output.timings.first_token_s,
                         "total_s": output.timings.total_s,
+                        **_handed_json(output.timings.handover),
                     },
                 }
             )
@@ -204,6 +210,10 @@ def _print(asked: Any, output: RequestOutput, as_json: bool, several: bool) -> N
         shown = asked["messages"][-1]["content"] if isinstance(asked, dict) else asked
         typer.echo(f"> {shown}")
     typer.echo(completion.text)
+
+
+def _handed_json(cost: HandOver | None) -> dict[str, Any]:
+    return {} if cost is None else {"handover": {**asdict(cost), "gb_per_s": cost.gb_per_s}}
 
 
 def _step_json(step: StepRecord) -> dict[str, Any]:

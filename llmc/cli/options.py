@@ -26,5 +26,8 @@ ThreadsFlag = Annotated[int | None, option("--threads", "N", "Default: LLMC_THRE
 WeightsFlag = Annotated[
     str | None, option("--weights", "MODEL", "The checkpoint of a bundle that was compiled with --config.")
 ]
+PrefillFlag = Annotated[
+    str | None, option("--prefill", "BUNDLE", "Computes the prompts, whose keys and values are handed over.")
+]
 RoundsFlag = Annotated[int | None, option("--rounds", "N", "Rounds in which engines take turns. Default: 5.", min=1)]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]

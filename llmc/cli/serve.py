@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli import output as messages
-from llmc.cli.options import ThreadsFlag, WeightsFlag, option
+from llmc.cli.options import PrefillFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.quantities import duration, size
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
@@ -94,6 +94,7 @@ def serve_command(
     prefix_slots: Annotated[
         int | None, option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0)
     ] = None,
+    prefill: PrefillFlag = None,
     speculate: Speculate = None,
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,
@@ -162,6 +163,7 @@ def serve_command(
     if plan is not None:
         options["plan"] = _plan(plan, options)
     chosen: dict[str, Any] = {"threads": threads, "prefill_budget": prefill_budget, "prefix_slots": prefix_slots}
+    chosen["prefill"] = prefill
     chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
     serve = _server()

@@ -67,6 +67,15 @@ def test_a_prompt_is_answered_on_standard_output_and_nothing_else_is_there(gener
     assert generate("--prompt", "a river", "-q") == (0, ran.out, "")
 
 
+def test_another_bundle_may_compute_the_prompts(generate: Llmc, llmc: Llmc, toy: Path, here: Path) -> None:
+    assert llmc("compile", toy, "--device", "fake:ragged", "--max-model-len", 32, "-o", "other", "-q").code == 0
+    ran = generate("--prompt", "a river", "--prefill", "other", "--json")
+    said = json.loads(ran.out)
+    assert said["token_ids"] == answer(toy, "a river")
+    assert said["buckets"][0]["executable"] == "handed over"
+    assert said["timings"]["handover"]["tokens"] == 7 and said["timings"]["handover"]["bytes"] > 0
+
+
 def test_several_prompts_are_told_apart(generate: Llmc, toy: Path) -> None:
     ran = generate("--prompt", "one", "-p", "another one", "--prompt", "x")
     expected = "".join(f"> {p}\n{text_of(answer(toy, p))}\n" for p in ("one", "another one", "x"))

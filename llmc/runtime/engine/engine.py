@@ -253,9 +253,10 @@ class Engine(TokenEngine):
             if why is not None:
                 _log.warning("sequence %d failed: %s", sequence, why)
         self.steps += 1
+        executable = HANDED_OVER if work.handed else self._executable(step)
         record = StepRecord(
             step.phase, step.batch, step.query, step.context, len(work.rows), step.live_tokens, step.padding_tokens,
-            HANDED_OVER if work.handed else self._executable(step), prepared - scheduled, executed - prepared, time.perf_counter() - executed,
+            executable, prepared - scheduled, executed - prepared, time.perf_counter() - executed,
             tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
             len(drafts), sum(row.drafted for row in work.rows), sum(one.held for one in drafts),
         )  # fmt: skip

@@ -155,7 +155,9 @@ class Generator:
         return self._factory
 
     def close(self) -> None:
-        """End the processes in which grammars are tried."""
+        """End the processes in which grammars are tried, and the prefill side."""
+        if self.engine.prefiller is not None:
+            self.engine.prefiller.close()
         if self._factory is not None:
             self._factory.close()
 

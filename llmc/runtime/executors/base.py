@@ -87,6 +87,11 @@ class Executor(ABC):
         return 1
 
     @property
+    def cache_dtype(self) -> str:
+        """The narrowest of f32, f16 and bf16 that holds exactly what the cache holds: how a prefix may travel."""
+        return "f32"
+
+    @property
     def scores_each(self) -> bool:
         """Whether `run_each` is there: what drafted tokens are verified by."""
         return False

@@ -9,12 +9,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from llmc.runtime.engine.handover import Prefilled, PrefillFailed, Prefiller
-
-if TYPE_CHECKING:
-    from llmc.runtime.hybrid.worker import PrefillWorker
+from llmc.runtime.engine.handover import Prefilled, Prefiller, PrefillFailed
 
 OVERTAKE = 64
 """Later arrivals that one step of priority is worth, as in SchedulerConfig."""
@@ -34,6 +31,25 @@ class Job:
     cached: int = 0
 
 
+class Worker(Protocol):
+    """What a client sees of its worker (worker.py). `lock` guards all clients; `wake` belongs to it, and tells the
+    worker of news. `ended` says why nothing is computed any more."""
+
+    lock: threading.Lock
+    wake: threading.Condition
+    ended: str | None
+    longest_prompt: int
+
+    def cancel(self, job: Job) -> None:
+        """Compute a prompt that runs no further; called under the lock."""
+
+    def leave(self, client: WorkerClient) -> None:
+        """The client is closed; called under the lock."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class WorkerClient(Prefiller):
     """At most `bound` of a client's prompts are in computation or wait to be taken. So a client that takes nothing
     holds up nobody else, and memory stays bounded.
@@ -42,9 +58,10 @@ class WorkerClient(Prefiller):
     calls the last two while it holds its lock.
     """
 
-    def __init__(self, worker: PrefillWorker, bound: int) -> None:
+    def __init__(self, worker: Worker, bound: int, owns: bool = False) -> None:
         self._worker = worker
         self._bound = bound
+        self._owns = owns
         self._news = threading.Condition(worker.lock)
         self._jobs: dict[int, Job] = {}
         """Those that wait or run."""
@@ -57,7 +74,7 @@ class WorkerClient(Prefiller):
     @property
     def longest_prompt(self) -> int:
         """The worker's."""
-        return self._worker.plan.limits.longest_prompt
+        return self._worker.longest_prompt
 
     @property
     def bound(self) -> int:
@@ -118,7 +135,7 @@ class WorkerClient(Prefiller):
         self._call = call
 
     def close(self) -> None:
-        """Forget all, and leave the worker to others."""
+        """Forget all, and leave the worker to others; end it where it is this client's own."""
         with self._news:
             for number in [*self._jobs]:
                 job = self._jobs.pop(number)
@@ -126,8 +143,10 @@ class WorkerClient(Prefiller):
                     self._worker.cancel(job)
             self._waiting.clear()
             self._came.clear()
-            self._worker.clients.discard(self)
+            self._worker.leave(self)
             self._worker.wake.notify()
+        if self._owns:
+            self._worker.close()
 
     @property
     def startable(self) -> bool:

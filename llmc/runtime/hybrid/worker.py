@@ -21,9 +21,10 @@ from llmc.runtime.engine.replay import step_of
 from llmc.runtime.engine.scheduling import open_scheduler
 from llmc.runtime.engine.scheduling.base import SchedulerConfig
 from llmc.runtime.hybrid.client import Job, WorkerClient
+from llmc.runtime.hybrid.facts import Facts
 
 if TYPE_CHECKING:
-    from llmc.buckets.plan import Plan
+    from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.scheduling.base import ScheduledBatch, StepScheduler
     from llmc.runtime.executors.base import Executor
 
@@ -33,14 +34,16 @@ _log = logging.getLogger("llmc")
 
 
 class PrefillWorker:
-    """Computes prompts of `plan` on the executor that `open_executor` gives in the worker's thread, where it stays.
+    """Computes prompts on the executor of `bundle` that `open_executor` gives in the worker's thread, where it stays.
 
     `min_prefix`: tokens of the shortest prefix that is reused; 0: none. Raises what `open_executor` raises. `clients`
     and all that they hold are guarded by `lock`; `ended` says why nothing is computed any more.
     """
 
-    def __init__(self, plan: Plan, open_executor: Callable[[], Executor], min_prefix: int | None = None) -> None:
-        self.plan = plan
+    def __init__(self, bundle: Bundle, open_executor: Callable[[], Executor], min_prefix: int | None = None) -> None:
+        self.bundle = bundle
+        self.plan = bundle.plan
+        self.longest_prompt = bundle.plan.limits.longest_prompt
         self.lock = threading.Lock()
         self.wake = threading.Condition(self.lock)
         self.clients: set[WorkerClient] = set()
@@ -49,19 +52,20 @@ class PrefillWorker:
         self._live: dict[int, Job] = {}
         self._cancelled: list[int] = []
         self._numbers = itertools.count()
-        self._opened: Future[Executor] = Future()
+        self._opened: Future[tuple[Executor, Facts]] = Future()
         self._thread = threading.Thread(target=self._run, args=(open_executor,), name="llmc-prefill", daemon=True)
         self._thread.start()
-        self.executor: Executor = self._opened.result()
-        """Run by the worker's thread; others read what does not change."""
+        self.executor, self.facts = self._opened.result()
+        """The executor is run by the worker's thread; others read what does not change."""
 
-    def client(self, bound: int | None = None) -> WorkerClient:
-        """A new client. `bound`: see WorkerClient; by default as many as one step computes, at least LEAST_BOUND."""
+    def client(self, bound: int | None = None, owned: bool = False) -> WorkerClient:
+        """A new client. `bound`: see WorkerClient; by default as many as one step computes, at least LEAST_BOUND.
+        `owned`: closing it closes the worker."""
         if bound is None:
             limits = self.plan.limits
             batch = limits.max_num_seqs if self.executor.ragged else max(b.batch for b in self.plan.prompt)
             bound = max(LEAST_BOUND, batch)
-        client = WorkerClient(self, bound)
+        client = WorkerClient(self, bound, owned)
         with self.lock:
             self.clients.add(client)
         return client
@@ -71,11 +75,16 @@ class PrefillWorker:
         if self._live.pop(job.sequence, None) is not None:
             self._cancelled.append(job.sequence)
 
+    def leave(self, client: WorkerClient) -> None:
+        """A client is closed; it holds the lock."""
+        self.clients.discard(client)
+
     def close(self) -> None:
         """End the thread after its current step, and close the executor; what is not computed fails."""
         with self.lock:
             self._end("the prefill side was closed")
         self._thread.join()
+        self.bundle.files.close()
 
     def _end(self, reason: str) -> None:
         if self.ended is None:
@@ -92,11 +101,12 @@ class PrefillWorker:
             return
         try:
             scheduler = self._scheduler(executor)
+            facts = Facts.of(self.bundle, executor)
         except BaseException as e:  # noqa: BLE001 - as above
             executor.close()
             self._opened.set_exception(e)
             return
-        self._opened.set_result(executor)
+        self._opened.set_result((executor, facts))
         try:
             while self._next(scheduler):
                 work = scheduler.next()
@@ -104,7 +114,7 @@ class PrefillWorker:
                     self._step(scheduler, executor, work)
                 for client in tuple(self.clients):
                     client.tell()
-        except BaseException as e:
+        except BaseException as e:  # noqa: BLE001 - whatever it is, clients must hear of it
             _log.exception("the prefill side stopped on an error")
             with self.lock:
                 self._end(f"the prefill side stopped on an error ({type(e).__name__}: {e})")
@@ -180,7 +190,7 @@ class PrefillWorker:
         results = []
         for at, row in enumerate(work.rows):
             job = self._live.get(row.sequence)
-            if not np.isfinite(logits[at]).all():
+            if np.isnan(logits[at]).any():
                 scheduler.fail(row.sequence)  # and whoever samples from them hears of it
             if row.emits and job is not None:
                 results.append((job, _exported(executor, row.slot, job, logits[at].copy(), ended)))

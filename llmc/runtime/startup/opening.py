@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.log import logger
@@ -29,7 +30,8 @@ class EngineOptions:
     scheduler's) bounds what a prompt may hold up running sequences by. `prefix_slots`: finished prompts that outlive a
     full batch in slots of their own, which cost memory once they are used; `enable_prefix_caching`: whether prefixes
     are reused at all. `speculative_config`: vLLM's, for its method "ngram", see speculation/config.py; None: no drafts.
-    `grammar_limits`: what compiling a request's grammar may take; None: as the environment says.
+    `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
+    the same checkpoint that computes the prompts, whose keys and values are handed over; see docs/hybrid.md.
     """
 
     threads: int | None = None
@@ -38,6 +40,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
     grammar_limits: Limits | None = None
+    prefill: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.speculative_config is not None:
@@ -77,7 +80,10 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
 def open_generator(
     bundle: Bundle, executor: Executor, options: EngineOptions, observer: Observer | None = None
 ) -> Generator:
-    """A generator over an executor of the bundle."""
+    """A generator over an executor of the bundle, and over the prefill side that was asked for, which it closes.
+
+    Raises ArtifactError or DeviceError where that cannot be opened, or does not fit the bundle.
+    """
     from llmc.runtime.engine.generator import Generator
 
     vocab_size, settings = bundle.size("vocab_size"), bundle.settings
@@ -104,10 +110,22 @@ def open_engine(bundle: Bundle, executor: Executor, options: EngineOptions) -> T
     if isinstance(executor, GeneratingExecutor):
         from llmc.runtime.engine.generating import GeneratingEngine
 
+        if options.prefill is not None:
+            raise InputError(
+                f"{bundle.path}: its device {bundle.manifest.device} takes whole prompts and keeps its cache, "
+                f"so that {options.prefill} has nowhere to hand keys and values to; leave --prefill out"
+            )
         return GeneratingEngine(bundle.plan, executor, vocab_size)
+    min_prefix = None if options.enable_prefix_caching else 0
+    prefiller = None
+    if options.prefill is not None:
+        from llmc.runtime.hybrid.opening import open_prefiller
+
+        prefiller = open_prefiller(
+            options.prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix
+        )
     return Engine(
-        bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget,
-        min_prefix=None if options.enable_prefix_caching else 0,
+        bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget, min_prefix=min_prefix,
         on_compilation="refuse" if bundle.settings.check_recompilation else "warn",
-        speculation=options.speculation,
+        speculation=options.speculation, prefiller=prefiller,
     )  # fmt: skip

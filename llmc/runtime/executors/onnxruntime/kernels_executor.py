@@ -48,6 +48,11 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         self._results = {}
         self._request: _Request | None = None
 
+    @property
+    def cache_dtype(self) -> str:
+        """As the kernels keep it."""
+        return "f16"
+
     def run_each(self, step: Step) -> Array:
         """The same graph, asked for the logits of every token."""
         self._run(step, each=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
 from llmc.runtime.executors.sparse import sparse_bytes
 
 BLOCK = 32
@@ -93,17 +94,14 @@ class BlockCache:
     def _pack(self, plain: Floats) -> NDArray[np.uint8]:
         if self.precision == "f32":
             return np.ascontiguousarray(plain).view(np.uint8)
-        bits = np.ascontiguousarray(plain).view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        rounded[np.isnan(plain)] = 0x7FC0
-        return np.ascontiguousarray(rounded.astype(np.uint16)).view(np.uint8)
+        return to_bfloat16(plain).view(np.uint8)
 
     def _decode(self, blocks: NDArray[np.uint8], is_key: bool) -> Floats:
         """[blocks, kv_heads, …] bytes → [blocks, kv_heads, BLOCK, head_dim]."""
         if self.precision == "f32":
             return blocks.view(np.float32)
         if self.precision == "bf16":
-            return (blocks.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+            return from_bfloat16(blocks.view(np.uint16))
         count, heads = blocks.shape[:2]
         if is_key:
             parameters = np.ascontiguousarray(blocks[:, :, :_PARAMETERS]).reshape(count, heads, -1).view(np.float32)

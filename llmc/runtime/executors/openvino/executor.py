@@ -70,6 +70,11 @@ class OpenVinoExecutor(RaggedExecutor):
         self._top: TopLogits | None = None
 
     @property
+    def cache_dtype(self) -> str:
+        """The cache's precision; eight bits and their scales need a float32."""
+        return "bf16" if self._cache.precision == "bf16" else "f32"
+
+    @property
     def cache_tokens(self) -> int | None:
         """What the pool holds, where that is less than all slots may ask for."""
         return self._pool.blocks * BLOCK if self._pool.shared else None

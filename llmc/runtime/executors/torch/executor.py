@@ -71,6 +71,7 @@ class TorchExecutor(StaticExecutor):
         shape = (2 * bundle.size("layers"), slots, bundle.size("kv_heads"), capacity, bundle.size("head_dim"))
         self._torch = torch
         self._vocabulary = bundle.size("vocab_size")
+        self._cache_dtype = dtype
         self._cache: Any = torch.zeros(shape, dtype=getattr(torch, _DTYPES[dtype]))
         self._weights = _Weights(bundle)
         self._programs: dict[str, _Opened] = {}
@@ -142,6 +143,11 @@ class TorchExecutor(StaticExecutor):
             kept[slots, :, places] = tensor[rows_t, :, columns_t]
         for row, slot in enumerate(step.slots):
             self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
+
+    @property
+    def cache_dtype(self) -> str:
+        """The bundle's."""
+        return self._cache_dtype
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache tensor."""

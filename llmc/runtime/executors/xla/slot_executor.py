@@ -103,6 +103,11 @@ class SlotExecutor(StaticExecutor):
     def _load(self, file: str, name: str) -> SlotProgram:
         """The program in one of the bundle's files; `name` is for people."""
 
+    @property
+    def cache_dtype(self) -> str:
+        """As the programs were compiled for it."""
+        return "bf16" if self._slot_programs["slot_fill"].header.inputs[0].dtype == "bfloat16" else "f32"
+
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed.
 
