@@ -28,6 +28,8 @@ Variables
     ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, DNNL_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS, NPY_DISABLE_CPU_FEATURES
                             not acted on here: they make torch, oneDNN, MKL or numpy run other kernels than the host's
                             best, so what was verified under them counts for such runs only
+    LLMC_OPEN_PORTABLE      true | 1: a bundle that was finished on its device's host is opened as the portable one it
+                            was made of, which other hosts run on their CPU
     LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
     LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
@@ -171,6 +173,7 @@ class Settings:
     trusted_keys_override: str | None = None
     allow_unsigned: bool = False
     require_signatures: bool = False
+    open_portable: bool = False
     neuron_artifacts: str | None = None
     openvino_device: str | None = None
     openvino_kv_space: float | None = None
@@ -223,6 +226,7 @@ class Settings:
             trusted_keys_override=environ.get("LLMC_TRUSTED_KEYS") or None,
             allow_unsigned=_switch(environ, "LLMC_ALLOW_UNSIGNED"),
             require_signatures=_switch(environ, "LLMC_REQUIRE_SIGNATURES"),
+            open_portable=_switch(environ, "LLMC_OPEN_PORTABLE"),
             openvino_device=environ.get("VLLM_OPENVINO_DEVICE") or None,
             openvino_kv_space=_gibibytes(environ, "VLLM_OPENVINO_KVCACHE_SPACE"),
             openvino_kv_precision=environ.get("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "").strip().lower() or None,

@@ -60,7 +60,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     from llmc.artifacts.local.opening import open_store
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.compile import compile_bundle
+    from llmc.compiler.pipeline.finish import compile_and_finish
     from llmc.compiler.pipeline.planning import plan_for
     from llmc.compiler.targets.declared import declared
     from llmc.settings import Settings
@@ -75,7 +75,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     made = plan if plan is not None else plan_for(checkpoint, **{"settings": settings, **more})
     if store is None:
         store = open_store(cache_dir, settings, device)
-    return compile_bundle(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)
+    return compile_and_finish(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)
 
 
 class LLM(BundleLLM):

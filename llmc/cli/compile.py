@@ -91,7 +91,11 @@ def compile_command(
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the interrupted compile of -o BUNDLE, with its flags."),
+        typer.Option(
+            "--resume",
+            help="Go on with the interrupted compile of -o BUNDLE, with its flags; or finish a portable BUNDLE on its "
+            "device's own host.",
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be compiled, and stop.")] = False,
     emit: Annotated[
@@ -105,7 +109,7 @@ def compile_command(
     """Compile every bucket's graph for a device into a bundle, verified against the reference model.
 
     What was compiled before comes from the store: an interrupted compile, or one whose plan grew, does only what is
-    missing.
+    missing. On the device's own host, what other hosts leave portable is finished, too.
 
     \b
     Example:
@@ -113,19 +117,21 @@ def compile_command(
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
+      llmc compile --resume -o bundle
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
       llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.precompiled import place_for, replacing
     from llmc.cli import output as console
+    from llmc.cli.finishing import finish_instead
     from llmc.cli.journal import Journal
     from llmc.cli.output import CompileProgress, close_bars
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.options import CompileOptions
-    from llmc.compiler.pipeline.compile import compile_bundle
     from llmc.compiler.pipeline.dry_run import dry_run as estimate_compile
     from llmc.compiler.pipeline.emit import emit as emit_programs
+    from llmc.compiler.pipeline.finish import compile_and_finish
     from llmc.compiler.targets import open_target
     from llmc.settings import Settings
 
@@ -138,17 +144,19 @@ def compile_command(
     options = CompileOptions(
         device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k, own
     )  # fmt: skip
-    place, shown_in = None, output
-    if resume and model is None and config is None:
+    resumed = resume and not (model or config)
+    if resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json):
+        return
+    if resumed:
         journal = Journal.read(output)
         checkpoint, made, options = open_checkpoint(journal.model), journal.plan, journal.options
-        output = journal.output
+        place, shown_in, output = None, output, journal.output
     else:
         open_target(device, settings)
         checkpoint, made = _planned(model, config, plan, flags, device)
         close_bars()
-        if output is None:
-            place = place_for(device, checkpoint.asked, settings.neuron_artifacts)
+        place = None if output else place_for(device, checkpoint.asked, settings.neuron_artifacts)
+        shown_in = output
         output = output or place or Path(f"{_stem(checkpoint.asked)}-{device}.llmc")
         journal = Journal(checkpoint.asked, made, options, output)
     store = open_store(cache_dir, settings, options.device)
@@ -167,7 +175,7 @@ def compile_command(
     console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
     shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
     with replacing(place), shown as progress, journal.running():
-        result = compile_bundle(checkpoint, output, made, options, store, progress, settings)
+        result = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
     print_result(result, as_json)
     if max_size is not None:
         _trim(store, max_size)

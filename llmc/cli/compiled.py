@@ -13,6 +13,8 @@ from llmc.buckets.files import write_text
 from llmc.cli.accuracy import accuracy_line, elsewhere_line, verified_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmc.compiler.pipeline.compile import CompileResult
 
 
@@ -75,5 +77,29 @@ def print_result(result: CompileResult, as_json: bool) -> None:
         typer.echo(accuracy_line(v))
         if (taken := elsewhere_line(v)) is not None:
             typer.echo(taken)
+    for line in finished_lines(result.finished):
+        typer.echo(line)
     if result.remaining:
         typer.echo(f"portable: left for the device's own host: {result.remaining}")
+
+
+def finished_lines(finished: Mapping[str, Any]) -> list[str]:
+    """What finishing did, for people; nothing where nothing was finished."""
+    if not finished:
+        return []
+    facts = ", ".join(f"{name} {value}" for name, value in sorted(finished["finished_for"].items()))
+    lines = [f"finished for {facts}: built {finished['built']}, from the store {finished['reused']}"]
+    if finished["files"]:
+        lines[0] += f"; files {', '.join(finished['files'])}"
+    v = finished["verification"]
+    if v["mode"] == "none":
+        lines.append(f"finished executables not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
+    else:
+        lines.append(
+            f"verified against {v['reference']}: {v['buckets']} of {v['planned']} buckets ({v['twice']} under two "
+            f"poisons), {v['rows']} rows: mean KL {v['mean_kl']:.2g} (limit {v['limits']['mean_kl']:.2g}), equal "
+            f"tokens {v['top1']:.1%}, padding leak {v['leak']:.2g}"
+        )
+    if finished["unsigned"]:
+        lines.append("its signature was the portable bundle's and is gone: sign it again with llmc cache sign")
+    return lines

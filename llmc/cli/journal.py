@@ -30,6 +30,11 @@ class Journal:
     output: Path
 
     @classmethod
+    def exists(cls, output: Path) -> bool:
+        """Whether a compile of the bundle `output` was interrupted."""
+        return _path(output).exists()
+
+    @classmethod
     def read(cls, output: Path | None) -> Journal:
         """The journal of the bundle `output`; raises InputError when there is none, or it cannot be read."""
         if output is None:

@@ -37,6 +37,10 @@ def warmup(
     traffic: Annotated[
         str | None, option("--traffic", "FILE", "Recorded requests: run the buckets first that they use most.")
     ] = None,
+    finish: Annotated[
+        bool,
+        typer.Option("--finish/--no-finish", help="Finish portable executables first, on their device's own host."),
+    ] = True,
     threads: ThreadsFlag = None,
     cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -44,7 +48,8 @@ def warmup(
     """Run every bucket of a bundle twice, as requests would: the first run opens its graph, the second replays it.
 
     The largest bucket comes first, with --traffic the one that is used most; -v has a line for each. Where any shape
-    runs, a prompt and a decode step are all there is. An interrupt shows what ran until then.
+    runs, a prompt and a decode step are all there is. An interrupt shows what ran until then. On the host of its
+    device, a portable bundle is finished first.
 
     Exits 1 and names the buckets where some did not run; the others are run all the same.
 
@@ -56,6 +61,7 @@ def warmup(
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.references import resolve
+    from llmc.cli.finishing import finish_first
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.startup.opening import EngineOptions, open_executor
     from llmc.runtime.startup.outcome import Outcome
@@ -63,7 +69,10 @@ def warmup(
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
-    opened = Bundle.open(resolve(bundle, settings, open_store(cache_dir, settings)))
+    store = open_store(cache_dir, settings)
+    opened = Bundle.open(resolve(bundle, settings, store))
+    if finish:
+        opened = finish_first(opened, store, settings, as_json)
     uses = None if traffic is None else _uses(opened.plan, traffic)
     executor = open_executor(opened, EngineOptions(threads))
     try:

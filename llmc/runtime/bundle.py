@@ -35,7 +35,8 @@ class Bundle:
 
         A path that is not a folder may be a reference (see artifacts/local/references.py); its bundle is put into the
         store first. With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it
-        is read. `settings` (default: the environment's) hold for all that is done with the bundle.
+        is read. With LLMC_OPEN_PORTABLE, a finished bundle is opened as the portable one that it was made of.
+        `settings` (default: the environment's) hold for all that is done with the bundle.
         """
         settings = settings or Settings.from_environment()
         if not is_dir(path):
@@ -45,7 +46,7 @@ class Bundle:
         files = BundleFiles.open(path)
         if settings.require_signatures:
             require_signature(files, settings)
-        return cls(files, settings)
+        return cls(files.portable_half() if settings.open_portable else files, settings)
 
     def within(self, name: str) -> Bundle:
         """The bundle whose manifest is the file `name` of this one. Raises ArtifactError."""

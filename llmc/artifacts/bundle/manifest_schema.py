@@ -16,6 +16,12 @@ FILE_NAME = "manifest.json"
 STARTER_NAME = "starter.json"
 """The file of a bundle that is the manifest of a second one over the same blobs (executors/openvino/starting.py)."""
 
+PORTABLE_NAME = "portable.json"
+"""The file of a finished bundle that is the manifest of the portable one it was made of, over the same blobs."""
+
+FINISHED_FOR = "finished_for"
+"""The option of a finished bundle that says what its executables are tied to, by name: card, driver, compiler."""
+
 CHECKSUM_NAME = "manifest.sha256"
 SIGNATURE_NAME = "signature.json"
 MAX_BYTES = 64 << 20

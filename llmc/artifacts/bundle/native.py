@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
+from llmc.artifacts.bundle.manifest_schema import PORTABLE_NAME, STARTER_NAME
 from llmc.artifacts.digest import open_regular
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 KERNELS = "kernels"
 """A bundle's file of operators that its runtime does not have: a shared library (onnxruntime/kernels)."""
 
-CODE_FILES = frozenset({KERNELS, STARTER_NAME})
-"""Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says."""
+CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME})
+"""Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
+with a portable half is a finished one)."""
 
 DATA_EXECUTORS = frozenset({"fake", "onnxruntime", "openvino", "openvino-static", "torch"})
 """Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""

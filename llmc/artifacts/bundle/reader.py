@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
-from llmc.artifacts.bundle.manifest_schema import SIGNATURE_NAME
+from llmc.artifacts.bundle.manifest_schema import PORTABLE_NAME, SIGNATURE_NAME
 from llmc.artifacts.bundle.native import code_of_bundle
 from llmc.artifacts.digest import digest_bytes, digest_file, is_digest, open_regular, parse
 from llmc.artifacts.verified_files import VerifiedFiles, signature
@@ -172,6 +172,18 @@ class BundleFiles:
         if missing := [digest for digest in manifest.blobs if digest not in self.manifest.blobs]:
             raise ArtifactError(f"{self.folder}: {name} names blob {missing[0]}, which the bundle does not have")
         return BundleFiles(self.folder, manifest, self._stamps)
+
+    def portable_half(self) -> BundleFiles:
+        """The portable bundle that a finished one was made of; the bundle itself if it was not finished.
+
+        Raises ArtifactError for one that is not data (see native.py): nothing of a portable half is loaded as code.
+        """
+        if PORTABLE_NAME not in self.manifest.files:
+            return self
+        half = self.within(PORTABLE_NAME).manifest
+        if (code := code_of_bundle(half)) is not None:
+            raise ArtifactError(f"{self.folder}: {PORTABLE_NAME} is no portable half: it has {code}; compile it again")
+        return BundleFiles(self.folder, half, self._stamps, self._lease)
 
     def verify(self, progress: Callable[[str, int], None] | None = None) -> list[str]:
         """Read every blob, whatever the stamps say; the errors found, none for a sound bundle."""

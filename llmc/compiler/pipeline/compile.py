@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,8 @@ class CompileResult:
     analysis: dict[str, Any]
     stages: dict[str, float]
     verification: dict[str, Any]
+    finished: dict[str, Any] = field(default_factory=dict)
+    """What finishing on this host did (pipeline/finish.py); empty where nothing was finished."""
 
     def to_json(self) -> dict[str, Any]:
         """For --json."""
@@ -218,10 +220,12 @@ def _with_starter(stages: Stages, made: _Made, quick: _Made) -> tuple[Manifest, 
 
 def require_native(target: Target, options: CompileOptions) -> None:
     """Raise DeviceError where `--require-native` asks for what this host cannot make."""
-    if options.require_native and target.state != "native":
+    finisher = target.finisher()
+    if options.require_native and target.state != "native" and (finisher is None or finisher.lacks()):
+        why = f" ({finisher.lacks()})" if finisher is not None else ""
         raise DeviceError(
-            f"--require-native: executables for {target.name} are only portable on this host; left for the device's "
-            f"own host: {target.remaining()}"
+            f"--require-native: executables for {target.name} are only portable on this host{why}; left for the "
+            f"device's own host: {target.remaining()}"
         )
 
 

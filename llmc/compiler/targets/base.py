@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.compiler.verification.probes import Reference
 
@@ -330,6 +331,11 @@ class Target(ABC):
     def remaining(self) -> str:
         """In words, the work that is left for the device's own host with a portable executable; empty when native."""
         return ""
+
+    def finisher(self) -> Finisher | None:
+        """What makes native executables of portable ones on the device's own host (targets/finishing.py); None where a
+        compile leaves nothing to finish."""
+        return None
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """Times on two cores of the stages that executables share, by kind; `options` are configured."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.executors.fake.kind import Kind
     from llmc.settings import Settings
 
@@ -71,9 +72,9 @@ class FakeTarget(Target):
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
         """The device that takes ragged steps, shares a pool of tokens or captures graphs, see fake/kind.py."""
-        from llmc.runtime.executors.fake.kind import Kind
+        from llmc.runtime.executors.fake.kind import PORTABLE, Kind
 
-        return cls(Kind.of(detail))
+        return cls(Kind.of(detail), state="portable" if detail == PORTABLE else "native")
 
     @property
     def state(self) -> State:
@@ -82,7 +83,15 @@ class FakeTarget(Target):
 
     def remaining(self) -> str:
         """What a real device's own compiler would do there; here it is words."""
-        return "" if self._state == "native" else "numpy has to be installed"
+        return "" if self._state == "native" else "a fake card has to be put in"
+
+    def finisher(self) -> Finisher | None:
+        """Of portable executables; imported here, so that no key of a portable executable depends on it."""
+        if self._state == "native":
+            return None
+        from llmc.compiler.targets.fake_finisher import FakeFinisher
+
+        return FakeFinisher()
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Ragged steps have no fixed shape."""

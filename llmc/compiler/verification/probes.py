@@ -82,7 +82,7 @@ def make_probes(
         tokens = [*prompt, *reference.greedy(prompt, count)]
         probes.append(_probe(reference, tokens, len(prompt), range(len(prompt) - 1, len(tokens) - 1)))
     long = prompts[-1]
-    probes.append(_probe(reference, long, len(long), _positions(len(long), turns)))
+    probes.append(_probe(reference, long, len(long), positions_of(len(long), turns)))
     return probes
 
 
@@ -115,7 +115,7 @@ def around(turns: Sequence[int]) -> set[int]:
     return {position for turn in turns for position in (turn - 1, turn, turn + 1, turn + turn // 2)}
 
 
-def _positions(length: int, turns: Sequence[int]) -> list[int]:
+def positions_of(length: int, turns: Sequence[int]) -> list[int]:
     """Positions of the long sequence that are compared.
 
     The first ones and ever fewer of the later; the last of a prompt and the one after it where buckets end, which is at

@@ -32,7 +32,7 @@ from llmc.runtime.executors.base import Executor
 from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import TopLogits, top_of
 
-_NAN, _LARGE = float("nan"), 1e4
+NAN, LARGE = float("nan"), 1e4
 SHOWN = 5
 """Further buckets that a refusal names."""
 LEAK_LIMIT = 1e-4
@@ -131,7 +131,9 @@ def _require_buckets(buckets: Sequence[Mapping[str, Any]], limits: Limits) -> No
         )
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """A row of a step: the beginning of a probe, its last token at `position`, after `past` cached ones."""
+
     probe: int
     position: int
     past: int
@@ -160,7 +162,7 @@ class Verification:
         self._prefixes: dict[int, list[NDArray[np.float32]]] = {}
         self._prefixes_beyond: dict[int, int] = {}
         self._top: TopLogits
-        self._poison(_NAN)
+        self._poison(NAN)
 
     def greedy(self) -> dict[str, Any]:
         """Generate all probes greedily in ragged batches; says which differ from the reference, and where."""
@@ -188,7 +190,7 @@ class Verification:
     def accuracy(self) -> dict[str, Any]:
         """Divergence from the reference over the text, every slot poisoned before."""
         empty(self.executor)
-        self._poison(_NAN)
+        self._poison(NAN)
         last = accuracy.PORTABLE if self.portable else None
         return {"accuracy": accuracy.measure(self.plan, self.executor, self.windows, last)}
 
@@ -211,12 +213,12 @@ class Verification:
         for step in self._steps(bucket, rows):
             live = [rows[slot] for slot in step.slots]
             outcome["executables"].append(self.executor.executable_of(step))
-            first = self._replay(step, live, prefix, _NAN)
+            first = self._replay(step, live, prefix, NAN)
             ends = [(slot, row.past, row.position + 1) for slot, row in zip(step.slots, live, strict=True)]
             outcome["beyond"] += beyond_in(self.executor, ends)
             if self.executor.top_k:
                 outcome["top_differs"] = outcome.get("top_differs", 0) + self._top_differs(first)
-            second = self._replay(step, live, prefix, _LARGE) if runs > 1 else first
+            second = self._replay(step, live, prefix, LARGE) if runs > 1 else first
             with np.errstate(invalid="ignore"):  # infinity minus infinity
                 change = float(np.abs(first - second).max())
             outcome["leak"] = max(outcome["leak"], change if np.isfinite(change) else float("1e30"))
@@ -229,7 +231,7 @@ class Verification:
                 outcome["max_abs"] = max(outcome["max_abs"], float(np.abs(got - wanted).max()))
         return outcome
 
-    def _wanted(self, row: _Row) -> NDArray[np.float32]:
+    def _wanted(self, row: Row) -> NDArray[np.float32]:
         probe = self.probes[row.probe]
         wanted: NDArray[np.float32] = probe.logits[int(np.searchsorted(probe.positions, row.position))]
         return wanted
@@ -257,12 +259,12 @@ class Verification:
             self._prefixes_beyond[length] = beyond_in(self.executor, [(0, 0, length)])
         return self._prefixes[length] if length else []
 
-    def _rows(self, bucket: Bucket, prefix: int) -> Iterator[_Row]:
+    def _rows(self, bucket: Bucket, prefix: int) -> Iterator[Row]:
         """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below."""
         long = len(self.probes) - 1
         if bucket.context == 0:
             fits = [
-                _Row(i, int(p), 0)
+                Row(i, int(p), 0)
                 for i, probe in enumerate(self.probes) for p in probe.positions if p < bucket.query
             ]  # fmt: skip
             fits.sort(key=lambda r: r.position)
@@ -272,18 +274,18 @@ class Verification:
                 new = min(bucket.query, max(1, p + 1 - bucket.context // 2), p + 1)
                 past = p + 1 - new
                 if past <= min(bucket.context, prefix):
-                    fits.append(_Row(long, p, past))
+                    fits.append(Row(long, p, past))
             fits.sort(key=lambda r: r.past)
         if fits:
             spread = [fits[round(i)] for i in np.linspace(len(fits) - 1, 0, bucket.batch)]
             turns = [row for row in fits if row.position in self.turning][: bucket.batch - 1]
             yield from [spread[0], *turns, *spread[1 + len(turns) :]]
 
-    def _tokens(self, row: _Row) -> list[int]:
+    def _tokens(self, row: Row) -> list[int]:
         tokens: list[int] = self.probes[row.probe].tokens[row.past : row.position + 1].tolist()
         return tokens
 
-    def _steps(self, bucket: Bucket, rows: list[_Row]) -> Iterator[Step]:
+    def _steps(self, bucket: Bucket, rows: list[Row]) -> Iterator[Step]:
         tokens, past = [self._tokens(r) for r in rows], [r.past for r in rows]
         if not self.executor.exact:
             yield pad(bucket, range(len(rows)), tokens, past)
@@ -296,7 +298,7 @@ class Verification:
                 yield exact("prompt", [i], [tokens[i]], [past[i]])
 
     def _replay(
-        self, step: Step, live: list[_Row], prefix: list[NDArray[np.float32]], poison: float
+        self, step: Step, live: list[Row], prefix: list[NDArray[np.float32]], poison: float
     ) -> NDArray[np.float32]:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}

@@ -69,11 +69,13 @@ def open_executor(bundle: Bundle, slots: int | None = None, threads: int | None 
 def open_sized(bundle: Bundle, slots: int, capacity: int, threads: int) -> Executor:
     """As `open_executor`, for so many slots of `capacity` tokens each."""
     from llmc.runtime.executors.base import EXECUTABLES
+    from llmc.runtime.executors.compatibility import require_finished_here
 
     try:
         cls = executor_class(bundle.manifest.executor)
     except UnknownNameError as e:
         raise ArtifactError(f"{bundle.path}: {e}; it was made by llmc {bundle.manifest.llmc}, install that") from e
+    require_finished_here(bundle, cls.host())
     cls.check(bundle)
     for name, content in cls.opens.items():
         if content == "code" and (name == EXECUTABLES or name in bundle.manifest.files):

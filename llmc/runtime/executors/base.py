@@ -64,6 +64,12 @@ class Executor(ABC):
     def check(cls, bundle: Bundle) -> None:
         """Raise DeviceError or ArtifactError when this host cannot run `bundle`, saying what differs."""
 
+    @classmethod
+    def host(cls) -> Mapping[str, str]:
+        """What finished executables are tied to on this host, by name (card, driver, compiler …); empty where it has
+        not this device. Must be cheap. A bundle that was finished for other values is refused before `check`."""
+        return {}
+
     @property
     @abstractmethod
     def exact(self) -> bool:

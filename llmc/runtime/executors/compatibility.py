@@ -1,13 +1,17 @@
-"""Whether a bundle's executables are for this host: its toolchain's version and the CPU's instruction set."""
+"""Whether a bundle's executables are for this host: its toolchain's version, the CPU's
+instruction set, and the card that a finished bundle is for."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.errors import ArtifactError
+from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
+from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.host import KERNEL_FEATURES, cpu_features
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from llmc.runtime.bundle import Bundle
 
 
@@ -40,3 +44,35 @@ def require_features(bundle: Bundle, called: str) -> None:
             f"{bundle.path}: compiled for another {called}; this host is {', '.join(differs)}. "
             f"Compile again here: {bundle.recompile_hint}"
         )
+
+
+def require_finished_here(bundle: Bundle, host: Mapping[str, str]) -> None:
+    """Raise ArtifactError, naming what differs, for a bundle that was finished for something else than `host`
+    (`Executor.host`), and DeviceError where the host has no such device; any other bundle passes."""
+    wanted = bundle.manifest.options.get(FINISHED_FOR)
+    if wanted is None:
+        return
+    portable = "open its portable half on the CPU with LLMC_OPEN_PORTABLE=1"
+    if not isinstance(wanted, dict) or not wanted or not all(isinstance(value, str) for value in wanted.values()):
+        raise ArtifactError(
+            f"{bundle.path}: its manifest does not say what its executables were finished for; {portable}, or finish "
+            f"it again on its device's host: llmc compile --resume -o {bundle.path}"
+        )
+    if not host:
+        raise DeviceError(
+            f"{bundle.path}: finished for {_listed(wanted)}, and this host has no such device; run it there, or "
+            f"{portable}"
+        )
+    differs = [
+        f"{name} {wanted.get(name, 'unknown')} (here: {host.get(name, 'none')})"
+        for name in sorted({*wanted, *host}) if wanted.get(name) != host.get(name)
+    ]  # fmt: skip
+    if differs:
+        raise ArtifactError(
+            f"{bundle.path}: finished for another {', '.join(differs)}; finish it again here: "
+            f"llmc compile --resume -o {bundle.path}, or {portable}"
+        )
+
+
+def _listed(facts: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(facts.items()))

@@ -20,6 +20,7 @@ import numpy as np
 
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
+from llmc.runtime.executors.fake import card
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.executors.fake.kind import BLOCK_TOKENS, Kind
 from llmc.runtime.executors.fake.program import Array, Ints, Program
@@ -40,7 +41,12 @@ class FakeExecutor(Executor):
     """See the module's docstring. The cache is one array [slots, capacity, hidden_size]: the model has no keys."""
 
     name: ClassVar[str] = "fake"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data"}
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "by first bytes"}
+
+    @classmethod
+    def host(cls) -> Mapping[str, str]:
+        """The card and its driver, on a host that has one."""
+        return {} if card.here is None else {"card": card.here.name, "driver": card.here.driver}
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -233,6 +239,8 @@ class FakeExecutor(Executor):
         if program is None:
             try:
                 fields = json.loads(self.bundle.files.read(executable.blob))
+                if (made_for := fields.get("card")) is not None:
+                    self._require_card(executable, made_for)
                 weights = self.bundle.files.path(fields["weights"])
                 program = Program.load(fields, weights)
                 sizes = self._buffer.shape[1], self.hidden
@@ -240,7 +248,7 @@ class FakeExecutor(Executor):
                     raise ValueError("its tensors are not of the sizes that the manifest states")
                 if program.top_k != self.top_k:
                     raise ValueError(f"it returns {program.top_k} top logits, the bundle's {self.top_k}")
-            except (KeyError, TypeError, ValueError) as e:
+            except (AttributeError, KeyError, TypeError, ValueError) as e:
                 raise ArtifactError(
                     f"{self.bundle.path}: {executable} is not an executable of the fake device ({e}); "
                     f"compile again: {self.bundle.recompile_hint}"
@@ -251,6 +259,12 @@ class FakeExecutor(Executor):
                 self.compilations.loaded(str(executable))
             self._programs[executable.blob] = program
         return program
+
+    def _require_card(self, executable: Executable, made_for: object) -> None:
+        """What a card runs is its code: not loaded from a bundle that counts as data, nor on another card."""
+        self.bundle.files.require_native(f"executable {executable}")
+        if card.here is None or made_for != card.here.name:
+            raise ValueError(f"it is for the card {made_for!r:.80}")
 
     def _check_past(self, step: Step) -> None:
         """Raise InputError for a step that no cache of this size and content can serve."""

@@ -4,6 +4,7 @@ fake             buckets when specialised, else one sequence's prompt or a token
 fake:ragged      rows of any lengths in any slots
 fake:paged=N     so, and all slots share N tokens in blocks of BLOCK_TOKENS
 fake:graphs=N    buckets; it has N bytes of memory, and captures graphs in it
+fake:portable    buckets; executables are portable until a host with a card (card.py) finishes them
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from llmc.errors import InputError
 
 BLOCK_TOKENS = 4
+PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,16 @@ class Kind:
 
     @classmethod
     def of(cls, detail: str) -> Kind:
-        """From what is behind the name: "", "ragged", "paged=N" or "graphs=N"; raises InputError for anything else."""
+        """From what is behind the name: "", "portable", "ragged", "paged=N" or "graphs=N"; raises InputError."""
         name, _, text = detail.partition("=")
         number = int(text) if text.isascii() and text.isdecimal() else 0
         if name == "paged" and number >= BLOCK_TOKENS:
             return cls(ragged=True, cache_tokens=number)
         if name == "graphs" and number:
             return cls(graph_memory=number)
-        if detail not in ("", "ragged"):
+        if detail not in ("", PORTABLE, "ragged"):
             raise InputError(
-                f"--device fake:{detail}: behind the name may be ragged, paged=N, N tokens from {BLOCK_TOKENS}, or "
-                "graphs=N, N bytes of memory"
+                f"--device fake:{detail}: behind the name may be ragged, paged=N, N tokens from {BLOCK_TOKENS}, "
+                f"graphs=N, N bytes of memory, or {PORTABLE}"
             )
         return cls(ragged=detail == "ragged")

@@ -1,0 +1,88 @@
+"""Finishing a portable bundle on its device's host: what `llmc compile --resume` and `llmc warmup` share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from llmc.cli import output as console
+from llmc.cli.compiled import finished_lines
+from llmc.paths import is_dir
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.store import Store
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.finish import FinishResult
+    from llmc.runtime.bundle import Bundle
+    from llmc.settings import Settings
+
+
+def finish_instead(
+    output: Path | None, cache_dir: Path | None, settings: Settings, options: CompileOptions, as_json: bool
+) -> bool:  # fmt: skip
+    """Finish the bundle `output` and print what that did, if there is one to finish and no compile of it to go on with;
+    whether that was so. Raises what `finish_bundle` raises."""
+    from llmc.artifacts.local.opening import open_store
+
+    if output is None or not _is_finishable(output):
+        return False
+    result = finish(output, open_store(cache_dir, settings), settings, options.jobs, options.verify, as_json)
+    if as_json:
+        typer.echo(json.dumps(result.to_json()))
+        return True
+    typer.echo(
+        f"{result.bundle}: {result.native + result.portable} executables; native {result.native}, portable "
+        f"{result.portable}; {result.bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
+    )
+    for line in finished_lines(result.to_json()):
+        typer.echo(line)
+    return True
+
+
+def _is_finishable(output: Path) -> bool:
+    """Whether there is a bundle with portable executables, or one that was finished, and no interrupted compile."""
+    from llmc.artifacts.bundle.manifest import read_manifest
+    from llmc.artifacts.bundle.manifest_schema import FILE_NAME, PORTABLE_NAME
+    from llmc.cli.journal import Journal
+
+    if Journal.exists(output) or not is_dir(output) or not (output / FILE_NAME).exists():
+        return False
+    manifest = read_manifest(output)
+    return PORTABLE_NAME in manifest.files or any(item.state == "portable" for item in manifest.executables)
+
+
+def finish(
+    output: Path, store: Store, settings: Settings, jobs: int, verify: str, as_json: bool
+) -> FinishResult:  # fmt: skip
+    """Finish the bundle in place, with progress on stderr; raises what `finish_bundle` raises."""
+    from llmc.compiler.pipeline.finish import finish_bundle
+
+    console.going_on = f"; what is done is kept: go on with `llmc compile --resume -o {output}`"
+    with console.CompileProgress(as_json and not sys.stderr.isatty()) as progress:
+        return finish_bundle(output, store, progress, jobs=jobs, verify=verify, settings=settings)
+
+
+def finish_first(bundle: Bundle, store: Store, settings: Settings, as_json: bool) -> Bundle:
+    """The bundle, finished where this host can and has still to finish it; what that did is told on stderr.
+
+    One that is used from inside a store stays as it is, since its name there is the digest of its content.
+    """
+    from llmc.artifacts.bundle.reader import IN_STORE
+    from llmc.compiler.pipeline.finish import finisher_here, unfinished
+    from llmc.compiler.pipeline.resolve import target_of
+    from llmc.runtime.bundle import Bundle
+
+    if settings.open_portable or not unfinished(bundle) or finisher_here(target_of(bundle.manifest)) is None:
+        return bundle
+    if bundle.path.resolve().parent.name == IN_STORE:
+        print(f"llmc: {bundle.path} is not finished, as it lies in a store: put it into a folder of its own with "
+              f"llmc cache pull REFERENCE -o FOLDER, and finish that", file=sys.stderr)  # fmt: skip
+        return bundle
+    result = finish(bundle.path, store, settings, settings.threads, "sample", as_json)
+    if not console.quiet:
+        print("\n".join(finished_lines(result.to_json())), file=sys.stderr)
+    return Bundle.open(bundle.path, settings)

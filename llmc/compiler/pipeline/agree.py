@@ -1,0 +1,106 @@
+"""Run finished executables against the portable ones that they were made of, before they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.key import LOCAL, Key, Value
+from llmc.compiler.code import code_digest
+from llmc.compiler.pipeline.compile import Reporter, VerifyReport
+from llmc.compiler.stages import filled_folder
+from llmc.compiler.targets.base import DTYPE_BITS
+from llmc.compiler.verification.parts import Once, bucket_of, choose, steps_beyond
+from llmc.compiler.verification.verify import summarise
+from llmc.errors import VerificationError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import executor_module, open_executor
+from llmc.runtime.host import cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.store import Store
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.finishing import Finisher
+
+REFERENCE = "its portable executables"
+UNBOUND = "no weights: bound weights can be verified with llmc verify BUNDLE --reference MODEL"
+
+
+def agree(
+    half: Bundle, manifest: Manifest, sources: Mapping[str, Path], finisher: Finisher, target: Target,
+    options: CompileOptions, store: Store, report: Reporter,
+) -> dict[str, Any]:  # fmt: skip
+    """How the finished bundle of `manifest` agrees with its portable half, for its manifest; remembered in the store.
+
+    Raises VerificationError beyond the limits of the bundle's formats.
+    """
+    if options.verify == "none":
+        return {"mode": "none"}
+    if "weights" not in manifest.files:
+        return {"mode": "none", "why": UNBOUND}
+    plan, limits = half.plan, target.limits(options)
+    parameters = manifest.blobs[manifest.files["weights"]] * 8 // DTYPE_BITS[options.dtype]
+    chosen = choose(plan.buckets, plan.limits, options.verify == "all", target, manifest.executables, parameters)
+    parts = [part for part in chosen.parts if not isinstance(part, str)]
+    beyond = steps_beyond(plan.limits, parameters)
+    components: dict[str, Value] = {
+        "portable": half.manifest.digest,
+        "finished": manifest.digest,
+        "mode": options.verify,
+        **{f"host.{name}": value for name, value in finisher.host().items()},
+        "isa": " ".join(cpu_features()),
+        "code": code_digest(_outcomes, executor_module(finisher.executor), executor_module(half.manifest.executor)),
+    }
+
+    def make(workspace: Workspace) -> Mapping[str, Blob]:
+        outcomes = _outcomes(half, manifest, sources, finisher, parts, beyond, store, report)
+        try:
+            workspace.meta["found"] = summarise(outcomes, limits).to_json()
+        except VerificationError as error:
+            raise VerificationError(
+                f"{half.path}: finished, with {REFERENCE} as the reference model: {error}"
+            ) from error
+        return {}
+
+    entry, _ = store.get_or_build(Key(f"{LOCAL}agreement", components), make)
+    return {
+        "mode": options.verify, "reference": REFERENCE, "limits": asdict(limits), **entry.meta["found"],
+        **chosen.to_json(),
+    }  # fmt: skip
+
+
+def _outcomes(
+    half: Bundle, manifest: Manifest, sources: Mapping[str, Path], finisher: Finisher,
+    parts: Sequence[Bucket | Once], beyond: int, store: Store, report: Reporter,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The outcome of each bucket, as verify.py has it."""
+    from llmc.artifacts.bundle.reader import BundleFiles
+    from llmc.artifacts.bundle.writer import write_bundle
+    from llmc.compiler.verification.agreement import Agreement
+
+    def write(folder: Path) -> Path:
+        return write_bundle(folder / "draft", manifest, sources)
+
+    outcomes = []
+    with filled_folder(store, "drafts", write) as draft:
+        finished = Bundle(BundleFiles.open(draft), half.settings)
+        executor = open_executor(finished)
+        try:
+            portable = finisher.open_portable(half)
+            try:
+                agreement = Agreement(finished, executor, half, portable, beyond)
+                for done, part in enumerate(parts, 1):
+                    outcomes.append(agreement.bucket(bucket_of(part), runs=1 if isinstance(part, Once) else 2))
+                    report(VerifyReport(done, len(parts)))
+            finally:
+                portable.close()
+        finally:
+            executor.close()
+    return outcomes

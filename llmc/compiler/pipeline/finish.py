@@ -1,0 +1,282 @@
+"""Finish a portable bundle on its device's own host: native executables of the bundle's own blobs, verified, published.
+
+No checkpoint is needed. Each result is a cached stage of the store, so that an interrupted run goes on where it was,
+and of two at once one builds and the other waits. The finished bundle takes the portable one's place atomically:
+
+    executables  the native ones
+    files        the old ones, what the device left, and "portable.json": the manifest of the portable bundle
+    options      the old ones, what was pinned, and "finished_for": {name: value}, what they are tied to
+    verification the old one, and "finished": how they agree with the portable executables
+    provenance   the old one, and "finished": {"manifest": digest of the portable manifest, "llmc": version}
+
+All blobs of the portable bundle stay, so that any host can run or finish it again. A signature covers a manifest, so
+that of the portable bundle does not cover the finished one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle.manifest import Manifest, read_manifest
+from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
+from llmc.artifacts.bundle.stored import remember_bundle
+from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.key import Key, Value
+from llmc.compiler.code import code_digest
+from llmc.compiler.pipeline.agree import agree
+from llmc.compiler.pipeline.compile import CompileResult, ExecutableReport, Reporter, compile_bundle
+from llmc.compiler.pipeline.resolve import target_of
+from llmc.compiler.targets.base import Shape
+from llmc.compiler.targets.finishing import EachExecutable, WholeBundle
+from llmc.errors import CompileError, DeviceError, InputError
+from llmc.runtime.bundle import Bundle
+from llmc.settings import Settings
+from llmc.version import __version__
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.store import Store
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.plan import Plan
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.finishing import Finisher
+
+
+@dataclass(frozen=True)
+class FinishResult:
+    """Outcome of finishing; `finished_for` is what the executables are tied to, `files` what the device left,
+    `unsigned` whether the bundle lost a signature by it; sizes in bytes, times in seconds."""
+
+    bundle: str
+    device: str
+    finished_for: dict[str, str]
+    built: int
+    reused: int
+    portable: int
+    native: int
+    files: list[str]
+    unsigned: bool
+    seconds: float
+    bytes: int
+    verification: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def compile_and_finish(
+    model: str | Checkpoint, destination: Path, plan: Plan, options: CompileOptions, store: Store, report: Reporter,
+    settings: Settings | None = None,
+) -> CompileResult:  # fmt: skip
+    """`compile_bundle`, and on the device's own host `finish_bundle` of what it leaves portable."""
+    result = compile_bundle(model, destination, plan, options, store, report, settings)
+    if not result.portable or finisher_here(target_of(read_manifest(destination))) is None:
+        return result
+    done = finish_bundle(destination, store, report, jobs=options.jobs, verify=options.verify, settings=settings)
+    return replace(
+        result, portable=done.portable, native=done.native, seconds=round(result.seconds + done.seconds, 3),
+        bytes=done.bytes, remaining="", finished=done.to_json(),
+    )  # fmt: skip
+
+
+def finisher_here(target: Target) -> Finisher | None:
+    """What finishes bundles of the target on this host; None where nothing is left to finish, or not here."""
+    finisher = target.finisher()
+    return None if finisher is None or finisher.lacks() else finisher
+
+
+def unfinished(bundle: Bundle) -> str:
+    """In words, why a bundle still has to be finished on this host; "" where it has not to be."""
+    if any(item.state == "portable" for item in bundle.manifest.executables):
+        return "portable"
+    wanted = bundle.manifest.options.get(FINISHED_FOR)
+    finisher = None if wanted is None else finisher_here(target_of(bundle.manifest))
+    return "finished for another host" if finisher is not None and finisher.host() != wanted else ""
+
+
+def finish_bundle(
+    path: Path, store: Store, report: Reporter, *, jobs: int = 1, verify: str = "sample",
+    settings: Settings | None = None,
+) -> FinishResult:  # fmt: skip
+    """Finish the bundle in the folder `path` for this host, in place; one that is finished for it already stays.
+
+    Raises InputError for a bundle that has no portable executables, DeviceError where the device or its toolchain is
+    missing, CompileError, VerificationError, ArtifactError, CapacityError or UnwritableError; then `path` is as it was.
+    """
+    began = time.perf_counter()
+    settings = settings or Settings.from_environment()
+    bundle = Bundle.open(path, settings)
+    half = Bundle(bundle.files.portable_half(), settings)
+    target = target_of(half.manifest)
+    finisher = _require_finisher(half, target)
+    check_replaceable(Path(os.path.realpath(path)))
+    pins = finisher.pins(half)
+    if isinstance(finisher, EachExecutable):
+        made, reused = _each(finisher, half, pins, store, jobs, report)
+        files: Mapping[str, Blob] = {}
+    elif isinstance(finisher, WholeBundle):
+        entry, hit = _whole(finisher, half, pins, store, report)
+        made, files, reused = {}, entry.outputs, len(half.manifest.executables) * hit
+    else:
+        raise CompileError(f"device {target.name}: {type(finisher).__name__} is neither of the two ways to finish")
+    manifest, sources = _assemble(half, finisher, pins, made, files, store)
+    options = target.compiled_with(half.manifest.device, half.manifest.options).changed(verify=verify)
+    outcome = agree(half, manifest, sources, finisher, target, options, store, report)
+    final = _changed(manifest, verification=dict(half.manifest.verification) | {"finished": outcome})
+    signed = bundle.files.signature is not None and final != bundle.manifest
+    write_bundle(path, final, sources)
+    remember_bundle(store, final)
+    states = [item.state for item in final.executables]
+    return FinishResult(
+        bundle=str(path), device=final.device, finished_for=dict(finisher.host()), built=len(states) - reused,
+        reused=reused, portable=states.count("portable"), native=states.count("native"), files=sorted(files),
+        unsigned=signed, seconds=round(time.perf_counter() - began, 3), bytes=final.size, verification=outcome,
+    )  # fmt: skip
+
+
+def _require_finisher(half: Bundle, target: Target) -> Finisher:
+    finisher = target.finisher()
+    if finisher is None or all(item.state == "native" for item in half.manifest.executables):
+        raise InputError(f"{half.path}: nothing to finish: its executables are final for {half.manifest.device}")
+    if lacks := finisher.lacks():
+        raise DeviceError(f"{half.path}: cannot be finished here: {lacks}")
+    return finisher
+
+
+def _components(finisher: Finisher, target: str, pins: Mapping[str, Value]) -> dict[str, Value]:
+    """The components that the keys of both ways share."""
+    return {
+        **{f"host.{name}": value for name, value in finisher.host().items()},
+        **{f"option.{name}": value for name, value in pins.items()},
+        "target": target,
+        "state": "native",
+    }
+
+
+def executable_key(
+    finisher: EachExecutable, half: Bundle, executable: Executable, pins: Mapping[str, Value]
+) -> Key:  # fmt: skip
+    """The key of one finished executable, in named components."""
+    found = half.manifest
+    return Key(
+        "finished",
+        {
+            **_components(finisher, found.target, pins),
+            "portable": executable.blob,
+            **{f"file.{name}": found.files[name] for name in finisher.reads if name in found.files},
+            **{f"shape.{name}": getattr(executable, name) for name in ("phase", "batch", "query", "context")},
+            "code": code_digest(finisher.finish),
+        },
+    )
+
+
+def _each(
+    finisher: EachExecutable, half: Bundle, pins: Mapping[str, Value], store: Store, jobs: int, report: Reporter
+) -> tuple[dict[Executable, Entry], int]:  # fmt: skip
+    """Every executable's entry, and how many were in the store; an error or an interrupt keeps those that are made."""
+    executables = half.manifest.executables
+
+    def one(executable: Executable) -> tuple[Entry, bool, float]:
+        began = time.perf_counter()
+
+        def make(workspace: Workspace) -> Mapping[str, Blob]:
+            at = time.perf_counter()
+            data = finisher.finish(half, executable)
+            workspace.meta |= {"state": "native", "seconds": round(time.perf_counter() - at, 3)}
+            return {"executable": workspace.put_bytes(data)}
+
+        entry, hit = store.get_or_build(executable_key(finisher, half, executable, pins), make)
+        return entry, hit, time.perf_counter() - began
+
+    made: dict[Executable, Entry] = {}
+    hits = 0
+    with ThreadPoolExecutor(jobs, thread_name_prefix="llmc-finish") as threads:
+        futures = {threads.submit(one, item): item for item in executables}
+        try:
+            for future in as_completed(futures):
+                entry, hit, seconds = future.result()
+                item = futures[future]
+                made[item], hits = entry, hits + hit
+                size = entry.outputs["executable"].size
+                report(ExecutableReport(len(made), len(executables), _shape(item), hit, seconds, size, "native"))
+        except BaseException:
+            threads.shutdown(wait=True, cancel_futures=True)
+            raise
+    return made, hits
+
+
+def _whole(
+    finisher: WholeBundle, half: Bundle, pins: Mapping[str, Value], store: Store, report: Reporter
+) -> tuple[Entry, bool]:  # fmt: skip
+    """The entry of the files that the device left, and whether it was in the store."""
+    executables = half.manifest.executables
+    key = Key(
+        "finished",
+        {
+            **_components(finisher, half.manifest.target, pins),
+            "portable": half.manifest.digest,
+            "code": code_digest(finisher.finish),
+        },
+    )
+
+    def make(workspace: Workspace) -> Mapping[str, Blob]:
+        began, done = time.perf_counter(), 0
+
+        def told(item: Executable) -> None:
+            nonlocal began, done
+            now, done = time.perf_counter(), done + 1
+            report(ExecutableReport(done, len(executables), _shape(item), False, now - began, 0, "native"))
+            began = now
+
+        folder = workspace.folder / "run"
+        folder.mkdir()
+        found = finisher.finish(half, pins, folder, told)
+        workspace.meta |= {"state": "native"}
+        return {name: workspace.put_file(path) for name, path in found.items()}
+
+    return store.get_or_build(key, make)
+
+
+def _shape(item: Executable) -> Shape:
+    return Shape(item.phase, item.batch, item.query, item.context, item.buckets)
+
+
+def _assemble(
+    half: Bundle, finisher: Finisher, pins: Mapping[str, Value], made: Mapping[Executable, Entry],
+    files: Mapping[str, Blob], store: Store,
+) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
+    """The finished manifest, and the file of each blob it names."""
+    old = half.manifest
+    added = dict(files) | {PORTABLE_NAME: store.put_bytes(old.to_bytes())}
+    blobs = [*added.values(), *(entry.outputs["executable"] for entry in made.values())]
+    executables: list[dict[str, Any]] = []
+    for item in old.executables:
+        changes: dict[str, Any] = {"state": "native"}
+        if item in made:
+            changes |= {"blob": made[item].outputs["executable"].digest, "key": made[item].key.digest}
+        executables.append({**item._asdict(), **changes})
+    provenance = {**old.provenance, "finished": {"manifest": old.digest, "llmc": __version__}}
+    manifest = _changed(
+        old, executor=finisher.executor, executables=executables,
+        files=dict(old.files) | {name: blob.digest for name, blob in added.items()},
+        blobs=dict(old.blobs) | {blob.digest: blob.size for blob in blobs},
+        options={**old.options, "remaining": "", **pins, FINISHED_FOR: dict(finisher.host())}, provenance=provenance,
+    )  # fmt: skip
+    sources = {digest: half.files.path(digest) for digest in old.blobs}
+    return manifest, sources | {blob.digest: store.path(blob) for blob in blobs}
+
+
+def _changed(manifest: Manifest, **members: Any) -> Manifest:
+    kept = {name: value for name, value in manifest.to_dict().items() if name not in ("schema", "kind")}
+    return Manifest.create(**kept | members)

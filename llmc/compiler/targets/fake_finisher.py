@@ -1,0 +1,28 @@
+"""Finishing for the fake device, the example of finishing.py: writes the card's name into each executable."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, ClassVar
+
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.targets.finishing import EachExecutable
+from llmc.runtime.executors.fake import card
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+
+
+class FakeFinisher(EachExecutable):
+    """See the module's docstring."""
+
+    executor: ClassVar[str] = "fake"
+
+    def lacks(self) -> str:
+        """A card."""
+        return "" if card.here else "this host has no fake card; put one in: llmc.runtime.executors.fake.card.here"
+
+    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+        """The same fields, for the card of this host."""
+        return canonical_json(json.loads(bundle.files.read(executable.blob)) | {"card": self.host()["card"]})

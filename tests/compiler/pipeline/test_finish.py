@@ -1,0 +1,246 @@
+"""Finishing a portable bundle where its device is: what is made, kept, refused, and put back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
+from llmc.artifacts.bundle.native import code_of_bundle
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import ExecutableReport
+from llmc.compiler.pipeline.finish import FinishResult, compile_and_finish, finish_bundle
+from llmc.compiler.targets.fake_finisher import FakeFinisher
+from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
+from llmc.runtime.executors.fake import card
+from llmc.runtime.executors.fake.card import Card
+from llmc.settings import Settings
+from tests.toy import Toy
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    """A toy with a portable bundle."""
+    made = Toy.make(tmp_path)
+    made.compile(device="fake:portable")
+    return made
+
+
+@pytest.fixture
+def put_in(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a card into this host, or takes it out."""
+
+    def put(name: str | None = "fake-1", **made: str) -> None:
+        monkeypatch.setattr(card, "here", None if name is None else Card(name, **made))
+
+    return put
+
+
+def finish(toy: Toy, **given: Any) -> FinishResult:
+    toy.events.clear()
+    return finish_bundle(toy.bundle, toy.store, toy.events.append, **given)
+
+
+def states(toy: Toy) -> set[str]:
+    return {item.state for item in Bundle.open(toy.bundle).manifest.executables}
+
+
+def test_what_was_portable_is_native_where_the_device_is(toy: Toy, put_in: Any) -> None:
+    before = Bundle.open(toy.bundle).manifest
+    put_in()
+    result = finish(toy)
+    after = Bundle.open(toy.bundle).manifest
+    count = len(before.executables)
+    assert (result.built, result.reused, result.native, result.portable) == (count, 0, count, 0)
+    assert states(toy) == {"native"}
+    assert after.options[FINISHED_FOR] == result.finished_for == {"card": "fake-1", "driver": "1.0"}
+    assert after.options["remaining"] == ""
+    assert after.provenance["finished"]["manifest"] == before.digest
+    assert [e.index for e in toy.executables] == list(range(1, count + 1))
+    assert code_of_bundle(before) is None and code_of_bundle(after) is not None
+
+
+def test_the_portable_half_stays_and_opens_anywhere(toy: Toy, put_in: Any) -> None:
+    before = Bundle.open(toy.bundle).manifest
+    put_in()
+    finish(toy)
+    put_in(None)
+    half = Bundle.open(toy.bundle, Settings(open_portable=True))
+    assert half.manifest == before
+    executor = open_executor(half)
+    executor.open_all()
+    executor.close()
+    assert not half.files.verify()
+
+
+def test_nothing_is_made_twice_and_the_bundle_stays_the_same(toy: Toy, put_in: Any) -> None:
+    put_in()
+    first = finish(toy)
+    digest = Bundle.open(toy.bundle).manifest.digest
+    again = finish(toy, jobs=4)
+    assert (again.built, again.reused) == (0, first.built)
+    assert Bundle.open(toy.bundle).manifest.digest == digest
+
+
+def test_a_compile_on_the_devices_host_finishes(toy: Toy, put_in: Any) -> None:
+    put_in()
+    options = CompileOptions.of("fake:portable", require_native=True)
+    result = compile_and_finish(str(toy.model), toy.bundle, toy.plan, options, toy.store, toy.events.append)
+    assert (result.portable, result.remaining) == (0, "")
+    assert result.native == result.finished["native"] == len(Bundle.open(toy.bundle).manifest.executables)
+    assert Bundle.open(toy.bundle).manifest.verification["finished"]["reference"] == "its portable executables"
+
+
+def test_a_compile_elsewhere_does_not(toy: Toy) -> None:
+    options = CompileOptions.of("fake:portable")
+    result = compile_and_finish(str(toy.model), toy.bundle, toy.plan, options, toy.store, toy.events.append)
+    assert result.native == 0 and not result.finished
+    with pytest.raises(DeviceError, match="no fake card"):
+        finish(toy)
+    with pytest.raises(DeviceError, match=r"--require-native.*no fake card"):
+        toy.compile(device="fake:portable", require_native=True)
+
+
+def test_a_native_bundle_has_nothing_to_finish(toy: Toy, put_in: Any) -> None:
+    put_in()
+    toy.compile(device="fake")
+    with pytest.raises(InputError, match="nothing to finish"):
+        finish(toy)
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"name": "fake-2"}, "another card fake-1 (here: fake-2)"), ({"driver": "2.0"}, "another driver 1.0 (here: 2.0)"),
+])  # fmt: skip
+def test_another_host_is_refused_by_what_differs_and_finishes_it_again(
+    toy: Toy, put_in: Any, changes: dict[str, str], said: str
+) -> None:
+    put_in()
+    finish(toy)
+    put_in(**changes)
+    with pytest.raises(ArtifactError) as refused:
+        open_executor(Bundle.open(toy.bundle))
+    assert said in str(refused.value)
+    assert f"llmc compile --resume -o {toy.bundle}" in str(refused.value)
+    assert "LLMC_OPEN_PORTABLE=1" in str(refused.value)
+    result = finish(toy)
+    assert result.built == result.native > 0
+    open_executor(Bundle.open(toy.bundle)).close()
+
+
+def test_a_host_without_the_device_is_told_the_way_out(toy: Toy, put_in: Any) -> None:
+    put_in()
+    finish(toy)
+    put_in(None)
+    with pytest.raises(DeviceError, match=r"finished for card fake-1, driver 1.0.*LLMC_OPEN_PORTABLE=1"):
+        open_executor(Bundle.open(toy.bundle))
+
+
+def test_an_interrupt_keeps_what_is_done(toy: Toy, put_in: Any) -> None:
+    put_in()
+    before = Bundle.open(toy.bundle).manifest
+
+    def third(event: Any) -> None:
+        if isinstance(event, ExecutableReport) and event.index == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        finish_bundle(toy.bundle, toy.store, third)
+    assert Bundle.open(toy.bundle).manifest == before
+    assert finish(toy).reused >= 3
+
+
+def test_the_compilers_error_leaves_the_bundle_as_it_was(
+    toy: Toy, put_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in()
+    before = Bundle.open(toy.bundle).manifest
+
+    def broken(self: FakeFinisher, bundle: Bundle, executable: Any) -> bytes:
+        raise CompileError(f"{executable}: no room on the card")
+
+    monkeypatch.setattr(FakeFinisher, "finish", broken)
+    with pytest.raises(CompileError, match="no room on the card"):
+        finish(toy)
+    assert Bundle.open(toy.bundle).manifest == before
+
+
+def test_executables_that_disagree_are_not_published(toy: Toy, put_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in()
+    before = Bundle.open(toy.bundle).manifest
+    sound = FakeFinisher.finish
+
+    def wrong(self: FakeFinisher, bundle: Bundle, executable: Any) -> bytes:
+        fields = json.loads(sound(self, bundle, executable))
+        largest = executable.batch == 4 and executable.phase == "decode"
+        return json.dumps({**fields, "decay": -0.8} if largest else fields).encode()
+
+    monkeypatch.setattr(FakeFinisher, "finish", wrong)
+    with pytest.raises(VerificationError, match=r"portable executables.*decode\[4x1\+16\].*also in decode\[4x1\+32\]"):
+        finish(toy)
+    assert Bundle.open(toy.bundle).manifest == before
+    assert finish(toy, verify="none").verification == {"mode": "none"}
+
+
+def test_a_signature_of_the_portable_bundle_is_not_kept(toy: Toy, put_in: Any) -> None:
+    put_in()
+    (toy.bundle / "signature.json").write_text("{}")
+    assert finish(toy).unsigned
+    assert BundleFiles.open(toy.bundle).signature is None
+    assert not finish(toy).unsigned
+
+
+def test_a_bundle_without_a_tokenizer_is_verified_with_any_tokens(tmp_path: Path, put_in: Any) -> None:
+    toy = Toy.make(tmp_path, tokenizer=False)
+    toy.compile(device="fake:portable")
+    put_in()
+    assert finish(toy).verification["rows"] > 0
+
+
+class TestHostile:
+    """A bundle that says of itself what is not so."""
+
+    def edit(self, toy: Toy, **changes: Any) -> None:
+        files = BundleFiles.open(toy.bundle)
+        members = {k: v for k, v in files.manifest.to_dict().items() if k not in ("schema", "kind")}
+        manifest = Manifest.create(**members | changes)
+        write_bundle(toy.bundle, manifest, {digest: toy.store.path(digest) for digest in manifest.blobs})
+
+    def test_finished_code_in_a_bundle_that_counts_as_data_is_not_loaded(self, toy: Toy, put_in: Any) -> None:
+        put_in()
+        finish(toy)
+        manifest = Bundle.open(toy.bundle).manifest
+        files = {name: digest for name, digest in manifest.files.items() if name != PORTABLE_NAME}
+        portable = [{**item._asdict(), "state": "portable"} for item in manifest.executables]
+        self.edit(toy, executables=portable, files=files)
+        executor = open_executor(Bundle.open(toy.bundle))
+        with pytest.raises(ArtifactError, match="is native code in a bundle that counts as portable"):
+            executor.open_all()
+
+    def test_a_portable_half_that_is_code_is_not_opened(self, toy: Toy, put_in: Any) -> None:
+        put_in()
+        finish(toy)
+        manifest = Bundle.open(toy.bundle).manifest
+        inner = toy.store.put_bytes(manifest.to_bytes())
+        blobs = {**manifest.blobs, inner.digest: inner.size}
+        self.edit(toy, files={**manifest.files, PORTABLE_NAME: inner.digest}, blobs=blobs)
+        with pytest.raises(ArtifactError, match="is no portable half: it has executable"):
+            Bundle.open(toy.bundle, Settings(open_portable=True))
+        with pytest.raises(ArtifactError, match="is no portable half"):
+            finish(toy)
+
+    @pytest.mark.parametrize("said", [{}, [], "fake-1", {"card": 1}])
+    def test_a_bundle_that_does_not_say_what_it_is_for_is_refused(self, toy: Toy, put_in: Any, said: Any) -> None:
+        put_in()
+        finish(toy)
+        self.edit(toy, options={**Bundle.open(toy.bundle).manifest.options, FINISHED_FOR: said})
+        with pytest.raises(ArtifactError, match="does not say what"):
+            open_executor(Bundle.open(toy.bundle))
+        assert finish(toy).native > 0
