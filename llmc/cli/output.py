@@ -121,7 +121,7 @@ class StepProgress:
             return
         if not self._progress.tasks:
             self._progress.add_task(self._label, total=total)
-        self._progress.update(0, completed=done)
+        self._progress.update(0, completed=done, total=total)
 
 
 def _bars() -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli import output as messages
+from llmc.cli.capturing import DecodeStrategy, PromptRatio, PromptStrategy, ReservedMem, Utilization, capture_choice
 from llmc.cli.options import PrefillFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.quantities import duration, size
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
@@ -111,6 +112,11 @@ def serve_command(
     traffic: Annotated[
         str | None, option("--traffic", "FILE", "Recorded requests: warm the buckets up first that they use most.")
     ] = None,
+    gpu_memory_utilization: Utilization = None,
+    graph_reserved_mem: ReservedMem = None,
+    graph_prompt_ratio: PromptRatio = None,
+    prompt_strategy: PromptStrategy = None,
+    decode_strategy: DecodeStrategy = None,
     record_traffic: Annotated[
         Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
     ] = None,
@@ -140,6 +146,8 @@ def serve_command(
 
     /health answers from the start, /ready once every graph is open and has run. SIGTERM or Ctrl-C lets running
     requests end first, as does SIGHUP; a second one cuts them. Also at /metrics, /dashboard and /openapi.json.
+
+    A device that captures graphs does so before /ready, in the memory that is left beside the KV cache; -v logs it.
 
     \b
     Example:
@@ -172,12 +180,15 @@ def serve_command(
 
     store = open_store(None, settings, device)
     how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
+    capture = capture_choice(
+        settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
+    )
     with _JsonEvents() if as_json else _Told() as report:
         code = serve(
             config,
             _opener(bundle, device, options, store, weights),
             options=run,
-            warm_up=WarmUp(how, None if traffic is None else _uses(traffic)),
+            warm_up=WarmUp(how, None if traffic is None else _uses(traffic), capture),
             report=report,
             uds=uds,
             access_log=access_log,

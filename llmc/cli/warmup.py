@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.buckets.bucket import PHASES
+from llmc.buckets.bucket import PHASES, Bucket
 from llmc.cli import output as messages
+from llmc.cli.capturing import (
+    UNCAPTURED_SHOWN,
+    DecodeStrategy,
+    PromptRatio,
+    PromptStrategy,
+    ReservedMem,
+    Utilization,
+    capture_choice,
+)
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import BundleArgument, StoreFlag, ThreadsFlag, option
 from llmc.errors import LlmcError
@@ -17,7 +26,6 @@ from llmc.errors import LlmcError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
     from llmc.runtime.startup.outcome import Outcome
     from llmc.runtime.startup.warming import Warmed
@@ -41,6 +49,11 @@ def warmup(
         bool,
         typer.Option("--finish/--no-finish", help="Finish portable executables first, on their device's own host."),
     ] = True,
+    gpu_memory_utilization: Utilization = None,
+    graph_reserved_mem: ReservedMem = None,
+    graph_prompt_ratio: PromptRatio = None,
+    prompt_strategy: PromptStrategy = None,
+    decode_strategy: DecodeStrategy = None,
     threads: ThreadsFlag = None,
     cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -51,18 +64,23 @@ def warmup(
     runs, a prompt and a decode step are all there is. An interrupt shows what ran until then. On the host of its
     device, a portable bundle is finished first.
 
-    Exits 1 and names the buckets where some did not run; the others are run all the same.
+    A device that captures graphs is first measured by a profile run. What is free then is divided between the KV cache
+    and the graphs, and as many buckets get a graph as fit; the others run without one, and are named.
+
+    Exits 1 and names the buckets where some did not run (the others are run all the same), and where no graph fits.
 
     \b
     Example:
       llmc warmup bundle
       llmc warmup bundle --traffic requests.csv --json
       llmc warmup bundle -v
+      llmc warmup bundle --gpu-memory-utilization 0.9 --graph-reserved-mem 0.4 --graph-prompt-ratio 0.5
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.artifacts.local.references import resolve
     from llmc.cli.finishing import finish_first
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.startup.capturing import Capturing
     from llmc.runtime.startup.opening import EngineOptions, open_executor
     from llmc.runtime.startup.outcome import Outcome
     from llmc.runtime.startup.warming import Warming
@@ -73,13 +91,17 @@ def warmup(
     opened = Bundle.open(resolve(bundle, settings, store))
     if finish:
         opened = finish_first(opened, store, settings, as_json)
+    choice = capture_choice(
+        settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
+    )
     uses = None if traffic is None else _uses(opened.plan, traffic)
     executor = open_executor(opened, EngineOptions(threads))
     try:
-        found = Outcome(executor, Warming(executor, opened.plan, uses=uses))
+        capturing = Capturing.of(executor, opened.plan, choice)
+        found = Outcome(executor, Warming(executor, opened.plan, uses=uses), capturing)
         hidden = messages.verbose or (as_json and not sys.stderr.isatty())
         with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda warmed, done, total: bar(_line(warmed), done, total))
+            found.run(lambda ran, done, total: bar(_line(ran), done, total))
     finally:
         executor.close()
     if as_json:
@@ -88,6 +110,8 @@ def warmup(
         typer.echo(_text(found, bundle, opened.manifest.device))
     if found.failed:
         raise LlmcError(f"{bundle}: {_failures(found.failed)}")
+    if capturing is not None and capturing.failure and not found.interrupted:
+        raise LlmcError(f"{bundle}: {capturing.failure}")
     if found.interrupted:
         print(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.steps)} buckets", file=sys.stderr)
         raise typer.Exit(EXIT)
@@ -100,8 +124,10 @@ def _uses(plan: Plan, file: str) -> Mapping[Bucket, int]:
     return uses_of(plan, open_traffic(PlanningFlags(traffic=file), "order the buckets"))
 
 
-def _line(warmed: Warmed) -> str:
-    return f"{warmed.bucket}: " + (f"{warmed.seconds:.3f} s" if warmed.error is None else f"failed: {warmed.error}")
+def _line(ran: Warmed | Bucket) -> str:
+    if isinstance(ran, Bucket):
+        return f"{ran}: captured"
+    return f"{ran.bucket}: " + (f"{ran.seconds:.3f} s" if ran.error is None else f"failed: {ran.error}")
 
 
 def _text(found: Outcome, bundle: str, device: str) -> str:
@@ -122,7 +148,10 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
         lines.insert(1, "any shape runs as it is: a prompt and a decode step warm it up")
     before, after = found.memory
     if before is not None and after is not None:
-        lines.append(f"free host memory: {size_text(before)} before, {size_text(after)} after")
+        place = "host" if found.capturing is None else "device"
+        lines.append(f"free {place} memory: {size_text(before)} before, {size_text(after)} after")
+    if found.capturing is not None:
+        lines += ["", *found.capturing.report(None if messages.verbose else UNCAPTURED_SHOWN)]
     return "\n".join(lines)
 
 

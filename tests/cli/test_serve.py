@@ -100,6 +100,16 @@ def test_warming_up_is_asked_for_by_flag_or_as_others_spell_it(
     assert llmc("serve", "bundle", "--warm-up", "some").failed(2) == "unknown warm-up 'some'; known: all, aside, open"
 
 
+def test_a_device_that_captures_graphs_is_told_how_to_divide_its_memory(
+    llmc: Llmc, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_GRAPH_RESERVED_MEM", "0.4")
+    assert llmc("serve", "bundle", "--graph-prompt-ratio", "50%").code == 0
+    choice = asked.more["warm_up"].capture
+    assert choice.flags == ("--graph-prompt-ratio",)
+    assert (choice.options.graph_reserved_mem, choice.options.graph_prompt_ratio) == (0.4, 0.5)
+
+
 # Keys
 
 

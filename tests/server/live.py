@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
+from llmc.runtime.startup.capturing import CaptureChoice
 from llmc.runtime.startup.opening import EngineOptions
 from llmc.runtime.step import Step
 from llmc.server.events import Event, Listening, Ready
@@ -103,7 +104,7 @@ class Live:
 
     def __init__(
         self, open_bundle: Path | OpenBundle, *, options: EngineOptions | None = None, listener: Listener | None = None,
-        warm_up: How = "all", uses: Any = None, observers: tuple[Any, ...] = (),
+        warm_up: How = "all", uses: Any = None, capture: CaptureChoice | None = None, observers: tuple[Any, ...] = (),
         cache_counters: Callable[[], dict[str, int]] | None = None, loaded: Callable[[], None] = lambda: None,
         **config: Any,
     ) -> None:  # fmt: skip
@@ -113,8 +114,9 @@ class Live:
         self._news = threading.Condition()
         self.server = Server(
             ServerConfig(**{"shutdown_timeout_s": 5.0, "warm_aside": False, **config}),
-            listener or listen("127.0.0.1", 0), opener, options or EngineOptions(), warm_up=WarmUp(warm_up, uses),
-            report=self._report, observers=observers, cache_counters=cache_counters, loaded=loaded,
+            listener or listen("127.0.0.1", 0), opener, options or EngineOptions(),
+            warm_up=WarmUp(warm_up, uses, capture or CaptureChoice()), report=self._report, observers=observers,
+            cache_counters=cache_counters, loaded=loaded,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="live")
 

@@ -9,6 +9,7 @@ from llmc.buckets.warmup.capture import Tell, capture
 from llmc.buckets.warmup.memory import Memory
 from llmc.buckets.warmup.outcome import Outcome
 from llmc.buckets.warmup.predict import SizeOf
+from llmc.buckets.warmup.report import hold_none
 from llmc.buckets.warmup.sizes import size_text
 from llmc.errors import InputError, OutOfDeviceMemoryError
 
@@ -39,11 +40,6 @@ def dry_run(buckets: Sequence[Bucket], memory: Memory, size_of: SizeOf, tell: Te
     """
     device = EstimatedDevice(memory.free_for_capture, size_of)
     outcome = capture(device, buckets, memory.margin, memory.options, dict.fromkeys(PHASES, size_of), tell)
-    if outcome.budget and not outcome.used:
-        least = min(buckets, key=size_of)
-        raise InputError(
-            f"{size_text(outcome.budget)} for graphs hold none: the smallest, {least}, takes about "
-            f"{size_text(size_of(least))}; raise --graph-reserved-mem or --gpu-memory-utilization, or run without "
-            "graphs (--graph-reserved-mem 0)"
-        )
+    if outcome.budget and outcome.empty:
+        raise InputError(hold_none(outcome, buckets, size_of))
     return outcome

@@ -71,6 +71,11 @@ class Outcome:
         return sum(phase.used for phase in self.phases)
 
     @property
+    def empty(self) -> bool:
+        """Whether no bucket has a graph."""
+        return not any(phase.captured for phase in self.phases)
+
+    @property
     def uncaptured(self) -> tuple[Uncaptured, ...]:
         """Every bucket that runs without a graph."""
         return tuple(one for phase in self.phases for one in phase.uncaptured)

@@ -29,9 +29,12 @@ class ProfiledDevice(Protocol):
         ...
 
 
-def profile(device: ProfiledDevice, plan: Plan, block_bytes: int, options: CaptureOptions) -> Memory:
+def profile(
+    device: ProfiledDevice, plan: Plan, block_bytes: int, options: CaptureOptions, longest: int | None = None
+) -> Memory:
     """Run the plan's largest prompt bucket, and divide what is free then; `block_bytes` of a KV cache block.
 
+    `longest`: tokens that the cache has to have for one sequence; None: the plan's max_model_len.
     Memory that is free only after the run counts as free, the weights as so much smaller. Raises DeviceError for
     numbers that are no bytes of memory, InputError for memory that does not hold the model or one sequence of its
     cache, and what the run raises.
@@ -46,5 +49,5 @@ def profile(device: ProfiledDevice, plan: Plan, block_bytes: int, options: Captu
     kept = max(0, before - after)
     limits = plan.limits
     return Memory(
-        total, total - after - kept, kept, block_bytes, limits.block_size, limits.max_model_len, options
+        total, total - after - kept, kept, block_bytes, limits.block_size, longest or limits.max_model_len, options
     )  # fmt: skip

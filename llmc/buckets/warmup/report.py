@@ -3,6 +3,7 @@
     [Warmup][Prompt][1/24] batch_size:4 seq_len:1024 free_mem:79.16 GiB           a bucket that is run
     [Warmup][Graph/Decode][1/48] batch_size:4 seq_len:128 free_mem:47.51 GiB      a bucket that is captured
     [Warmup][Prompt][1/36] batch_size:4 query_len:1024 num_blocks:2 free_mem:…    where prompts have a context
+    Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used)  a step of the start
     Graph/Prompt captured:15 (62.5%) used_mem:14.03 GiB buckets:[(1, 128), …]
 
 `free_mem` is before the bucket. A prompt's blocks are those of one sequence, a decode step's those of all, as
@@ -19,6 +20,7 @@ from llmc.buckets.warmup.capture import Attempt
 from llmc.buckets.warmup.options import CaptureOptions
 from llmc.buckets.warmup.order import length
 from llmc.buckets.warmup.outcome import Outcome, PhaseOutcome
+from llmc.buckets.warmup.predict import SizeOf
 from llmc.buckets.warmup.sizes import size_text
 
 
@@ -69,12 +71,29 @@ class Lines:
         return f"[Warmup][{phase}][{number}/{of}] batch_size:{bucket.batch} {lengths} free_mem:{memory}"
 
 
+def took_line(what: str, took: int, used: int, total: int) -> str:
+    """What a step of the start took, and what all have taken by now; in bytes."""
+    return f"{what} took {size_text(took)} of device memory ({size_text(used)}/{size_text(total)} used)"
+
+
 def budget_line(outcome: Outcome, options: CaptureOptions, graphs: str = "graphs") -> str:
     """The budget and the shares of the phases; `graphs` is what the device calls them."""
     shares = " and ".join(f"{size_text(phase.share)} for {phase.phase}" for phase in outcome.phases)
     return (
         f"Using {size_text(outcome.budget)}/{size_text(outcome.free)} of free device memory for {graphs}, {shares} "
         f"(VLLM_GRAPH_PROMPT_RATIO={options.graph_prompt_ratio:g})"
+    )
+
+
+def hold_none(outcome: Outcome, buckets: Iterable[Bucket], size_of: SizeOf) -> str:
+    """What to say where graphs of `buckets` were wanted and there is none."""
+    if outcome.notes:
+        return f"no graph was captured: {outcome.notes[0]}"
+    least = min(buckets, key=size_of)
+    return (
+        f"{size_text(outcome.budget)} for graphs hold none: the smallest, {least}, takes about "
+        f"{size_text(size_of(least))}; raise --graph-reserved-mem or --gpu-memory-utilization, or run without "
+        "graphs (--graph-reserved-mem 0)"
     )
 
 

@@ -9,8 +9,17 @@ import typer
 
 from llmc.buckets.plan import Plan
 from llmc.cli import output
+from llmc.cli.capturing import (
+    UNCAPTURED_SHOWN,
+    DecodeStrategy,
+    PromptRatio,
+    PromptStrategy,
+    ReservedMem,
+    Utilization,
+    capture_choice,
+)
 from llmc.cli.options import option
-from llmc.cli.quantities import fraction, size
+from llmc.cli.quantities import size
 from llmc.errors import InputError
 from llmc.settings import Settings
 
@@ -19,9 +28,6 @@ if TYPE_CHECKING:
     from llmc.buckets.warmup.capture import Attempt
     from llmc.buckets.warmup.predict import SizeOf
     from llmc.compiler.estimates.footprint import Footprint
-
-SHOWN = 5
-"""Buckets of a phase that the report names as uncaptured; --json and -v name all."""
 
 
 def register(group: typer.Typer) -> None:
@@ -49,21 +55,11 @@ def capture(
     graph_bytes_per_token: Annotated[
         str | None, option("--graph-bytes-per-token", "SIZE", "Memory of a graph for each new token of its bucket.")
     ] = None,
-    gpu_memory_utilization: Annotated[
-        str | None, option("", "F", "Share of the memory free after the profile run to use. Default: 0.9.")
-    ] = None,
-    graph_reserved_mem: Annotated[
-        str | None, option("", "F", "Share of that for graphs. Default: VLLM_GRAPH_RESERVED_MEM or 0.1.")
-    ] = None,
-    graph_prompt_ratio: Annotated[
-        str | None, option("", "F", "Share of that for prompt graphs. Default: VLLM_GRAPH_PROMPT_RATIO or 0.3.")
-    ] = None,
-    prompt_strategy: Annotated[
-        str | None, option("", "min_tokens|max_bs", "Prompt graphs captured first. Default: min_tokens.")
-    ] = None,
-    decode_strategy: Annotated[
-        str | None, option("", "min_tokens|max_bs", "Decode graphs captured first. Default: max_bs.")
-    ] = None,
+    gpu_memory_utilization: Utilization = None,
+    graph_reserved_mem: ReservedMem = None,
+    graph_prompt_ratio: PromptRatio = None,
+    prompt_strategy: PromptStrategy = None,
+    decode_strategy: DecodeStrategy = None,
     traffic: Annotated[
         str | None, option("--traffic", "FILE", "Recorded requests: how many of their steps replay a graph.")
     ] = None,
@@ -82,18 +78,12 @@ def capture(
     """
     from llmc.buckets.warmup.estimated import dry_run
     from llmc.buckets.warmup.memory import Memory
-    from llmc.buckets.warmup.options import CaptureOptions
     from llmc.buckets.warmup.report import Lines, budget_line, to_dict, uncaptured_lines
 
     made, settings = Plan.load(file), Settings.from_environment()
-    options = CaptureOptions.of(
-        settings,
-        gpu_memory_utilization=fraction("--gpu-memory-utilization", gpu_memory_utilization),
-        graph_reserved_mem=fraction("--graph-reserved-mem", graph_reserved_mem),
-        graph_prompt_ratio=fraction("--graph-prompt-ratio", graph_prompt_ratio),
-        prompt_strategy=prompt_strategy,
-        decode_strategy=decode_strategy,
-    )
+    options = capture_choice(
+        settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
+    ).options
     weights, token = size("--weight-memory", weight_memory), size("--kv-bytes-per-token", kv_bytes_per_token)
     graph = size("--graph-bytes-per-token", graph_bytes_per_token)
     footprint = None if model is None else _footprint(model, made, device, dtype, bench, settings)
@@ -130,7 +120,7 @@ def capture(
     if traffic is not None:
         told = [f"{share:.1%} of {phase} steps" for phase, share in shares.items() if share is not None]
         typer.echo(f"{traffic}: {' and '.join(told)} replay a graph")
-    for line in uncaptured_lines(outcome, lines, None if output.verbose else SHOWN):
+    for line in uncaptured_lines(outcome, lines, None if output.verbose else UNCAPTURED_SHOWN):
         typer.echo(line)
 
 

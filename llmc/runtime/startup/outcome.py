@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmc.buckets.bucket import PHASES, Bucket, Phase
-from llmc.runtime.host import available_memory
+from llmc.buckets.warmup.report import to_dict
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
+    from llmc.runtime.startup.capturing import Capturing
     from llmc.runtime.startup.warming import Warmed, Warming
 
-Tell = Callable[["Warmed", int, int], None]
-"""Hears of each run, how many are done, and how many there are in both passes."""
+Tell = Callable[["Warmed | Bucket", int, int], None]
+"""Hears of each run, and of each bucket that was captured; how many are done, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -29,37 +30,63 @@ class PhaseOutcome:
 
 
 class Outcome:
-    """The runs of `warming` over `executor`, by bucket; `memory` is what the host had free before and after, in bytes,
-    None where it does not say."""
+    """The runs of `warming` over `executor`, by bucket, and the graphs of `capturing`, None where the device captures
+    none.
 
-    def __init__(self, executor: Executor, warming: Warming) -> None:
+    `memory` is what was free before and after, in bytes: on a device that captures graphs, of any other in the host;
+    None where it does not say.
+    """
+
+    def __init__(self, executor: Executor, warming: Warming, capturing: Capturing | None = None) -> None:
         self.executor = executor
         self.warming = warming
+        self.capturing = capturing
         self.first: dict[Bucket, Warmed] = {}
         self.again: dict[Bucket, Warmed] = {}
         self.memory: tuple[int | None, int | None] = (None, None)
         self.interrupted = False
+        self._graphs = 0
+        self._most_graphs = 0 if capturing is None else len(warming.steps)
 
     def run(self, tell: Tell = lambda *_: None) -> None:
-        """Both passes; between them all else that the bundle has is opened, and what the engine opens from then on
-        counts as a compilation.
+        """Divide the device's memory and make the KV cache; run every bucket; capture; run every bucket again.
 
-        An interrupt ends it and keeps what ran. Raises what opening an executable raises, unless a bucket of it has
-        failed already.
+        Before that second pass all else that the bundle has is opened: what the engine opens from then on counts as a
+        compilation. An interrupt ends it and keeps what ran. Raises what opening an executable raises, unless a bucket
+        of it has failed already, and what dividing the memory does.
         """
-        before = available_memory()
+        before = self.warming.free_memory()
         try:
+            if self.capturing is not None:
+                self.capturing.divide()
             self._pass(self.warming.run(), self.first, tell)
+            self._capture(tell)
             self._open_all()
             self._pass(self.warming.replay(), self.again, tell)
         except KeyboardInterrupt:
             self.interrupted = True
-        self.memory = before, available_memory()
+        self.memory = before, self.warming.free_memory()
 
     def _pass(self, runs: Iterator[Warmed], into: dict[Bucket, Warmed], tell: Tell) -> None:
         for warmed in runs:
             into[warmed.bucket] = warmed
-            tell(warmed, len(self.first) + len(self.again), 2 * len(self.warming.steps) - len(self.failed))
+            tell(warmed, self._done, self._total)
+
+    def _capture(self, tell: Tell) -> None:
+        if self.capturing is not None:
+            for bucket in self.capturing.run([bucket for bucket in self.first if bucket not in self.failed]):
+                self._graphs += 1
+                tell(bucket, self._done, self._total)
+            self._most_graphs = self._graphs
+
+    @property
+    def _done(self) -> int:
+        return len(self.first) + self._graphs + len(self.again)
+
+    @property
+    def _total(self) -> int:
+        """Each bucket is run and replayed, and may be captured."""
+        return 2 * len(self.warming.steps) - len(self.failed) + self._most_graphs
 
     def _open_all(self) -> None:
         try:
@@ -97,7 +124,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it: buckets as [batch, query, context] in tokens, in the order in which they were run."""
         compilations, (before, after) = self.executor.compilations, self.memory
-        return {
+        found = {
             "phases": {phase: asdict(self.phase(phase)) for phase in PHASES},
             "buckets": [self._bucket(one) for one in self.first.values()],
             "missing": [{"phase": bucket.phase, "bucket": _numbers(bucket)} for bucket in self.missing],
@@ -106,6 +133,11 @@ class Outcome:
             "free_memory": {"before": before, "after": after},
             "interrupted": self.interrupted,
         }
+        if self.capturing is not None:
+            memory, graphs = self.capturing.memory, self.capturing.outcome
+            found["memory"] = None if memory is None else memory.to_dict()
+            found["graphs"] = None if graphs is None else to_dict(graphs)
+        return found
 
     def _bucket(self, one: Warmed) -> dict[str, Any]:
         error, again = self.failed.get(one.bucket), self.again.get(one.bucket)

@@ -73,14 +73,19 @@ class Warming:
         steps = _steps(executor, plan, uses, smallest)
         self.steps = _numbered([one for one in steps if one[0] not in without])
         self._executor = executor
+        self._device = executor.graph_device()
         self._lines = Lines.of(plan.buckets, plan.limits.block_size)
         self._warm: list[WarmUpStep] = []
+
+    def free_memory(self) -> int | None:
+        """Bytes free on a device that captures graphs, on any other in the host; None where the host does not say."""
+        return available_memory() if self._device is None else self._device.free_memory()
 
     def run(self) -> Iterator[Warmed]:
         """Run every step for the first time, one for each that is asked for, and log its line."""
         for one in self.steps:
             if _log.isEnabledFor(logging.INFO):
-                _log.info("%s", self._lines.run(one.bucket, one.number, one.of, available_memory()))
+                _log.info("%s", self._lines.run(one.bucket, one.number, one.of, self.free_memory()))
             warmed = self._run(one)
             if warmed.error is None:
                 self._warm.append(one)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
-from llmc.buckets.warmup.capture import capture
+from llmc.buckets.warmup.capture import NOT_YET, Capture, capture
 from llmc.buckets.warmup.options import CaptureOptions
 from llmc.buckets.warmup.order import STRATEGIES
 from llmc.errors import DeviceError
@@ -112,6 +112,7 @@ def test_a_budget_too_small_for_one_graph_captures_none_and_says_what_one_takes(
 def test_nothing_reserved_captures_none_whatever_is_free():
     outcome = capture(SimulatedDevice(10_000, tokens_of(1)), GUIDE, 0, CaptureOptions(graph_reserved_mem=0))
     assert outcome.budget == outcome.used == 0
+    assert {one.why for one in outcome.uncaptured} == {"no memory is reserved for graphs (--graph-reserved-mem 0)"}
 
 
 @pytest.mark.parametrize("margin", [100, 200])
@@ -143,6 +144,51 @@ def test_what_did_not_fit_before_the_device_ran_out_keeps_its_reason():
     assert [one.why for one in outcome.uncaptured] == [
         "the device ran out of memory while capturing decode[1x1+128]", "the device ran out of memory",
     ]  # fmt: skip
+
+
+def test_a_bucket_that_cannot_be_captured_is_passed_over_with_the_reason():
+    class Picky(SimulatedDevice):
+        def capture(self, bucket: Bucket) -> int:
+            if bucket.batch == 2:
+                raise DeviceError("an operator of it runs on the host")
+            return super().capture(bucket)
+
+    device = Picky(100 * GIB, tokens_of(MIB))
+    outcome = capture(device, GUIDE, 0, ALL)
+    assert [one.bucket.batch for one in outcome.uncaptured] == [2] * 24
+    assert {one.why for one in outcome.uncaptured} == {
+        "the device cannot capture it: an operator of it runs on the host"
+    }
+    assert not outcome.notes
+
+
+@PROPERTY
+@given(buckets, options, st.integers(0, 4000), st.integers(0, 40))
+def test_ended_at_any_graph_the_outcome_is_what_the_device_holds(plan, chosen, free, ended):
+    device = SimulatedDevice(free, tokens_of(7))
+    halfway = Capture(device, plan, 0, chosen)
+    for _ in zip(range(ended), halfway.run(), strict=False):
+        pass
+    outcome = halfway.outcome
+    captured = [graph.bucket for phase in outcome.phases for graph in phase.captured]
+    assert sorted(captured) == sorted(device.graphs)
+    assert sorted(captured + [one.bucket for one in outcome.uncaptured]) == sorted(plan)
+    assert outcome.used == free - device.free_memory()
+
+
+def test_an_interrupt_in_a_capture_keeps_the_graphs_before_it():
+    class Interrupted(SimulatedDevice):
+        def capture(self, bucket: Bucket) -> int:
+            if bucket == prompt(2, 128):
+                raise KeyboardInterrupt
+            return super().capture(bucket)
+
+    device = Interrupted(100 * GIB, tokens_of(MIB))
+    halfway = Capture(device, GUIDE, 0, ALL)
+    with pytest.raises(KeyboardInterrupt):
+        list(halfway.run())
+    assert [graph.bucket for graph in halfway.outcome.phases[0].captured] == device.graphs == [prompt(1, 128)]
+    assert {one.why for one in halfway.outcome.uncaptured} == {NOT_YET}
 
 
 def test_memory_that_grows_while_capturing_is_not_spent():

@@ -51,6 +51,13 @@ def test_a_run_that_leaves_nothing_is_refused():
         profile(Loaded(96 * GIB, 81 * GIB, 0), PLAN, 16 * MIB, CaptureOptions())
 
 
+def test_a_cache_whose_slots_are_longer_than_a_sequence_needs_more_blocks():
+    device = Loaded(GIB, 40 * MIB, 40 * MIB)
+    assert profile(device, PLAN, 2 * MIB, CaptureOptions()).blocks == 16
+    with pytest.raises(InputError, match="are 16 blocks of 2 MiB; one sequence of 2304 tokens needs 18"):
+        profile(device, PLAN, 2 * MIB, CaptureOptions(), longest=2304)
+
+
 @pytest.mark.parametrize("stated", [(-1, 0, 0), (96, None, 0), (96, 80, 1.5)])
 def test_numbers_that_are_no_bytes_are_refused(stated):
     with pytest.raises(DeviceError, match="as bytes of its memory"):

@@ -1,0 +1,138 @@
+"""A device's memory divided, and graphs captured in what is for them, before there is an engine.
+
+`llmc warmup` and servers do the same: `divide` makes the KV cache, then every bucket is run (warming.py), then `run`
+captures. All is logged at INFO in the guide's form, what was odd as a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from llmc.buckets.bucket import PHASES, Bucket
+from llmc.buckets.warmup.capture import Attempt, Capture
+from llmc.buckets.warmup.options import CaptureOptions
+from llmc.buckets.warmup.profile import profile
+from llmc.buckets.warmup.report import Lines, budget_line, hold_none, took_line, uncaptured_lines
+from llmc.buckets.warmup.sizes import checked, size_text
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.buckets.warmup.device import GraphDevice
+    from llmc.buckets.warmup.memory import Memory
+    from llmc.buckets.warmup.outcome import Outcome
+    from llmc.runtime.executors.base import Executor
+
+_log = logging.getLogger("llmc")
+
+
+@dataclass(frozen=True)
+class CaptureChoice:
+    """How memory is divided, and the `flags` that were typed for it."""
+
+    options: CaptureOptions = field(default_factory=CaptureOptions)
+    flags: tuple[str, ...] = ()
+
+
+class Capturing:
+    """The graphs of one start, on the `device` of `executor`; `memory` is how it was divided, once it was."""
+
+    def __init__(self, executor: Executor, device: GraphDevice, plan: Plan, options: CaptureOptions) -> None:
+        self.device = device
+        self.options = options
+        self.memory: Memory | None = None
+        self.lines = Lines.of(plan.buckets, plan.limits.block_size)
+        self._executor, self._plan = executor, plan
+        self._capture: Capture | None = None
+        self._began = time.monotonic()
+
+    @classmethod
+    def of(cls, executor: Executor, plan: Plan, choice: CaptureChoice) -> Capturing | None:
+        """For an executor whose device captures graphs; None for any other, where variables have no effect.
+
+        Raises InputError where a flag was typed for one that captures none.
+        """
+        device = executor.graph_device()
+        if device is not None:
+            return cls(executor, device, plan, choice.options)
+        if choice.flags:
+            raise InputError(
+                f"{choice.flags[0]}: {executor.bundle.manifest.device} captures no graphs, so there is no memory to "
+                "divide; leave it out"
+            )
+        return None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What is captured by now; None before the first attempt."""
+        return None if self._capture is None else self._capture.outcome
+
+    @property
+    def failure(self) -> str:
+        """Why no bucket has a graph, where graphs were asked for; else ""."""
+        outcome = self.outcome
+        if outcome is None or not outcome.empty or not self.options.graph_reserved_mem:
+            return ""
+        return hold_none(outcome, self._plan.buckets, self.device.expected)
+
+    def report(self, shown: int | None = None) -> list[str]:
+        """How memory is divided, and what is captured by now; of each phase the first `shown` uncaptured buckets."""
+        if self.memory is None:
+            return []
+        outcome = self.outcome
+        lines = self.memory.text(0 if outcome is None else outcome.used).splitlines()
+        if outcome is not None:
+            lines += ["", budget_line(outcome, self.options, self.device.graphs), *self._told(outcome, shown)]
+            lines += outcome.notes
+        return lines
+
+    def _told(self, outcome: Outcome, shown: int | None = None) -> list[str]:
+        return [*map(self.lines.summary, outcome.phases), *uncaptured_lines(outcome, self.lines, shown)]
+
+    def divide(self) -> Memory:
+        """Run the largest prompt bucket, divide what is free then, and make the KV cache.
+
+        Raises InputError for memory that does not hold the cache of one sequence, DeviceError for a device that states
+        no bytes, and what the device raises.
+        """
+        device, longest = self.device, self._executor.capacity
+        memory = profile(device, self._plan, device.block_bytes, self.options, longest)
+        used = memory.weights
+        _log.info("%s", took_line("Loading model weights", memory.weights, used, memory.total))
+        used += memory.profile_run
+        _log.info("%s", took_line("Model profiling run", memory.profile_run, used, memory.total))
+        _log.info("%s", memory.line(device.graphs))
+        device.allocate(memory.blocks)
+        used, before = memory.total - checked(device.free_memory()), used
+        _log.info("%s", took_line("Initializing cache engine", used - before, used, memory.total))
+        self.memory = memory
+        self._began = time.monotonic()
+        return memory
+
+    def run(self, buckets: Sequence[Bucket]) -> Iterator[Bucket]:
+        """Capture graphs of `buckets` within the budget, one for each that is asked for; then log what was done.
+
+        `divide` comes first. Raises DeviceError for a device that states no bytes, and what it raises beside what
+        Capture takes.
+        """
+        assert self.memory is not None
+        expected = dict.fromkeys(PHASES, self.device.expected)
+        self._capture = Capture(self.device, buckets, self.memory.margin, self.options, expected, self._tell)
+        _log.info("%s", budget_line(self._capture.outcome, self.options, self.device.graphs))
+        yield from self._capture.run()
+        self._log_outcome(self._capture.outcome)
+
+    def _tell(self, attempt: Attempt) -> None:
+        _log.info("%s", self.lines.captured(attempt))
+
+    def _log_outcome(self, outcome: Outcome) -> None:
+        for line in self._told(outcome):
+            _log.info("%s", line)
+        for note in outcome.notes or filter(None, (self.failure,)):
+            _log.warning("%s", note)
+        seconds = time.monotonic() - self._began
+        _log.info("Warmup finished in %.0f secs, allocated %s of device memory", seconds, size_text(outcome.used))
