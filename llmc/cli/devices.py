@@ -1,4 +1,4 @@
-"""`llmc devices`: what this host can compile for and run on."""
+"""`llmc devices`: what this host has, can compile for and run on."""
 
 from __future__ import annotations
 
@@ -16,25 +16,43 @@ def register(app: typer.Typer) -> None:
 
 
 def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the devices, with what is missing here for each and the line that installs it, and the known TPU slices.
+    """List the devices: what this host compiles and runs, with what is missing and the line that installs it, and
+    where each was run on hardware; then the cards here, what is left for a device's own host, and the known TPU slices.
 
     \b
     Example:
       llmc devices
       llmc devices --json
     """
-    from llmc.compiler.pipeline.survey import survey
+    from llmc.compiler.pipeline.survey import host, survey
 
     found = survey()
     if as_json:
         typer.echo(json.dumps(found))
         return
-    header = ("device", "compiles here", "runs here", "executables", "note")
-    _print(header, [(d["device"], d["compiles"], d["runs"], d["state"], d["note"]) for d in found])
+    typer.echo(f"this host: {host()}")
+    cards = [f"{text} ({row['device']})" for row in found for text in row["found"] if not _is_cpu(row)]
+    typer.echo(f"cards: {', '.join(cards) or 'none found'}\n")
+    header = ("device", "compiles here", "runs here", "run on hardware")
+    _print(header, [(d["device"], _compiles(d), d["runs"], d["hardware"]["text"]) for d in found])
+    for device in found:
+        if device["note"]:
+            typer.echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
     for device in found:
         if device["topologies"]:
             typer.echo(f"\n--device {device['device']}:GENERATION-SHAPE, for example tpu:v5e-2x2")
             _print(("generation", "memory a device", "devices a chip", "shapes"), _generations(device["topologies"]))
+
+
+def _is_cpu(row: dict[str, Any]) -> bool:
+    from llmc.runtime.accelerators import CPU
+
+    found: list[str] = row["found"]
+    return found == [CPU.found()]
+
+
+def _compiles(row: dict[str, Any]) -> str:
+    return str(row["state"] if row["compiles"] == "yes" else row["compiles"])
 
 
 def _generations(topologies: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -49,7 +49,9 @@ STOPS = {
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
     "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
     "llmc.compiler.options": "options are components by value",
+    "llmc.compiler.targets.hardware": "says what ran where, and makes nothing",
     "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
+    "llmc.runtime.accelerators": "finds cards for people, and makes nothing",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that change no result, each with the reason; "llmc" means only its own `__init__`."""

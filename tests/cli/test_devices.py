@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmc.compiler.pipeline import survey
 from llmc.compiler.targets.declared import devices
+from llmc.runtime import accelerators
 from llmc.runtime.executors.xla import client
 from tests.cli.helpers import Llmc
 
-FIELDS = {"device", "compiles", "runs", "state", "note", "topologies"}
-SHOWN = ["cpu", "hpu", "onnxruntime", "openvino", "tpu", "xla"]
+FIELDS = {"device", "compiles", "runs", "state", "note", "topologies", "found", "hardware", "guide"}
+ROOT = Path(__file__).parents[2]
 EVERYTHING = "torch", "transformers", "safetensors", "gguf", "onnx", "onnxruntime", "openvino", "jax", "libtpu"
 
 
@@ -28,6 +31,11 @@ def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "has_tpu", lambda: False)
 
 
+@pytest.fixture(autouse=True)
+def no_card_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "ROOT", tmp_path)
+
+
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """A host on which `packages` are not installed, and all others are."""
     monkeypatch.setattr(survey, "find_spec", lambda name: None if name in packages else find_spec("json"))
@@ -35,28 +43,97 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 
 def test_a_row_for_every_device_but_the_one_for_tests(llmc: Llmc) -> None:
     ran = llmc("devices")
-    header, *lines = ran.out.splitlines()
+    here, cards, _, header, *lines = ran.out.splitlines()
     assert (ran.code, ran.err) == (0, "")
-    assert header.split("  ")[0].strip() == "device"
-    assert all(title in header for title in ("compiles here", "runs here", "executables", "note"))
+    assert re.fullmatch(r"this host: .*; \d+ CPUs, [\d.]+ GiB", here)
+    assert cards == "cards: none found"
+    assert re.split(r" {2,}", header) == ["device", "compiles here", "runs here", "run on hardware"]
     listed = [line.split()[0] for line in lines[: lines.index("")]]
-    assert listed == [name for name in devices() if name != "fake"] == SHOWN
+    assert [name for name in listed if ":" not in name] == [name for name in devices() if name != "fake"]
+    assert [name for name in listed if name.startswith("openvino")] == ["openvino", "openvino:GPU", "openvino:NPU"]
 
 
 def test_json_has_the_same_fields_for_every_device(llmc: Llmc) -> None:
     found: list[dict[str, Any]] = llmc("devices", "--json").json
     assert all(set(row) == FIELDS for row in found)
-    assert [row["device"] for row in found] == SHOWN
+    assert {row["device"] for row in found} > {"cpu", "hpu", "onnxruntime", "openvino", "tpu", "xla"}
 
 
 def test_cpu_is_native_and_gaudi_portable_with_what_is_left_in_words(llmc: Llmc) -> None:
     found = rows(llmc)
-    assert found["cpu"] == {
-        "device": "cpu", "compiles": "yes", "runs": "yes", "state": "native", "note": "", "topologies": [],
-    }  # fmt: skip
+    fields = ("compiles", "runs", "state", "note", "topologies")
+    assert [found["cpu"][name] for name in fields] == ["yes", "yes", "native", "", []]
     assert (found["hpu"]["compiles"], found["hpu"]["runs"]) == ("yes", "on CPU, portable")
     assert found["hpu"]["state"] == "portable"
     assert "Gaudi host" in found["hpu"]["note"]
+
+
+def test_without_intels_compiler_an_npu_is_compiled_for_portably_and_the_library_is_named(llmc: Llmc) -> None:
+    row = rows(llmc)["openvino:NPU"]
+    assert (row["compiles"], row["runs"], row["state"]) == ("yes", "on CPU, portable", "portable")
+    assert "libopenvino_intel_npu_compiler.so" in row["note"]
+
+
+def test_cards_that_are_here_stand_with_the_device_that_uses_them(llmc: Llmc, tmp_path: Path) -> None:
+    for name in ("neuron0", "neuron1"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    pci(tmp_path, "0x1da3", "0x1063", "0x120000")
+    pci(tmp_path, "0x10de", "0x2330", "0x030200")
+    found = rows(llmc)
+    assert found["hpu"]["found"] == ["1 × Intel Gaudi, its driver not loaded (no /dev/accel/accel*)"]
+    nvidia = found["NVIDIA GPU"]
+    assert nvidia["compiles"] == nvidia["runs"] == "no: no device of llmc is for it"
+    assert set(nvidia) == FIELDS
+    assert "1 × NVIDIA GPU" in llmc("devices").out.splitlines()[1]
+    assert "2 × AWS Neuron device" in llmc("devices").out
+
+
+def pci(root: Path, vendor: str, device: str, kind: str) -> None:
+    folder = root / "sys" / "bus" / "pci" / "devices" / f"0000:{vendor}"
+    folder.mkdir(parents=True)
+    for name, value in (("vendor", vendor), ("device", device), ("class", kind)):
+        (folder / name).write_text(f"{value}\n")
+
+
+def test_what_ran_on_hardware_says_on_what_and_where_its_figures_are_and_the_others_that_nothing_did(
+    llmc: Llmc,
+) -> None:
+    for name, row in rows(llmc).items():
+        record = row["hardware"]
+        if record["ran"]:
+            assert record["machine"] and record["toolchain"] and re.fullmatch(r"20\d\d-\d\d", record["date"]), name
+            assert (ROOT / record["source"]).is_file(), name
+            assert record["text"] == f"yes: {record['machine']}, {record['toolchain']}"
+        else:
+            assert record["text"].startswith("no: contract-tested, not run on hardware; "), name
+
+
+def test_the_table_of_the_readme_says_what_devices_does(llmc: Llmc) -> None:
+    """Its rows: names in backticks, the lowering, what compiles here, and what was run on hardware."""
+    cells = [line.strip("| \n").split(" | ") for line in (ROOT / "README.md").read_text().splitlines()]
+    begin = next(i for i, row in enumerate(cells) if row[0] == "`--device`")
+    named = [row for row in cells[begin + 2 :] if row[0].startswith("`")]
+    table = {name: row for row in named for name in re.findall("`([^`]+)`", row[0])}
+    found = rows(llmc)
+    assert set(found) <= {name.partition(":TOPOLOGY")[0] for name in table}
+    for name, row in table.items():
+        device = found.get(name.partition(":TOPOLOGY")[0])
+        if device is not None:
+            assert row[2].startswith(device["state"]), name
+            assert row[3] == device["hardware"]["text"], name
+
+
+def test_every_device_has_a_page_that_begins_with_what_was_run_and_what_was_not(llmc: Llmc) -> None:
+    index = (ROOT / "docs" / "devices.md").read_text()
+    for name, row in rows(llmc).items():
+        if not row["guide"]:
+            continue
+        page = ROOT / row["guide"]
+        assert page.is_file(), name
+        head = page.read_text().split("\n## ")[0]
+        assert "**What was run:**" in head and "**What was not:**" in head, name
+        assert f"({page.name})" in index and f"`{name}`" in index, name
 
 
 def test_xla_compiles_and_runs_here_and_a_tpu_is_compiled_for_without_one(llmc: Llmc) -> None:
@@ -104,7 +181,7 @@ def test_every_package_that_a_device_runs_with_has_a_line_that_installs_it(
 def test_tpu_slices_are_listed_by_generation_with_the_memory_that_programs_may_take(llmc: Llmc) -> None:
     out = llmc("devices").out
     assert "--device tpu:GENERATION-SHAPE, for example tpu:v5e-2x2" in out
-    lines = {line.split()[0]: line.split() for line in out.splitlines() if "GiB" in line}
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if " GiB " in line}
     assert list(lines) == ["v4", "v5e", "v5p", "v6e", "tpu7x"]
     assert lines["v5e"] == ["v5e", "15.75", "GiB", "1", "1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
     assert lines["tpu7x"][1:5] == ["94.75", "GiB", "2", "1x1x1"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,28 +12,61 @@ from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.declared import devices
 from llmc.platforms import exists_here
+from llmc.runtime.accelerators import CARDS, CPU
+from llmc.runtime.host import host_memory
 
 
 def survey() -> list[dict[str, Any]]:
-    """A row for each device: compiles, runs ("yes" or what is missing), state of its executables here, a note, and the
-    topologies that it takes behind its name (see `Target.topologies`), none for most."""
-    rows = []
+    """A row for each device, and for each sort of card here that no device of llmc is for.
+
+    compiles, runs ("yes" or what is missing), state of its executables here, a note (what is left for the device's own
+    host), the topologies that it takes behind its name (`Target.topologies`), found (its cards here, in words),
+    hardware (where it ran, of record: `Hardware`, with its text), and its guide.
+    """
+    rows = [_row(name, target) for name, target in _targets()]
+    used = {card for _, target in _targets() for card in target.cards()}
+    return rows + [_unused(card.name, found) for card in CARDS if card not in used and (found := card.found())]
+
+
+def host() -> str:
+    """This host's CPU, CPUs and memory in words."""
+    memory = host_memory()
+    sizes = [f"{os.cpu_count() or 1} CPUs", *([] if memory is None else [f"{memory / (1 << 30):.1f} GiB"])]
+    return f"{CPU.found() or 'a CPU of unknown name'}; {', '.join(sizes)}"
+
+
+def _targets() -> Iterator[tuple[str, Target]]:
     for name in devices():
         target = open_target(name)
         if target.hidden:
             continue
-        missing = _missing(target.compile_needs)
-        rows.append(
-            {
-                "device": name,
-                "compiles": _lack(missing, target.install, f" (missing {', '.join(missing)})") if missing else "yes",
-                "runs": _runs(target),
-                "state": target.state,
-                "note": target.remaining(),
-                "topologies": target.topologies(),
-            }
-        )
-    return rows
+        yield name, target
+        for detail in target.listed:
+            if detail:
+                yield f"{name}:{detail}", open_target(f"{name}:{detail}")
+
+
+def _row(name: str, target: Target) -> dict[str, Any]:
+    missing = _missing(target.compile_needs)
+    return {
+        "device": name,
+        "compiles": _lack(missing, target.install, f" (missing {', '.join(missing)})") if missing else "yes",
+        "runs": _runs(target),
+        "state": target.state,
+        "note": target.remaining(),
+        "topologies": target.topologies(),
+        "found": [found for card in target.cards() if (found := card.found())],
+        "hardware": {**asdict(target.hardware), "ran": target.hardware.ran, "text": str(target.hardware)},
+        "guide": target.guide,
+    }
+
+
+def _unused(name: str, found: str) -> dict[str, Any]:
+    no = "no: no device of llmc is for it"
+    return {
+        "device": name, "compiles": no, "runs": no, "state": "", "note": "", "topologies": [], "found": [found],
+        "hardware": {"ran": False, "text": "no"}, "guide": "",
+    }  # fmt: skip
 
 
 def _runs(target: Target) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
 from llmc.compiler.targets.declared import refuse_foreign
+from llmc.compiler.targets.hardware import NEVER, Hardware
 from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.compiler.verification.probes import Reference
+    from llmc.runtime.accelerators import Cards
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
@@ -185,6 +187,19 @@ class Target(ABC):
 
     hidden: ClassVar[bool] = False
     """Whether `llmc devices` leaves it out."""
+
+    listed: ClassVar[tuple[str, ...]] = ("",)
+    """What stands behind its name in the rows that `llmc devices` has for it."""
+
+    hardware: ClassVar[Hardware] = NEVER
+    """Where its executables ran, of record."""
+
+    guide: ClassVar[str] = ""
+    """The page about it in docs/, if there is one."""
+
+    def cards(self) -> tuple[Cards, ...]:
+        """The cards that its executables are for, as a host shows them."""
+        return ()
 
     @classmethod
     def topologies(cls) -> list[dict[str, Any]]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.programs import ProgramTarget
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.size import ModelSize
+    from llmc.runtime.accelerators import Cards
 
 GAUDI_BYTES = 128 * 10**9
 """Memory of a Gaudi 3, which has the most (Gaudi 2: 96 GB)."""
@@ -26,12 +28,19 @@ class HpuTarget(ProgramTarget):
 
     name: ClassVar[str] = "hpu"
     why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
+    hardware: ClassVar[Hardware] = contract_tested("the programs were run and verified on CPU")
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"
     graph_bytes_source: ClassVar[str] = (
         "a formula that fits the Gaudi guide's warm-up of an 8B model: 14.03 GiB for 9,984 prompt tokens, 161.9 MiB "
         "for 112 decode tokens"
     )
+
+    def cards(self) -> tuple[Cards, ...]:
+        """Gaudi cards."""
+        from llmc.runtime.accelerators import GAUDI
+
+        return (GAUDI,)
 
     def choice(self, options: CompileOptions) -> str:
         """A property of the device."""

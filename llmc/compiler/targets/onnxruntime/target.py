@@ -32,6 +32,7 @@ from llmc.compiler.program.stage import traced_graph
 from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.costs import Cost
+from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
+    from llmc.runtime.accelerators import Cards
 
 INT8_BLOCK = 64
 BLOCK = 32
@@ -69,7 +71,17 @@ class OnnxRuntimeTarget(Target):
     executor: ClassVar[str] = "onnxruntime"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     default_quantize: ClassVar[str] = "int8"
+    hardware: ClassVar[Hardware] = Hardware(
+        "x86-64 with AVX-512 (AMD EPYC)", "ONNX Runtime 1.31.1", "2026-11", "benchmarks/RESULTS.md"
+    )
+    guide: ClassVar[str] = "docs/kernels.md"
     options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION,)
+
+    def cards(self) -> tuple[Cards, ...]:
+        """The CPU."""
+        from llmc.runtime.accelerators import CPU
+
+        return (CPU,)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """As the contract says; kernels are llmc's where the CPU runs them and anything is quantised."""

@@ -86,7 +86,7 @@ def lacking(device: str) -> str:
     if compiler_for(device) is not None:
         return ""
     if kind == "GPU":
-        return f"no {device} that OpenVINO finds, with its OpenCL driver (intel-opencl-icd)"
+        return f"a {device} that OpenVINO finds, with its OpenCL driver (intel-opencl-icd)"
     if platform == OWN_DRIVER_ONLY:
         return "an NPU 3720 with its driver: it takes what the compiler in its own driver makes"
     if npu_compiler() is None:
@@ -95,6 +95,13 @@ def lacking(device: str) -> str:
             "archives of OpenVINO have them, its wheels for Linux do not (openvino#36374)"
         )
     return "the NPU's platform, since no NPU is here: --device openvino:NPU.4000, NPU.5010, NPU.5020 or NPU.6010"
+
+
+def is_here(device: str) -> bool:
+    """Whether OpenVINO finds the device, of the platform that its name states, on this host."""
+    found = _facts_here(device)
+    kind, _, detail = device.partition(".")
+    return found is not None and (kind == "GPU" or detail in ("", found.get("platform")))
 
 
 def npu_compiler() -> Path | None:

@@ -74,6 +74,7 @@ class OpenVinoBase(Target):
     run_needs: ClassVar[tuple[str, ...]] = ("openvino",)
     install: ClassVar[str] = "pip install 'llmc[compile,openvino]'"
     run_install: ClassVar[str] = "pip install 'llmc[openvino]'"
+    guide: ClassVar[str] = "docs/openvino.md"
     options: ClassVar[tuple[Option[Any], ...]] = (
         KV_CACHE_DTYPE, GROUP_SIZE, ACTIVATION_GROUP_SIZE, SPECIALISE_MEMORY, STARTER,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
+from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.verification.limits import Limits as Bounds
+    from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
 
@@ -48,9 +50,24 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
     executor: ClassVar[str] = "openvino-static"
     why_static: ClassVar[str] = "models over contiguous caches have one shape each, since NPUs take no other"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
+    hardware: ClassVar[Hardware] = contract_tested("the models were run and verified on CPU")
 
     def __init__(self, device: str = "CPU") -> None:
         self.device = device
+
+    def cards(self) -> tuple[Cards, ...]:
+        """Intel's GPUs or NPUs, or the CPU."""
+        from llmc.runtime.accelerators import CPU, INTEL_GPU, INTEL_NPU
+
+        return ({"GPU": INTEL_GPU, "NPU": INTEL_NPU}.get(self.device.partition(".")[0], CPU),)
+
+    def lacks(self) -> str:
+        """The device of native executables, whose portable models this CPU runs."""
+        if self.state == "portable" or self.device == "CPU":
+            return ""
+        from llmc.compiler.targets.openvino.ahead import is_here
+
+        return "" if is_here(self.device) else f"no {self.device} here; this CPU runs the portable models inside"
 
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:

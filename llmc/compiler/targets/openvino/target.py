@@ -18,6 +18,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets.base import ANY_PHASE, Executable, Lowered, Shape, Target
+from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.openvino.base_target import (
     ACTIVATION_GROUP_SIZE,
     GROUP_SIZE,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.openvino.finish import FinishedWeights
+    from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 KINDS = ("CPU", "GPU", "NPU")
@@ -67,6 +69,10 @@ class OpenVinoTarget(OpenVinoBase):
     executor: ClassVar[str] = "openvino"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8", "int4", "keep")
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
+    listed: ClassVar[tuple[str, ...]] = ("", "GPU", "NPU")
+    hardware: ClassVar[Hardware] = Hardware(
+        "x86-64 with AVX-512 (AMD EPYC)", "OpenVINO 2026.4.1", "2026-11", "benchmarks/RESULTS.md"
+    )
     graph_bytes_source: ClassVar[str] = "the packed copy of the weights, and the largest layer's activations of a step"
 
     @classmethod
@@ -87,6 +93,12 @@ class OpenVinoTarget(OpenVinoBase):
 
             return OpenVinoStaticTarget(kind)
         return cls()
+
+    def cards(self) -> tuple[Cards, ...]:
+        """The CPU."""
+        from llmc.runtime.accelerators import CPU
+
+        return (CPU,)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """VLLM_OPENVINO_* count where a flag is not given."""

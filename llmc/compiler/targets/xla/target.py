@@ -24,6 +24,7 @@ from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, StaticTarget
 from llmc.compiler.targets.costs import WEIGHTS, Cost, Verifying, traces
+from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.targets.xla.build import Job, Machine
     from llmc.compiler.targets.xla.step import Core
+    from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.envelope import Tensor
 
 KEPT_PREFIXES = 2
@@ -88,12 +90,22 @@ class XlaTarget(StaticTarget):
     run_needs: ClassVar[tuple[str, ...]] = ("jax",)
     install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
     run_install: ClassVar[str] = "pip install 'llmc[xla]'"
+    hardware: ClassVar[Hardware] = Hardware(
+        "x86-64 with AVX-512 (AMD EPYC)", "jax 0.10.2", "2026-11", "benchmarks/RESULTS.md"
+    )
+    guide: ClassVar[str] = "docs/xla.md"
     rolls_by_default: ClassVar[bool] = False
     executable_seconds: ClassVar[float] = 3.0
     executable_bytes: ClassVar[int] = 1_000_000
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=1.0), opened=Cost(layers=0.2), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
+
+    def cards(self) -> tuple[Cards, ...]:
+        """The CPU."""
+        from llmc.runtime.accelerators import CPU
+
+        return (CPU,)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses combinations that cannot be."""

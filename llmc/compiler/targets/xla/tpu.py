@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.stages import version_of
 from llmc.compiler.targets.costs import Cost, Verifying
+from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
 from llmc.settings import Settings
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.build import Machine
     from llmc.compiler.targets.xla.capacity import Need
     from llmc.compiler.targets.xla.topology import Topology
+    from llmc.runtime.accelerators import Cards
 
 
 _DEGREES = (2, 4, 8, 16, 32, 64)
@@ -36,6 +38,8 @@ class TpuTarget(XlaTarget):
     name: ClassVar[str] = "tpu"
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "libtpu")
     install: ClassVar[str] = "pip install 'llmc[compile,tpu]'"
+    hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
+    guide: ClassVar[str] = "docs/tpu.md"
     rolls_by_default: ClassVar[bool] = True
     fresh_process: ClassVar[tuple[str, ...]] = (
         "llmc.compiler.targets.xla.build",
@@ -74,6 +78,12 @@ class TpuTarget(XlaTarget):
             }
             for topology in known()
         ]
+
+    def cards(self) -> tuple[Cards, ...]:
+        """TPU chips."""
+        from llmc.runtime.accelerators import TPU
+
+        return (TPU,)
 
     def lacks(self) -> str:
         """A TPU, on most hosts."""

@@ -21,7 +21,7 @@ def test_without_device_or_library_nothing_compiles_and_the_missing_library_is_n
         assert ahead.compiler_for(name) is None
     assert "libopenvino_intel_npu_compiler_loader.so" in ahead.lacking("NPU.4000")
     assert "openvino#36374" in ahead.lacking("NPU")
-    assert "no GPU.1 that OpenVINO finds" in ahead.lacking("GPU.1")
+    assert "a GPU.1 that OpenVINO finds" in ahead.lacking("GPU.1")
     assert "3720 with its driver" in ahead.lacking("NPU.3720")
 
 
