@@ -100,7 +100,7 @@ def test_out_of_memory_in_the_middle_is_said_and_what_is_captured_stays(
     ran = llmc("warmup", bundle, "-q", "--graph-reserved-mem", "0.4")
     assert ran.code == 0
     assert "Graph/Prompt captured:3 (50.0%)" in ran.out
-    assert ran.out.splitlines()[-1].startswith("the device ran out of memory while capturing decode[2x1+16]; lower")
+    assert ran.out.splitlines()[-1].startswith("the device ran out of memory while capturing prompt[2x8+8]; lower")
 
 
 def test_out_of_memory_at_the_first_graph_fails(llmc: Llmc, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,3 +67,25 @@ def test_before_the_first_measurement_the_estimate_counts_and_afterwards_the_mea
     predict.add(prompt(1, 10), 30)
     assert predict(prompt(1, 10)) == 30
     assert Predictor()(prompt(1, 10)) == 0
+
+
+@PROPERTY
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), min_size=2, unique=True), st.integers(1, 50))
+def test_an_estimate_that_is_wrong_by_a_factor_is_right_from_the_second_graph_on(shapes, factor):
+    def grown(bucket):
+        return bucket.batch * (7 + bucket.context)
+
+    predict = Predictor(grown)
+    for place, (batch, context) in enumerate(shapes):
+        graph = decode(batch, context)
+        if place:
+            assert predict(graph) == factor * grown(graph)
+        predict.add(graph, factor * grown(graph))
+
+
+def test_an_estimate_of_nothing_is_none():
+    blind, none = Predictor(lambda bucket: 0), Predictor()
+    for predict in (blind, none):
+        assert predict(prompt(1, 10)) == 0
+        predict.add(prompt(1, 10), 30)
+    assert blind(prompt(4, 10)) == none(prompt(4, 10)) == 120
