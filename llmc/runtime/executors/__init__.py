@@ -25,6 +25,8 @@ EXECUTORS = Registry(
         "xla": "llmc.runtime.executors.xla.executor:XlaExecutor",
         "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",
         "openvino-static": "llmc.runtime.executors.openvino.static_executor:OpenVinoStaticExecutor",
+        "openvino-gpu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoGpuExecutor",
+        "openvino-npu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoNpuExecutor",
         "fake": "llmc.runtime.executors.fake.executor:FakeExecutor",
     },
 )

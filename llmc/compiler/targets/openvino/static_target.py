@@ -28,6 +28,7 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
+    from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.verification.limits import Limits as Bounds
@@ -159,6 +160,13 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
             data = self.compiler.compile(data, MappedWeights(lowered.folder / parse(lowered.files["weights"])))
         return Executable(data, self.state)
+
+    def finisher(self) -> Finisher | None:
+        """Of portable models, on the device's host; imported here, so that no key of theirs depends on it."""
+        from llmc.compiler.targets.openvino.finishers import GpuFinisher, NpuFinisher
+
+        made = {"GPU": GpuFinisher, "NPU": NpuFinisher}.get(self.device.partition(".")[0])
+        return None if made is None else made(self.device)
 
     def limits(self, options: CompileOptions) -> Bounds:
         """Of float16 where a GPU or NPU is here to run what it computes in."""

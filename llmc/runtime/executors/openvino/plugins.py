@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from llmc.runtime.executors.openvino.device import open_core
+from llmc.runtime.executors.openvino.device import open_core, version
 
 _FACTS: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "GPU": {
@@ -44,3 +44,13 @@ def facts_here(device: str) -> dict[str, str]:
         except RuntimeError:
             continue
     return found
+
+
+def host_of(kind: str) -> dict[str, str]:
+    """What models finished for the GPUs or the NPU of this host are tied to; empty where there is none."""
+    found: dict[str, str] = {}
+    for device in open_core().available_devices:
+        if kind_of(device) == kind:
+            of = "" if device in (kind, f"{kind}.0") else f"{device} "
+            found |= {f"{of}{name}": value for name, value in facts_here(device).items()}
+    return {"openvino": version(), **found} if found else {}

@@ -54,7 +54,8 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
-        self.device = wanted if has_device(plugin_name(wanted)) else "CPU"
+        here = not bundle.settings.open_portable and has_device(plugin_name(wanted))
+        self.device = wanted if here else "CPU"
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
         self._staging = Tensors(*sizes, max(staged, default=0))
