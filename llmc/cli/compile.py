@@ -131,7 +131,7 @@ def compile_command(
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.dry_run import dry_run as estimate_compile
     from llmc.compiler.pipeline.emit import emit as emit_programs
-    from llmc.compiler.pipeline.finish import compile_and_finish
+    from llmc.compiler.pipeline.finish import compile_and_finish, write_host_files
     from llmc.compiler.targets import open_target
     from llmc.settings import Settings
 
@@ -176,7 +176,7 @@ def compile_command(
     shown = CompileProgress(as_json and not sys.stderr.isatty(), expected)
     with replacing(place), shown as progress, journal.running():
         result = compile_and_finish(checkpoint, output, made, options, store, progress, settings)
-    print_result(result, as_json)
+    print_result(write_host_files(result), as_json)
     if max_size is not None:
         _trim(store, max_size)
 

@@ -79,6 +79,9 @@ def print_result(result: CompileResult, as_json: bool) -> None:
             typer.echo(taken)
     for line in finished_lines(result.finished):
         typer.echo(line)
+    if result.host_files:
+        names = ", ".join(Path(name).name for name in result.host_files)
+        typer.echo(f"for the device's own host, in {Path(result.host_files[0]).parent}: {names}")
     if result.remaining:
         typer.echo(f"portable: left for the device's own host: {result.remaining}")
 

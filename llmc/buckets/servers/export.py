@@ -72,25 +72,33 @@ def write_folder(folder: Path, given: Export, name: str, report: str) -> list[st
     Values that name one of the files name it in `folder`, absolutely; in Kubernetes, where it is mounted. Raises
     InputError where the folder or a file cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror or error}") from None
+    return write_texts(folder, texts_for(folder, given, name) | {REPORT: report}, "configuration")
+
+
+def texts_for(folder: Path, given: Export, name: str) -> dict[str, str]:
+    """What is pasted from `folder`, by file name: all but the report."""
     here = {file: str((folder / file).absolute()) for file in given.files}
     placed = Export(
         {variable: here.get(value, value) for variable, value in given.environment.items()},
         tuple(_placed(argument, here) for argument in given.arguments),
         given.files,
     )
-    texts = {
+    return {
         ENVIRONMENT: environment_text(placed),
         ARGUMENTS: arguments_text(placed),
         **given.files,
         KUBERNETES: kubernetes_text(given, name),
-        REPORT: report,
     }
+
+
+def write_texts(folder: Path, texts: Mapping[str, str], what: str) -> list[str]:
+    """Write texts by file name to `folder`, which is made, and return the names. Raises InputError, naming `what`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror or error}") from None
     for file, text in texts.items():
-        write_text(folder / file, text, "configuration")
+        write_text(folder / file, text, what)
     return list(texts)
 
 

@@ -98,6 +98,9 @@ class CompileResult:
     finished: dict[str, Any] = field(default_factory=dict)
     """What finishing on this host did (pipeline/finish.py); empty where nothing was finished."""
 
+    host_files: list[str] = field(default_factory=list)
+    """Files for the device's own host that lie beside the bundle (`Target.host_files`)."""
+
     def to_json(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self)

@@ -25,9 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.bundle.manifest import Manifest, read_manifest
 from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
+from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.key import Key, Value
+from llmc.buckets.servers.export import write_texts
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
 from llmc.compiler.pipeline.compile import CompileResult, ExecutableReport, Reporter, compile_bundle
@@ -88,6 +90,20 @@ def compile_and_finish(
         result, portable=done.portable, native=done.native, seconds=round(result.seconds + done.seconds, 3),
         bytes=done.bytes, remaining="", finished=done.to_json(),
     )  # fmt: skip
+
+
+def write_host_files(result: CompileResult) -> CompileResult:
+    """Put what the device's own host needs into a folder beside a portable bundle, `BUNDLE.DEVICE`; the result with
+    their names. Raises InputError where that folder cannot be written."""
+    if not result.portable:
+        return result
+    bundle = Path(os.path.realpath(result.bundle))
+    opened = Bundle(BundleFiles.open(bundle), Settings())
+    target = target_of(opened.manifest)
+    folder = bundle.with_name(f"{bundle.name}.{target.name}")
+    texts = target.host_files(folder, bundle, opened.plan)
+    names = write_texts(folder, texts, "files for the device's host") if texts else []
+    return replace(result, host_files=[str(folder / name) for name in names])
 
 
 def finisher_here(target: Target) -> Finisher | None:

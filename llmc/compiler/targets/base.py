@@ -26,6 +26,7 @@ from llmc.settings import Settings
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
+    from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.program.program import Program
@@ -351,6 +352,11 @@ class Target(ABC):
         """What makes native executables of portable ones on the device's own host (targets/finishing.py); None where a
         compile leaves nothing to finish."""
         return None
+
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """Texts for the device's own host, by file name: what servers there read, and a job that finishes `bundle`.
+        They will be written to `folder`. None for most devices."""
+        return {}
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:
         """Times on two cores of the stages that executables share, by kind; `options` are configured."""

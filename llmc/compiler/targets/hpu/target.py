@@ -16,6 +16,10 @@ from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.programs import ProgramTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.runtime.accelerators import Cards
 
@@ -53,6 +57,12 @@ class HpuTarget(ProgramTarget):
             "graph compiler into the recipe cache (PT_HPU_RECIPE_CACHE_CONFIG), capture an HPU graph for each bucket, "
             "and warm up"
         )
+
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""
+        from llmc.compiler.targets.hpu.host_files import host_files
+
+        return host_files(folder, bundle, plan)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the largest Gaudi."""
