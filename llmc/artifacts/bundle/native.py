@@ -5,7 +5,7 @@ Everything that is not known to be data counts as code.
 
     a bundle is data   if its executor is one of DATA_EXECUTORS, none of its executables is native, and none of its
                        files is one of CODE_FILES: by its manifest alone, before a blob of it moves
-    an entry is data   if its kind is one of DATA_KINDS, or it is a portable executable of one of DATA_TARGETS
+    an entry is data   if its kind is one of DATA_KINDS, or it has portable executables of one of DATA_TARGETS
     a blob is data     if it does not begin as code does (`code_in`); asked of every blob of what came in as data
 
 Executors say what they load as code (runtime/executors/base.py, `opens`), and before they do,
@@ -33,10 +33,10 @@ CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME})
 """Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
 with a portable half is a finished one)."""
 
-DATA_EXECUTORS = frozenset({"fake", "onnxruntime", "openvino", "openvino-static", "torch"})
+DATA_EXECUTORS = frozenset({"fake", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
 """Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
 
-DATA_TARGETS = frozenset({"fake", "hpu", "openvino"})
+DATA_TARGETS = frozenset({"fake", "hpu", "neuron", "openvino"})
 """Targets whose portable executables are data."""
 
 DATA_KINDS = frozenset({
@@ -60,6 +60,7 @@ _BEGINNINGS = (
     (b"\x50\xed\x55\xba", "GPU code (a CUDA fat binary)"),
     (b"\x03\x02\x23\x07", "GPU code (SPIR-V)"),
     (b"LLMCXLA", "XLA's machine code"),
+    (b"LLMCNEF", "Neuron's code (NEFF)"),
     (b"RR_UPCVO", "a model that OpenVINO compiled"),
     (b"LLMCOVD", "a model that OpenVINO compiled for a device"),
     *((version.to_bytes(8, "little") + (1024).to_bytes(8, "little"), "Neuron's code (NEFF)") for version in (1, 2)),
@@ -100,5 +101,5 @@ def code_of_entry(key: Key, meta: Mapping[str, Any]) -> str | None:
         return "native code"
     if key.kind in DATA_KINDS:
         return None
-    portable = key.kind == "executable" and states and key.components.get("target") in DATA_TARGETS
+    portable = key.kind in ("executable", "slots") and states and key.components.get("target") in DATA_TARGETS
     return None if portable else f"what a stage {key.kind!r:.80} makes"

@@ -20,6 +20,7 @@ TARGETS = Registry(
         "openvino": "llmc.compiler.targets.openvino.target:OpenVinoTarget",
         "hpu": "llmc.compiler.targets.hpu.target:HpuTarget",
         "xla": "llmc.compiler.targets.xla.target:XlaTarget",
+        "neuron": "llmc.compiler.targets.neuron.target:NeuronTarget",
         "tpu": "llmc.compiler.targets.xla.tpu:TpuTarget",
         "fake": "llmc.compiler.targets.fake:FakeTarget",
     },

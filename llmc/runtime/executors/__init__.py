@@ -23,6 +23,7 @@ EXECUTORS = Registry(
         "onnxruntime-llmc": "llmc.runtime.executors.onnxruntime.kernels_executor:KernelExecutor",
         "torch": "llmc.runtime.executors.torch.executor:TorchExecutor",
         "xla": "llmc.runtime.executors.xla.executor:XlaExecutor",
+        "neuron": "llmc.runtime.executors.neuron.executor:NeuronExecutor",
         "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",
         "openvino-static": "llmc.runtime.executors.openvino.static_executor:OpenVinoStaticExecutor",
         "openvino-gpu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoGpuExecutor",

@@ -134,6 +134,12 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "compiler/program/to_export.py",
         "runtime/executors/xla/envelope.py", "runtime/executors/xla/client.py",
     ),
+    "neuron:trn2": (
+        "compiler/targets/neuron/target.py", "compiler/targets/neuron/lowering.py", "compiler/targets/neuron/chips.py",
+        "compiler/targets/xla/target.py", "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
+        "compiler/targets/xla/hlo_ids.py", "compiler/targets/xla/sharding.py",
+        "runtime/executors/neuron/files.py", "runtime/executors/neuron/module.py",
+    ),
     "tpu:v5e-2x2": (
         "compiler/targets/xla/tpu.py", "compiler/targets/xla/target.py", "compiler/targets/xla/build.py",
         "compiler/targets/xla/topology.py",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from tests.manifests import edit_manifest
 KINDS = {
     "fake-static": ("fake", True), "fake-exact": ("fake", False), "onnx-static": ("onnxruntime", True),
     "onnx-exact": ("onnxruntime", False), "torch": ("hpu", True), "xla": ("xla", True), "openvino": ("openvino", False),
+    "neuron": ("neuron", True),
     "openvino-fixed": ("openvino", True), "openvino-static": ("openvino:NPU", True),
     "fake-ragged": ("fake:ragged", False), "fake-paged": (f"fake:paged={SLOTS * LONGEST}", False),
     "fake-graphs": (f"fake:graphs={1 << 20}", True),
@@ -57,6 +59,7 @@ ROUNDS = {
     "onnx-exact": 100,
     "torch": 25,
     "xla": 25,
+    "neuron": 25,
     "openvino": 50,
     "openvino-fixed": 50,
 }
@@ -78,7 +81,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
                 model = folder / "llama" if (folder / "llama").exists() else tiny.write_model(folder / "llama", "llama")
             asked = CompileOptions(device, "none", specialise=specialise, verify="none", sample_top_k=TOP)
-            with unoptimised() if device == "xla" else nullcontext():
+            with unoptimised() if device in ("xla", "neuron") else nullcontext():
                 compile_bundle(str(model), path, PLAN, asked, Store(folder / "store"), lambda _: None)
         return path
 
@@ -88,6 +91,22 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_are_compiled_once() -> Iterator[None]:
+    """Neuron's programs are compiled for this CPU whenever they are opened."""
+    from llmc.runtime.executors.neuron import on_cpu
+
+    def compile_once(hlo: bytes, devices: Sequence[Any]) -> Any:
+        with unoptimised():
+            return made(hlo, tuple(devices))
+
+    before = on_cpu.compiled
+    made = cache(before)
+    on_cpu.compiled = compile_once
+    yield
+    on_cpu.compiled = before
 
 
 @pytest.fixture
@@ -183,7 +202,7 @@ def test_results_that_are_code_count_as_code(kind: str, bundles: Callable[[str],
 def test_a_manifest_of_other_sizes_than_the_graphs_is_refused(
     kind: str, bundles: Callable[[str], Path], tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
-    if kind == "xla" or (kind.startswith("fake") and name == "layers"):
+    if kind in ("xla", "neuron") or (kind.startswith("fake") and name == "layers"):
         return  # these go by their executables
     bundle = shutil.copytree(bundles(kind), tmp_path / "bundle")
     edit_manifest(bundle, lambda document: document["model"].update({name: document["model"][name] + 1}))

@@ -57,7 +57,7 @@ class Job:
 
 def build(job: Job, machine: Machine) -> bytes:
     """The executable file. Raises CompileError."""
-    shaped, outputs, function = _jitted(job, machine)
+    shaped, outputs, function = jitted(job, machine)
     header = StepHeader(
         machine.platform, machine.topology, len(machine.devices), toolchain_version(machine.platform), job.kind,
         job.inputs, outputs,
@@ -71,7 +71,7 @@ def build(job: Job, machine: Machine) -> bytes:
     except CompileError:
         raise
     except Exception as e:
-        raise CompileError(f"XLA cannot compile {job.name} for {machine.topology}: {_first_lines(e)}") from e
+        raise CompileError(f"XLA cannot compile {job.name} for {machine.topology}: {first_lines(e)}") from e
     analysis = analyse(compiled, flops, len(machine.devices))
     _require_in_place(job, analysis["memory"], machine)
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable})
@@ -79,20 +79,21 @@ def build(job: Job, machine: Machine) -> bytes:
 
 def stablehlo(job: Job, machine: Machine) -> str:
     """The function as StableHLO, before XLA compiles it. Raises CompileError."""
-    shaped, _, function = _jitted(job, machine)
+    shaped, _, function = jitted(job, machine)
     try:
         return str(function.lower(*shaped).as_text())
     except Exception as e:
-        raise CompileError(f"JAX cannot lower {job.name}: {_first_lines(e)}") from e
+        raise CompileError(f"JAX cannot lower {job.name}: {first_lines(e)}") from e
 
 
-def _jitted(job: Job, machine: Machine) -> tuple[list[Any], tuple[Tensor, ...], Any]:
-    """Shapes of the inputs, the outputs, and the function over the machine's mesh."""
+def jitted(job: Job, machine: Machine, donated: tuple[int, ...] = ()) -> tuple[list[Any], tuple[Tensor, ...], Any]:
+    """Shapes of the inputs, the outputs, and the function over the mesh, which may change `donated` inputs."""
     mesh = mesh_of(machine.devices)
     shaped = [jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype), sharding=sharding_of(mesh, t)) for t in job.inputs]
     outputs = _outputs(job, shaped)
     sharded = tuple(sharding_of(mesh, t) for t in outputs)
-    return shaped, outputs, jax.jit(job.function, keep_unused=True, out_shardings=sharded)
+    function = jax.jit(job.function, keep_unused=True, donate_argnums=donated, out_shardings=sharded)
+    return shaped, outputs, function
 
 
 def _outputs(job: Job, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -149,7 +150,8 @@ def share_bytes(tensor: Tensor, devices: int) -> int:
     return size
 
 
-def _first_lines(error: Exception) -> str:
+def first_lines(error: Exception) -> str:
+    """An error's first three lines, in one."""
     return " ".join(str(error).split("\n")[:3])[:600]
 
 

@@ -77,3 +77,18 @@ def _with(message: bytes, field: int) -> bytes:
     """`message` with `field`, a number that is 0 where it is left out."""
     there = any(number == field for number, _, _ in wire.fields(message))
     return message if there else message + wire.field(field, 0)
+
+
+def changed(module: bytes, in_module: Change, in_instruction: Change) -> bytes:
+    """The HloModuleProto `module` with its own fields, and those of its instructions, as the two make them of number
+    and value; None leaves a field out."""
+
+    def in_computation(number: int, value: int | bytes) -> int | bytes:
+        return _changed(wire.as_bytes(value), in_instruction) if number == INSTRUCTIONS else value
+
+    def within(number: int, value: int | bytes) -> int | bytes | None:
+        if number == COMPUTATIONS:
+            return _changed(wire.as_bytes(value), in_computation)
+        return in_module(number, value)
+
+    return _changed(module, within)

@@ -68,8 +68,9 @@ class FlatCore:
         return Outcome(logits, tuple(top), jnp.stack(new[::2]), jnp.stack(new[1::2]))
 
 
-def step_function(core: Core, phase: str, context: int) -> Callable[..., tuple[Array, ...]]:
-    """The step of a bucket; see the module's docstring."""
+def step_function(core: Core, phase: str, context: int, loops: bool = True) -> Callable[..., tuple[Array, ...]]:
+    """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
+    operations of their own, for compilers that know no loops."""
 
     def step(
         token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, keys: Array, values: Array,
@@ -85,7 +86,7 @@ def step_function(core: Core, phase: str, context: int) -> Callable[..., tuple[A
         # adds 0, computed from the logits: so all reads of the cache come before the writes, and XLA copies nothing
         past_lengths = past_lengths + (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)
         places = (jnp.maximum(slots, 0), past_lengths, live)
-        written = _write(keys, out.keys, *places), _write(values, out.values, *places)
+        written = _write(keys, out.keys, *places, loops), _write(values, out.values, *places, loops)
         top = () if not out.top else (out.top[0].astype(jnp.float32), out.top[1].astype(jnp.int32))
         return out.logits.astype(jnp.float32), *top, *written
 
@@ -103,7 +104,7 @@ def _rows(cache: Array, layer: Any, slots: Array, phase: str, context: int, batc
     return jnp.concatenate([lax.dynamic_slice(cache, place, (1, 1, heads, context, size))[0] for place in at])
 
 
-def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array) -> Array:
+def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loops: bool) -> Array:
     """`cache` with the first live[b] of row b's new tokens at slot slots[b], token past[b] on.
 
     `new` is [layers, B, kv_heads, Q, head_dim]. A row's window of Q tokens is read, changed where tokens are live, and
@@ -124,5 +125,9 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array) -> 
         kept = ((token >= 0) & (token < live[b]))[:, None]
         return lax.dynamic_update_slice(cache, jnp.where(kept, made, held), at)
 
-    written: Array = lax.fori_loop(0, batch, row, cache)
-    return written
+    if loops:
+        written: Array = lax.fori_loop(0, batch, row, cache)
+        return written
+    for b in range(batch):
+        cache = row(b, cache)
+    return cache

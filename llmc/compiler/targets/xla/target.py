@@ -95,6 +95,9 @@ class XlaTarget(StaticTarget):
     )
     guide: ClassVar[str] = "docs/xla.md"
     rolls_by_default: ClassVar[bool] = False
+    loops: ClassVar[bool] = True
+    """Whether what is compiled may have loops."""
+
     executable_seconds: ClassVar[float] = 3.0
     executable_bytes: ClassVar[int] = 1_000_000
     verifying: ClassVar[Verifying] = Verifying(
@@ -268,6 +271,7 @@ class XlaTarget(StaticTarget):
         components = {
             "cache": digest_bytes(canonical_json(layout["cache"])),
             "target": self.name,
+            "state": self.state,
             "devices": TENSOR_PARALLEL.of(options),
             **self.described_machine(),
             **{f"toolchain.{k}": v for k, v in self.toolchain().items()},
@@ -287,9 +291,13 @@ class XlaTarget(StaticTarget):
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Lower the program at the bucket's sizes, and compile it."""
+        return Executable(self.build(self._job(lowered, shape, options), options), self.state)
+
+    def build(self, job: Job, options: CompileOptions) -> bytes:
+        """The executable file of a function. Raises CompileError."""
         from llmc.compiler.targets.xla.build import build
 
-        return Executable(build(self._job(lowered, shape, options), self.machine(options)), self.state)
+        return build(job, self.machine(options))
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
         """The step of each shape as StableHLO, before its platform is chosen."""
@@ -314,7 +322,7 @@ class XlaTarget(StaticTarget):
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
         inputs = (*rows, *_tensors(layout["cache"]), *(weights[name] for name in core.weights))
-        return Job("step", step_function(core, shape.phase, context), inputs, (4, 5), str(shape))
+        return Job("step", step_function(core, shape.phase, context, self.loops), inputs, (4, 5), str(shape))
 
     def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
         if LOWERING.of(options) == "torch-xla":
@@ -337,14 +345,15 @@ class XlaTarget(StaticTarget):
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """The programs that work on slots of a cache, by name, as executable files."""
     from llmc.compiler.targets import open_target
-    from llmc.compiler.targets.xla.build import Job, build
+    from llmc.compiler.targets.xla.build import Job
     from llmc.compiler.targets.xla.slots import slot_programs
 
     target = open_target(options.device)
     assert isinstance(target, XlaTarget)
-    machine, (keys, values) = target.machine(options), _tensors(cache)
+    target.machine(options)  # JAX is configured before anything imports it
+    keys, values = _tensors(cache)
     return {
-        name: build(Job("slots", function, inputs, (0, 1) if changes else (), name), machine)
+        name: target.build(Job("slots", function, inputs, (0, 1) if changes else (), name), options)
         for name, (function, inputs, changes) in slot_programs(keys, values).items()
     }
 

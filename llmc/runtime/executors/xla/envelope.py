@@ -10,8 +10,9 @@
 llmc writes two sections: `native`, PJRT's own serialisation of a compiled program, and `export`, the portable program
 it was compiled from (a blob of jax.export). The header's members are those of StepHeader; others are passed over:
 
-    step     = {"platform": "cpu" | "tpu", "topology": str, "devices": int, "jax": str, "kind": "step" | "slots",
-               "inputs": [tensor, …], "outputs": [tensor, …], "donated": [[output, input], …], …}
+    step     = {"platform": "cpu" | "tpu" | "neuron", "topology": str, "devices": int, "jax": str,
+               "kind": "step" | "slots", "inputs": [tensor, …], "outputs": [tensor, …],
+               "donated": [[output, input], …], …}
     tensor   = {"name": str, "shape": [int, …], "dtype": "float32" | "bfloat16" | "int32", "dims": [null | "tp", …]}
 
 Security. A file may come from anywhere: reading one never runs, evaluates or unpickles anything, copies nothing but
@@ -33,13 +34,16 @@ from llmc.errors import ArtifactError
 from llmc.strict_json import loads_object
 
 MAGIC = b"LLMCXLA1"
+FORMS = {MAGIC: "an XLA executable", b"LLMCHLO1": "a Neuron program", b"LLMCNEF1": "a Neuron executable"}
+"""What files of this container hold, by their first eight bytes."""
+
 VERSION = 1
 ALIGNMENT = 64
 MAX_HEADER = 16 << 20
 RESERVED = frozenset({"digest", "sections", "version"})
 """Members of the header that are the format's own."""
 
-PLATFORMS = ("cpu", "tpu")
+PLATFORMS = ("cpu", "tpu", "neuron")
 KINDS = ("step", "slots")
 DTYPES = ("float32", "bfloat16", "int32")
 AXIS = "tp"
@@ -51,8 +55,8 @@ _FRAME = len(MAGIC) + 8
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 
-def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes]) -> bytes:
-    """The file of `sections`, with the members of `header`; equal arguments give equal bytes.
+def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes], magic: bytes = MAGIC) -> bytes:
+    """The file of `sections`, with the members of `header`; equal arguments give equal bytes. `magic`: one of FORMS.
 
     Raises ValueError or TypeError for a header that JSON does not have, that is too large or has members of the format,
     and for a section whose name is not 1 to 64 of a-z 0-9 "_" "." "-", first a letter.
@@ -67,7 +71,7 @@ def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes]) -> 
         pass
     if len(encoded) > MAX_HEADER:
         raise ValueError(f"the header has {len(encoded)} bytes, more than {MAX_HEADER}")
-    out = bytearray(MAGIC + len(encoded).to_bytes(8, "little") + encoded)
+    out = bytearray(magic + len(encoded).to_bytes(8, "little") + encoded)
     for name, (offset, _) in _layout(len(encoded), sizes).items():
         out += bytes(offset - len(out)) + sections[name]
     return bytes(out)
@@ -84,16 +88,17 @@ class Envelope:
         self._sections = sections
 
     @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str) -> Envelope:
-        """Read and check `data`, which stays in use for the sections; `source` names it in errors.
+    def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str, magic: bytes = MAGIC) -> Envelope:
+        """Read and check `data`, which stays in use for the sections; `source` names it in errors, `magic` is the form
+        that it should have.
 
         Raises ArtifactError that says what is wrong, and nothing else.
         """
         view = memoryview(data).cast("B").toreadonly()
-        if bytes(view[: len(MAGIC) - 1]) != MAGIC[:-1]:
-            _fail(source, "not an XLA executable of llmc")
-        if bytes(view[: len(MAGIC)]) != MAGIC:
-            _newer(source, f"{bytes(view[: len(MAGIC)])!r}")
+        if bytes(view[: len(magic) - 1]) != magic[:-1]:
+            _fail(source, f"not {FORMS[magic]} of llmc")
+        if bytes(view[: len(magic)]) != magic:
+            _newer(source, f"{bytes(view[: len(magic)])!r}", FORMS[magic])
         length = int.from_bytes(view[len(MAGIC) : _FRAME], "little")
         if length > min(MAX_HEADER, max(len(view) - _FRAME, 0)):
             _fail(source, f"damaged: a header of {length} bytes in a file of {len(view)}")
@@ -287,9 +292,9 @@ def _layout(length: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]
     return places
 
 
-def _newer(source: str, version: str) -> NoReturn:
+def _newer(source: str, version: str, what: str = FORMS[MAGIC]) -> NoReturn:
     raise ArtifactError(
-        f"{source}: an XLA executable of format {version}, which a newer llmc wrote; upgrade llmc, or compile it again "
+        f"{source}: {what} of format {version}, which a newer llmc wrote; upgrade llmc, or compile it again "
         f"with this version of `llmc compile`"
     )
 

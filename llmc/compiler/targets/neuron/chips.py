@@ -1,0 +1,50 @@
+"""The chips that neuronx-cc compiles for here, as its `--target` names them.
+
+Memory is that of one NeuronCore, or of one logical core where several make one. Sources: AWS Neuron documentation,
+"NeuronCores architecture" and "Logical NeuronCore configuration"; `neuronx-cc compile --help` 2.27 for --lnc ("only
+valid for Trn2 targets. On Trn2, the default is 2").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.errors import InputError, UnknownNameError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip: its name, and the memory in bytes of a core by how many NeuronCores make a logical one ("--lnc")."""
+
+    name: str
+    memory: Mapping[int, int]
+    default_lnc: int = 1
+
+    def lnc(self, asked: int | None) -> int:
+        """NeuronCores of a logical one; raises InputError for a number that the chip does not have."""
+        if asked is None:
+            return self.default_lnc
+        if asked not in self.memory:
+            raise InputError(
+                f"logical_nc_config {asked} is not offered for {self.name}; offered: {', '.join(map(str, self.memory))}"
+            )
+        return asked
+
+
+CHIPS = {
+    "trn1": Chip("trn1", {1: 16 * GIB}),
+    "inf2": Chip("inf2", {1: 16 * GIB}),
+    "trn2": Chip("trn2", {1: 12 * GIB, 2: 24 * GIB}, 2),
+}
+DEFAULT = "trn2"
+"""The chip of `--device neuron` where NEURON_PLATFORM_TARGET_OVERRIDE names none."""
+
+
+def chip_of(name: str) -> Chip:
+    """The chip of a name; raises UnknownNameError listing the known ones."""
+    if name not in CHIPS:
+        raise UnknownNameError("Neuron target", name, CHIPS)
+    return CHIPS[name]

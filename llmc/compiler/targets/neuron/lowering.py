@@ -1,0 +1,185 @@
+"""From a bucket's step to one rank's HLO module, as data: what neuronx-cc reads, and XLA runs on any CPU.
+
+Several ranks: XLA's own partitioner divides the step, as for the xla target, and the module is taken from between that
+and everything that XLA does for CPUs. Its ranks are replicas, so that NeuronCores run them as processes of a group
+(neuronx-distributed's way); a rank's own number is the operator `replica-id`, if the module needs it at all.
+
+neuronx-cc knows neither calls, loops nor sort ("NCC_EVRF029: Operation sort is not supported on trn2"); so functions
+are inlined, rows are written one by one (xla/step.py), and the largest logits are the operator `topk` over pieces of at
+most PIECE tokens. Source: Neuron SDK documentation, compiler error codes; PIECE is below what public reports call
+compilable (rows of 16,384), and was not tried on hardware.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmc.compiler.targets.xla.build import Job, Machine, first_lines, jitted
+from llmc.compiler.targets.xla.hlo_ids import changed, renumbered
+from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
+from llmc.errors import ArtifactError, CompileError
+from llmc.runtime.executors.neuron.files import NeuronFile, write_portable
+from llmc.runtime.executors.xla import wire
+from llmc.runtime.executors.xla.client import toolchain_version
+from llmc.runtime.executors.xla.envelope import StepHeader
+
+PIECE = 8192
+"""Tokens of the vocabulary that one `topk` looks at."""
+
+OPCODE, SHARDING = 2, 40
+SHARDINGS = (12, 14, 15)
+"""Of HloModuleProto: spmd_output_sharding, spmd_parameters_shardings, device_assignment."""
+
+_PASSES = "builtin.module(sccp,canonicalize,cse,symbol-dce)"
+_CALLED = ("jaxpr", "call_jaxpr")
+_PARTITIONED = "*.after_spmd-partitioning.*.hlo.pb"
+
+
+class TopCore:
+    """A core whose largest logits are found piece by piece, of equal values the lower id first."""
+
+    def __init__(self, core: Core, top_k: int) -> None:
+        self.weights = core.weights
+        self._core = core
+        self._top_k = top_k
+
+    def run(
+        self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
+    ) -> Outcome:
+        """See `Core.run`."""
+        out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
+        logits = out.logits.astype("float32")  # once, so that both results are rounded alike
+        return out._replace(logits=logits, top=top_of_pieces(logits, self._top_k))
+
+
+def top_of_pieces(logits: Array, top_k: int) -> tuple[Array, Array]:
+    """The `top_k` largest of each row [B, V], and their ids."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    batch, size = logits.shape
+    count = -(-size // PIECE)
+    if count == 1 or 2 * top_k > PIECE:  # pieces would not get fewer
+        values, ids = lax.top_k(logits, top_k)
+        return values, ids
+    width = -(-size // count)
+    padded = jnp.pad(logits, ((0, 0), (0, count * width - size)), constant_values=-jnp.inf)
+    values, ids = lax.top_k(padded.reshape(batch * count, width), min(top_k, width))
+    ids = ids.reshape(batch, count, -1) + (jnp.arange(count, dtype=jnp.int32) * width)[:, None]
+    best, places = top_of_pieces(values.reshape(batch, -1), top_k)
+    return best, jnp.take_along_axis(ids.reshape(batch, -1), places, axis=1)
+
+
+def lower(job: Job, machine: Machine, chip: str) -> bytes:
+    """The portable file of a step. Raises CompileError."""
+    import jax
+
+    job = replace(job, function=_inlined(job.function))
+    shaped, outputs, function = jitted(job, machine, job.donated)
+    if len(machine.devices) == 1:  # without a mesh, whose marks are custom calls
+        shaped = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in shaped]
+        function = jax.jit(job.function, keep_unused=True, donate_argnums=job.donated)
+    try:
+        lowered = function.trace(*shaped).lower(lowering_platforms=("cpu",))
+        module = _cleaned(lowered.compiler_ir("stablehlo"))
+        hlo = _module(module) if len(machine.devices) == 1 else _partitioned(module, machine.devices)
+    except CompileError:
+        raise
+    except Exception as e:
+        raise CompileError(f"JAX cannot lower {job.name} for {chip}: {first_lines(e)}") from e
+    header = StepHeader(
+        "neuron", chip, len(machine.devices), toolchain_version("cpu"), job.kind, job.inputs, outputs,
+        tuple((len(outputs) - len(job.donated) + i, given) for i, given in enumerate(job.donated)),
+    )  # fmt: skip
+    data = write_portable(header, hlo)
+    try:
+        file = NeuronFile.parse(data, job.name)
+    except ArtifactError as e:
+        raise CompileError(f"{job.name} has no form that neuronx-cc takes: {e}") from e
+    if file.module.aliases != header.donated:
+        raise CompileError(f"{job.name}: the module updates {file.module.aliases} in place, not {header.donated}")
+    return data
+
+
+def _inlined(function: Callable[..., Any]) -> Callable[..., tuple[Array, ...]]:
+    """`function` without the functions that it calls: all their operations are its own."""
+    import jax
+    from jax.extend import core
+
+    def evaluate(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
+        for equation in jaxpr.eqns:
+            given = [v.val if isinstance(v, core.Literal) else known[v] for v in equation.invars]
+            inner = next((equation.params[name] for name in _CALLED if name in equation.params), None)
+            if inner is not None and hasattr(inner, "consts"):
+                results = evaluate(inner.jaxpr, inner.consts, given)
+            else:
+                results = equation.primitive.bind(*given, **equation.params)
+                results = results if equation.primitive.multiple_results else [results]
+            known |= dict(zip(equation.outvars, results, strict=True))
+        return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
+
+    def run(*arguments: Any) -> tuple[Array, ...]:
+        closed = jax.make_jaxpr(function)(*arguments)
+        return tuple(evaluate(closed.jaxpr, closed.consts, arguments))
+
+    return run
+
+
+def _cleaned(module: Any) -> bytes:
+    """The bytecode of an MLIR module, its functions inlined."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+    from jaxlib.mlir.passmanager import PassManager
+
+    with module.context:
+        stablehlo.register_stablehlo_passes()
+        PassManager.parse(_PASSES).run(module.operation)
+        code: bytes = mlir.module_to_bytecode(module)
+        return code
+
+
+def _module(code: bytes) -> bytes:
+    from jaxlib import _jax
+
+    made = _jax.mlir.mlir_module_to_xla_computation(code, use_tuple_args=False, return_tuple=False)
+    return renumbered(made.as_serialized_hlo_module_proto())
+
+
+def _partitioned(code: bytes, devices: Sequence[Any]) -> bytes:
+    """One rank's module: what XLA's partitioner leaves."""
+    import numpy as np
+    from jaxlib import _jax
+
+    with tempfile.TemporaryDirectory(prefix="llmc-hlo-") as name:
+        options = _jax.CompileOptions()
+        build = options.executable_build_options
+        options.num_partitions = build.num_partitions = len(devices)
+        build.use_spmd_partitioning = build.use_shardy_partitioner = True
+        build.device_assignment = _jax.DeviceAssignment.create(np.arange(len(devices), dtype=np.int32).reshape(1, -1))
+        options.env_option_overrides = [
+            ("xla_dump_to", name), ("xla_dump_hlo_pass_re", "spmd-partitioning"), ("xla_dump_hlo_as_proto", True),
+            ("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True),
+        ]  # fmt: skip
+        devices[0].client.compile_and_load(code, _jax.DeviceList(tuple(devices)), options)
+        (found,) = Path(name).glob(_PARTITIONED)
+        ((_, _, module),) = (item for item in wire.fields(found.read_bytes()) if item[0] == 1)  # HloProto.hlo_module
+    return renumbered(_replicated(wire.as_bytes(module)))
+
+
+def _replicated(module: bytes) -> bytes:
+    """A partition's module as a replica's: of its own number, and without the shardings that it came from."""
+
+    def in_instruction(number: int, value: int | bytes) -> int | bytes | None:
+        if number == OPCODE and value == b"partition-id":
+            return b"replica-id"
+        return None if number == SHARDING else value
+
+    def in_module(number: int, value: int | bytes) -> int | bytes | None:
+        return None if number in SHARDINGS else value
+
+    return changed(module, in_module, in_instruction)
