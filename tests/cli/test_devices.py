@@ -15,13 +15,8 @@ from llmc.runtime import accelerators
 from llmc.runtime.executors.xla import client
 from tests.cli.helpers import Llmc
 
-<<<<<<< HEAD
 FIELDS = {"device", "compiles", "runs", "state", "note", "topologies", "found", "hardware", "guide"}
 ROOT = Path(__file__).parents[2]
-=======
-FIELDS = {"device", "compiles", "runs", "state", "note", "topologies"}
-SHOWN = ["cpu", "hpu", "neuron", "onnxruntime", "openvino", "tpu", "xla"]
->>>>>>> 033bcc1 (neuron: an HLO module per bucket, verified on this CPU, one rank's where the step is divided)
 EVERYTHING = "torch", "transformers", "safetensors", "gguf", "onnx", "onnxruntime", "openvino", "jax", "libtpu"
 
 

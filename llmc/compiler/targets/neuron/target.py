@@ -16,6 +16,7 @@ from llmc.compiler.options import MAX_TOP_K
 from llmc.compiler.program.stage import both_weightless
 from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
+from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
 
@@ -37,6 +38,8 @@ class NeuronTarget(XlaTarget):
     why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
     options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS)
     loops: ClassVar[bool] = False
+    hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")
+    guide: ClassVar[str] = "docs/neuron.md"
     executable_seconds: ClassVar[float] = 1.5
     executable_bytes: ClassVar[int] = 400_000
     device_seconds: ClassVar[float] = 60.0
