@@ -54,6 +54,7 @@ SLOW = (
     "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_guided.py",
     "runtime/engine/sampling/test_sample.py", "runtime/engine/scheduling/test_simulation.py",
     "runtime/engine/speculation/test_engine.py", "runtime/engine/test_async_engine.py",
+    "runtime/hybrid/test_pairs.py",
     "runtime/startup/test_starting.py", "runtime/text/test_answers_text.py", "runtime/text/test_chat.py",
     "runtime/text/test_tokenizer.py", "runtime/text/test_vocabulary.py", "server/telemetry/test_chrome_trace.py",
     "server/telemetry/test_recorder.py",

@@ -1,0 +1,88 @@
+"""Every pair of real executors: prompts on one, decode on the other, tokens equal to those of one device in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmc.artifacts.store.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.engine import HANDED_OVER, Engine
+from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors import open_executor
+from llmc.runtime.executors.base import Executor
+from llmc.runtime.hybrid.worker import PrefillWorker
+from tests.compiler import tiny
+
+DEVICES = ("onnxruntime", "openvino", "xla")
+COUNT = 6
+LONG = [(7 * place) % 250 + 1 for place in range(40)]
+PROMPTS = [[5, 9, 2], LONG, [1], [*LONG[:24], 3, 4], [8, 6, 7, 5, 3, 0, 9], LONG]
+"""Of several lengths, longer than a prompt bucket, and with beginnings in common."""
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    model, store = tiny.write_model(folder / "model", "llama"), Store(folder / "store")
+    for device in DEVICES:
+        options = CompileOptions.of(device=device, quantize="none", dtype="f32", verify="none")
+        compile_bundle(str(model), folder / device, tiny.kinds_plan(), options, store, lambda _: None)
+    return {device: folder / device for device in DEVICES}
+
+
+@pytest.fixture(scope="module")
+def workers(bundles: dict[str, Path]) -> Iterator[dict[str, PrefillWorker]]:
+    made = {}
+    for device, path in bundles.items():
+        bundle = Bundle.open(path)
+        made[device] = PrefillWorker(bundle, lambda bundle=bundle: open_executor(bundle, 4), 4)  # type: ignore[misc]
+    yield made
+    for worker in made.values():
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def executors(bundles: dict[str, Path]) -> Iterator[dict[str, Executor]]:
+    made = {device: open_executor(Bundle.open(path), 4) for device, path in bundles.items()}
+    yield made
+    for executor in made.values():
+        executor.close()
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[list[int]]:
+    return [tiny.greedy("llama", prompt, COUNT) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("decode", DEVICES)
+@pytest.mark.parametrize("prefill", DEVICES)
+def test_tokens_are_those_of_one_device(
+    prefill: str, decode: str, workers: dict[str, PrefillWorker], executors: dict[str, Executor],
+    wanted: list[list[int]],
+) -> None:  # fmt: skip
+    executor, client = executors[decode], workers[prefill].client()
+    engine = Engine(executor.bundle.plan, executor, executor.bundle.size("vocab_size"), prefiller=client)
+    greedy = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
+    made: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS) + 1)}
+    for number, prompt in enumerate([*PROMPTS, LONG[:30]]):
+        engine.add(number, prompt, engine.sampler(prompt, greedy))
+    handed: set[int] = set()
+    while engine.has_work:
+        outcome = engine.step()
+        assert outcome is not None
+        if outcome.record.executable != HANDED_OVER:
+            assert outcome.record.phase == "decode", "no prompt runs where tokens are decoded"
+        handed |= set(outcome.handed)
+        for token in outcome.tokens:
+            assert token.token_id is not None
+            made[token.sequence].append(token.token_id)
+        if len(made[len(PROMPTS)]) == 2:
+            engine.cancel(len(PROMPTS))
+    assert [made[number] for number in range(len(PROMPTS))] == wanted
+    assert handed == set(made)
+    client.close()
