@@ -32,6 +32,7 @@ Variables
                             was made of, which other hosts run on their CPU
     LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
+    LLMC_PREFILL_KEY        key that `llmc prefill` and who sends prompts to it prove to each other; default: none
     LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
                             default: 3
     LLMC_GRAMMAR_MEMORY     MiB of memory that it may take; default: 128
@@ -182,6 +183,7 @@ class Settings:
     kernel_limits: Mapping[str, str] = field(default_factory=dict)
     skip_warmup: bool = False
     api_key: str | None = field(default=None, repr=False)
+    prefill_key: str | None = field(default=None, repr=False)
     threads_override: int | None = None
     grammar_seconds: float = 3.0
     grammar_memory: int = 128
@@ -234,6 +236,7 @@ class Settings:
             neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
+            prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,
             api_key=environ.get("LLMC_API_KEY", "").strip() or environ.get("VLLM_API_KEY", "").strip() or None,
             threads_override=_at_least_one(environ, "LLMC_THREADS", "unset it to use every usable CPU"),
             grammar_seconds=_seconds(environ, "LLMC_GRAMMAR_SECONDS", 3.0),

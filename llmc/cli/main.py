@@ -17,6 +17,7 @@ COMMANDS = {
     "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
     "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
     "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
+    "prefill": ("llmc.cli.prefill", "Compute prompts for bundles that decode elsewhere."),
     "warmup": ("llmc.cli.warmup", "Run every graph of a bundle twice; name those that fail."),
     "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),

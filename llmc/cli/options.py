@@ -27,7 +27,13 @@ WeightsFlag = Annotated[
     str | None, option("--weights", "MODEL", "The checkpoint of a bundle that was compiled with --config.")
 ]
 PrefillFlag = Annotated[
-    str | None, option("--prefill", "BUNDLE", "Computes the prompts, whose keys and values are handed over.")
+    str | None,
+    option(
+        "--prefill",
+        "BUNDLE|ADDRESS",
+        "What computes the prompts and hands keys and values over: a bundle, or tcp://HOST:PORT or unix:PATH of "
+        "llmc prefill.",
+    ),
 ]
 RoundsFlag = Annotated[int | None, option("--rounds", "N", "Rounds in which engines take turns. Default: 5.", min=1)]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]

@@ -12,6 +12,7 @@ from llmc.errors import ArtifactError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.async_engine import AsyncEngine
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.prefilling import warm_prompts
 from llmc.runtime.text.confined_chat import ConfinedTemplate
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.server.state import Progress, Served, ServerConfig
@@ -72,6 +73,10 @@ def load(
         if template is not None and config.warm_aside:
             template.check()
         generator = open_generator(bundle, executor, options, observer)
+        if (prefiller := generator.engine.prefiller) is not None:
+            opened.callback(prefiller.close)
+            tell(Progress("prefill side"))
+            prefiller.prepare(warm_prompts)
         engine = AsyncEngine(generator, config.max_queued_requests, on_close=executor.close)
         opened.pop_all()
     name = config.served_model_name or model_name(bundle)

@@ -117,5 +117,7 @@ class AwaitedPrompts:
                 executor.import_prefix(row.slot, one.prefix)
                 placed[one.number] = row.slot
             ended = time.perf_counter()
-            costs[row.sequence] = replace(one.cost, wait_s=began - one.arrived_s, import_s=ended - began)
+            costs[row.sequence] = replace(
+                one.cost, wait_s=one.cost.wait_s + began - one.arrived_s, import_s=ended - began
+            )
         return np.stack(logits), costs

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import numpy as np
 
+    from llmc.runtime.executors.base import Executor
+
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
@@ -25,8 +27,7 @@ class HandOver:
     of keys, values and logits as they were moved.
 
     Seconds, in their order: `queue_s` until the prefill side began, `prefill_s` computing, `export_s` copying out of
-    its cache, `transfer_s` on the way (the wait for the transport included), `wait_s` for a slot here, `import_s`
-    copying into it.
+    its cache, `transfer_s` receiving, `wait_s` for the transport and for a slot here, `import_s` copying into it.
     """
 
     tokens: int
@@ -111,6 +112,13 @@ class Prefiller(ABC):
     @abstractmethod
     def on_news(self, call: Callable[[], None]) -> None:
         """Call `call` from now on whenever there is news, in any thread."""
+
+    @abstractmethod
+    def prepare(self, work: Callable[[Executor], object]) -> None:
+        """Do `work`, such as a warm-up, on the executor in this process, and forget what its slots held before.
+
+        Nothing where another process has the executor, and makes it ready itself. Raises what `work` raises.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -9,9 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llmc.runtime.engine.handover import Prefilled, Prefiller, PrefillFailed
+
+if TYPE_CHECKING:
+    from llmc.runtime.executors.base import Executor
 
 OVERTAKE = 64
 """Later arrivals that one step of priority is worth, as in SchedulerConfig."""
@@ -46,6 +49,9 @@ class Worker(Protocol):
     def leave(self, client: WorkerClient) -> None:
         """The client is closed; called under the lock."""
 
+    def do(self, work: Callable[[Executor], object]) -> None:
+        """Do something with its executor."""
+
     def close(self) -> None:
         """End it."""
 
@@ -69,6 +75,7 @@ class WorkerClient(Prefiller):
         self._came: deque[Prefilled | PrefillFailed] = deque()
         self._arrivals = 0
         self._call: Callable[[], None] | None = None
+        self._closed = False
         self.running = 0
 
     @property
@@ -127,16 +134,22 @@ class WorkerClient(Prefiller):
     def wait(self, timeout_s: float | None = None) -> bool:
         """See Prefiller."""
         with self._news:
-            self._news.wait_for(lambda: self._came, timeout_s)
+            self._news.wait_for(lambda: self._came or self._closed, timeout_s)
             return bool(self._came)
 
     def on_news(self, call: Callable[[], None]) -> None:
         """See Prefiller."""
         self._call = call
 
+    def prepare(self, work: Callable[[Executor], object]) -> None:
+        """See Prefiller."""
+        self._worker.do(work)
+
     def close(self) -> None:
         """Forget all, and leave the worker to others; end it where it is this client's own."""
         with self._news:
+            self._closed = True
+            self._news.notify_all()
             for number in [*self._jobs]:
                 job = self._jobs.pop(number)
                 if job.sequence >= 0:

@@ -1,4 +1,4 @@
-"""The prefill side of an engine, from where it was asked for: a bundle, opened in this process."""
+"""The prefill side of an engine, from where it was asked for: a bundle, opened in this process, or an address."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from llmc.artifacts.log import logger
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.hybrid.addresses import Address
 from llmc.runtime.hybrid.facts import Facts, require_fit
+from llmc.runtime.hybrid.remote import RemotePrefiller
 from llmc.runtime.hybrid.worker import PrefillWorker
 
 if TYPE_CHECKING:
@@ -21,11 +23,15 @@ def open_prefiller(
     prefill: str | Path, bundle: Bundle, executor: Executor, open_executor: Callable[[Bundle], Executor],
     min_prefix: int | None = None,
 ) -> Prefiller:  # fmt: skip
-    """What computes, with the bundle `prefill`, the prompts of `bundle`, which is open on `executor`.
+    """What computes the prompts of `bundle`, which is open on `executor`: the bundle `prefill`, or who listens at that
+    address.
 
     `open_executor` opens the other one, in the thread that is to run it; `min_prefix` as in SchedulerConfig. Raises
     ArtifactError or DeviceError where the prefill side cannot be opened, or does not fit `bundle`.
     """
+    address = Address.parse(str(prefill))
+    if address is not None:
+        return RemotePrefiller(address, Facts.of(bundle, executor), bundle.settings.prefill_key)
     other = Bundle.open(prefill, bundle.settings)
     worker = PrefillWorker(other, lambda: open_executor(other), min_prefix)
     try:

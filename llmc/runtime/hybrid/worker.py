@@ -10,12 +10,14 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llmc.errors import DeviceError
 from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
 from llmc.runtime.engine.replay import step_of
 from llmc.runtime.engine.scheduling import open_scheduler
@@ -51,6 +53,7 @@ class PrefillWorker:
         self._min_prefix = min_prefix
         self._live: dict[int, Job] = {}
         self._cancelled: list[int] = []
+        self._errands: deque[tuple[Callable[[Executor], object], Future[None]]] = deque()
         self._numbers = itertools.count()
         self._opened: Future[tuple[Executor, Facts]] = Future()
         self._thread = threading.Thread(target=self._run, args=(open_executor,), name="llmc-prefill", daemon=True)
@@ -79,6 +82,16 @@ class PrefillWorker:
         """A client is closed; it holds the lock."""
         self.clients.discard(client)
 
+    def do(self, work: Callable[[Executor], object]) -> None:
+        """Do `work` in the worker's thread, once no prompt runs, and forget what slots held; raises what it raises."""
+        done: Future[None] = Future()
+        with self.lock:
+            if self.ended is not None:
+                raise DeviceError(self.ended)
+            self._errands.append((work, done))
+            self.wake.notify()
+        done.result()
+
     def close(self) -> None:
         """End the thread after its current step, and close the executor; what is not computed fails."""
         with self.lock:
@@ -91,6 +104,9 @@ class PrefillWorker:
             self.ended = reason
         for client in self.clients:
             client.fail(self.ended)
+        for _, done in self._errands:
+            done.set_exception(DeviceError(self.ended))
+        self._errands.clear()
         self.wake.notify()
 
     def _run(self, open_executor: Callable[[], Executor]) -> None:
@@ -112,6 +128,8 @@ class PrefillWorker:
                 work = scheduler.next()
                 if work is not None:
                     self._step(scheduler, executor, work)
+                elif self._errands:
+                    self._do(scheduler, executor)
                 for client in tuple(self.clients):
                     client.tell()
         except BaseException as e:  # noqa: BLE001 - whatever it is, clients must hear of it
@@ -135,17 +153,29 @@ class PrefillWorker:
     def _next(self, scheduler: StepScheduler) -> bool:
         """Wait until there is something to compute, and queue it; false when the thread is to end."""
         with self.lock:
-            while self.ended is None and not (self._live or self._cancelled or any(c.startable for c in self.clients)):
+            while self.ended is None and not (
+                self._live or self._cancelled or self._errands or any(c.startable for c in self.clients)
+            ):
                 self.wake.wait()
             if self.ended is not None:
                 return False
             cancelled, self._cancelled = self._cancelled, []
-            started = self._started()
+            started = [] if self._errands else self._started()
         for sequence in cancelled:
             scheduler.cancel(sequence)
         for job in started:
             scheduler.add(job.sequence, job.prompt, budget=1)
         return True
+
+    def _do(self, scheduler: StepScheduler, executor: Executor) -> None:
+        work, done = self._errands.popleft()
+        try:
+            work(executor)
+        except Exception as e:  # noqa: BLE001 - who asked for it gets it
+            done.set_exception(e)
+        else:
+            done.set_result(None)
+        scheduler.reset()
 
     def _started(self) -> list[Job]:
         """The clients' next prompts, one of each in turn."""

@@ -31,7 +31,8 @@ class EngineOptions:
     full batch in slots of their own, which cost memory once they are used; `enable_prefix_caching`: whether prefixes
     are reused at all. `speculative_config`: vLLM's, for its method "ngram", see speculation/config.py; None: no drafts.
     `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
-    the same checkpoint that computes the prompts, whose keys and values are handed over; see docs/hybrid.md.
+    the same checkpoint, or the address of `llmc prefill`, that computes the prompts, whose keys and values are handed
+    over; see docs/hybrid.md.
     """
 
     threads: int | None = None

@@ -1,0 +1,110 @@
+"""`llmc prefill`: prompts of other processes, computed here."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmc.cli import output as messages
+from llmc.cli.options import BundleArgument, ThreadsFlag, option
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.runtime.hybrid.server import PrefillServer
+    from llmc.server.listening import Listener
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("prefill")(prefill)
+
+
+def prefill(
+    bundle: BundleArgument,
+    *,
+    listen: Annotated[
+        str, option("--listen", "HOST:PORT|unix:PATH", "Where prompts come in; port 0 takes a free one and says which.")
+    ] = "127.0.0.1:8100",
+    max_waiting: Annotated[
+        int | None,
+        option(
+            "--max-waiting", "N", "Computed prompts that wait for one client. Default: what a step computes.", min=1
+        ),
+    ] = None,
+    prefix_slots: Annotated[
+        int | None, option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0)
+    ] = None,
+    threads: ThreadsFlag = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, and at the end.")] = False,
+) -> None:
+    """Compute prompts for llmc serve and llmc generate, in other processes or on other hosts: --prefill tcp://HOST:PORT.
+
+    Keys, values and the last logits of each prompt are handed over. What listens beyond this host has to have a key, in
+    LLMC_PREFILL_KEY on both sides. Nothing is encrypted: use a network of your own, or a tunnel.
+
+    \b
+    Example:
+      llmc prefill prefill-bundle --listen unix:/run/llmc-prefill
+      llmc generate decode-bundle --prefill unix:/run/llmc-prefill --prompt "The capital of France is"
+      LLMC_PREFILL_KEY=$KEY llmc prefill prefill-bundle --listen 0.0.0.0:8100
+      LLMC_PREFILL_KEY=$KEY llmc serve decode-bundle --prefill tcp://prefill-host:8100
+    """
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.startup.opening import EngineOptions
+    from llmc.runtime.startup.prefilling import serve_prefill
+
+    began = time.perf_counter()
+    stop = threading.Event()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: stop.set())
+    opened = Bundle.open(bundle)
+    listener = _listener(listen, opened.settings.prefill_key)
+    chosen: dict[str, Any] = {"threads": threads, "prefix_slots": prefix_slots}
+    options = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
+    try:
+        server = serve_prefill(opened, options, listener.socket, max_waiting)
+        try:
+            _tell(server, listener, time.perf_counter() - began, as_json)
+            stop.wait()
+        finally:
+            server.close()
+    finally:
+        listener.close()
+    if as_json:
+        typer.echo(json.dumps({"event": "stopped", "served": server.served}))
+    elif not messages.quiet:
+        print(f"llmc: stopped; {server.served} prompts handed over", file=sys.stderr)
+
+
+def _listener(text: str, key: str | None) -> Listener:
+    from llmc.runtime.hybrid.addresses import Address
+    from llmc.server.listening import listen, listen_unix
+
+    address = Address.parse(text if text.startswith("unix:") else f"tcp://{text.removeprefix('tcp://')}")
+    assert address is not None
+    made = listen_unix(Path(address.path)) if address.path else listen(address.host, address.port)
+    if not made.local and key is None:
+        made.close()
+        raise InputError(
+            f"--listen {text} lets other hosts in, and no key is asked for: set LLMC_PREFILL_KEY here and where "
+            "prompts come from, or listen on 127.0.0.1"
+        )
+    return made
+
+
+def _tell(server: PrefillServer, listener: Listener, seconds: float, as_json: bool) -> None:
+    where = f"unix:{listener.path}" if listener.path is not None else listener.url.replace("http://", "tcp://")
+    if as_json:
+        facts = asdict(server.worker.facts)
+        told = {"event": "listening", "address": where, "seconds": seconds, "facts": facts}
+        print(json.dumps(told), flush=True)
+    elif not messages.quiet:
+        print(f"llmc: ready in {seconds:.1f} s; prompts come in at {where}", file=sys.stderr, flush=True)

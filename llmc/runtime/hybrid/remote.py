@@ -1,0 +1,286 @@
+"""A prefill side in another process or on another host, over a connection that is made again whenever it is lost.
+
+Prompts that are not answered when a connection is lost are sent again on the next one. They fail once there was none
+for PATIENCE_S, and new ones fail at once while that lasts, so that whoever decodes computes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmc.errors import DeviceError, LlmcError
+from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
+from llmc.runtime.hybrid.facts import require_fit
+from llmc.runtime.hybrid.handshake import enter
+from llmc.runtime.hybrid.wire import Frames, WireError, narrower
+
+if TYPE_CHECKING:
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.hybrid.addresses import Address
+    from llmc.runtime.hybrid.facts import Facts
+
+PATIENCE_S = 1.0
+"""Seconds without a connection after which prompts are computed elsewhere."""
+CONNECT_S = 5.0
+TRIES = 3
+"""How often a prompt is sent while connections are lost."""
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_log = logging.getLogger("llmc")
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A prompt that is not answered yet. `asked_s` is time.perf_counter() when it was submitted; it was sent `sent`
+    times."""
+
+    prompt: array[int]
+    priority: int
+    asked_s: float
+    sent: int = 0
+
+
+class RemotePrefiller(Prefiller):
+    """Prompts for the prefill side at `address`, whose facts have to fit `facts`, those of this side.
+
+    `key`: see handshake.py. Raises DeviceError where nobody answers there, or who does has another key, and
+    ArtifactError where the two sides do not fit.
+    """
+
+    def __init__(self, address: Address, facts: Facts, key: str | None = None, patience_s: float = PATIENCE_S) -> None:
+        self._address = address
+        self._mine = facts
+        self._key = key
+        self._patience = patience_s
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._asked: dict[int, _Asked] = {}
+        self._came: deque[Prefilled | PrefillFailed] = deque()
+        self._call: Callable[[], None] = lambda: None
+        self._closed = False
+        self._lost_s: float | None = None
+        """time.monotonic() when the connection was lost; None while there is one."""
+        self.connections = 0
+        """How often a connection was made."""
+        try:
+            self._frames = self._connect()
+        except (OSError, EOFError, WireError) as e:
+            raise DeviceError(
+                f"{address}: no prefill side answers there ({e or type(e).__name__}); start it: llmc prefill BUNDLE "
+                f"--listen {str(address).removeprefix('tcp://')}"
+            ) from e
+        self._thread = threading.Thread(target=self._run, name="llmc-prefill-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def longest_prompt(self) -> int:
+        """As its plan has it."""
+        return self._theirs.longest_prompt
+
+    @property
+    def bound(self) -> int:
+        """As it says."""
+        return self._bound
+
+    def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
+        """See Prefiller."""
+        asked = _Asked(array("q", prompt), priority, time.perf_counter())
+        with self._lock:
+            self._asked[number] = asked
+            if self._lost_s is None:
+                self._send(number, asked)
+            elif self._impatient:
+                self._fail(f"{self._address}: the prefill side is gone")
+
+    def cancel(self, number: int) -> None:
+        """See Prefiller."""
+        with self._lock:
+            if self._asked.pop(number, None) is None:
+                self._came = deque(one for one in self._came if one.number != number)
+                self._changed.notify_all()
+            elif self._lost_s is None:
+                self._try(lambda: self._frames.send({"kind": "cancel", "number": number}))
+
+    def take(self, most: int) -> list[Prefilled | PrefillFailed]:
+        """See Prefiller."""
+        taken: list[Prefilled | PrefillFailed] = []
+        with self._lock:
+            while self._came and (most or isinstance(self._came[0], PrefillFailed)):
+                taken.append(self._came.popleft())
+                most -= isinstance(taken[-1], Prefilled)
+            self._changed.notify_all()
+        return taken
+
+    @property
+    def has_news(self) -> bool:
+        """See Prefiller; takes no lock."""
+        return bool(self._came)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """See Prefiller."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._came or self._closed, timeout_s)
+            return bool(self._came)
+
+    def on_news(self, call: Callable[[], None]) -> None:
+        """See Prefiller."""
+        self._call = call
+
+    def close(self) -> None:
+        """See Prefiller."""
+        with self._lock:
+            self._closed = True
+            self._asked.clear()
+            self._came.clear()
+            self._changed.notify_all()
+            if self._lost_s is None:
+                self._frames.close()
+        self._thread.join(CONNECT_S)
+
+    def prepare(self, work: Callable[[Executor], object]) -> None:
+        """Nothing: `llmc prefill` has done its own."""
+
+    @property
+    def _impatient(self) -> bool:
+        return self._lost_s is not None and time.monotonic() - self._lost_s >= self._patience
+
+    def _connect(self) -> Frames:
+        connection = self._address.connect(CONNECT_S)
+        frames = Frames(connection)
+        try:
+            self._theirs, self._bound = enter(frames, self._key, str(self._address))
+            told = require_fit(self._theirs, self._mine)
+        except BaseException:
+            frames.close()
+            frames.release()
+            raise
+        if not self.connections:
+            for difference in told:
+                _log.warning("hybrid with %s: %s", self._address, difference)
+        self._dtype = narrower(self._mine.cache_dtype, self._theirs.cache_dtype)
+        self.connections += 1
+        return frames
+
+    def _run(self) -> None:
+        while True:
+            try:
+                while not self._closed and self._receive():
+                    self._call()
+                reason = "the prefill side closed the connection"
+            except (WireError, OSError) as e:
+                reason = str(e) or type(e).__name__
+            with self._lock:
+                self._lost_s = time.monotonic()
+                self._frames.close()
+                self._frames.release()
+                waiting = len(self._asked)
+            if self._closed:
+                return
+            _log.warning("%s: connection lost (%s); %d prompts wait for another", self._address, reason, waiting)
+            if not self._reconnect():
+                return
+
+    def _reconnect(self) -> bool:
+        """Connect again, and ask again for what was not answered; false when this is closed."""
+        pause = _SHORTEST_PAUSE_S
+        while True:
+            with self._lock:
+                if self._changed.wait_for(lambda: self._closed, pause):
+                    return False
+            try:
+                frames = self._connect()
+            except (OSError, EOFError, LlmcError) as e:
+                with self._lock:
+                    if self._impatient and self._asked:
+                        self._fail(f"{self._address}: the prefill side is gone ({e or type(e).__name__})")
+                self._call()
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                continue
+            with self._lock:
+                self._frames, self._lost_s = frames, None
+                self._fail(f"{self._address}: the connection is lost whenever it is asked for", TRIES)
+                for number, asked in self._asked.items():
+                    self._send(number, asked)
+            self._call()
+            _log.warning("%s: connected again", self._address)
+            return True
+
+    def _fail(self, reason: str, sent: int = 0) -> None:
+        """What was asked for, and sent so many times, will not come."""
+        failed = [number for number, asked in self._asked.items() if asked.sent >= sent]
+        for number in failed:
+            del self._asked[number]
+            self._came.append(PrefillFailed(number, reason, passing=False))
+        self._changed.notify_all()
+
+    def _send(self, number: int, asked: _Asked) -> None:
+        header = {
+            "kind": "prompt", "number": number, "priority": asked.priority, "cache_dtype": self._mine.cache_dtype
+        }  # fmt: skip
+        asked.sent += 1
+        payload = np.asarray(asked.prompt, "<i8").tobytes()
+        self._try(lambda: self._frames.send(header, payload))
+
+    def _try(self, send: Callable[[], None]) -> None:
+        try:
+            send()
+        except OSError:
+            self._frames.close()  # the reader loses the connection, and what was asked for is asked for again
+
+    def _receive(self) -> bool:
+        """Take one frame, once there is room for what it may bring; false at the end of the stream."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._closed or len(self._came) < self._bound)
+            if self._closed:
+                return False
+        header = self._frames.receive()
+        if header is None:
+            return False
+        number = header.get("number")
+        with self._lock:
+            asked = self._asked.get(number) if type(number) is int else None
+        if asked is None or type(number) is not int:
+            most = 4 * (self._mine.vocab_size + self.longest_prompt * sum(h * w for h, w in self._mine.shapes))
+            self._frames.skip(most)  # it was cancelled while this was on its way
+            return True
+        if header.get("kind") == "failed" and not self._frames.payload:
+            came: Prefilled | PrefillFailed = PrefillFailed(
+                number, f"{self._address}: {header.get('reason')!s:.1000}", header.get("passing") is True
+            )
+        else:
+            came = self._prefilled(number, asked, header)
+        with self._lock:
+            if self._asked.pop(number, None) is not None:
+                self._came.append(came)
+                self._changed.notify_all()
+        return True
+
+    def _prefilled(self, number: int, asked: _Asked, header: dict[str, Any]) -> Prefilled:
+        length = len(asked.prompt)
+        if header.get("kind") != "prefix" or (header.get("dtype"), header.get("length")) != (self._dtype, length):
+            raise WireError(f"a frame that does not answer prompt {number}")
+        cached = header.get("cached")
+        if type(cached) is not int or not 0 <= cached < length:
+            raise WireError(f"{cached!r:.20} tokens of a prefix of {length}")
+        queue, prefill, export = (_seconds(header.get(name)) for name in ("queue_s", "prefill_s", "export_s"))
+        began, size = time.perf_counter(), self._frames.payload
+        shapes = [(heads, length, width) for heads, width in self._mine.shapes]
+        logits, prefix = self._frames.take_prefix(self._mine.vocab_size, shapes, self._dtype)
+        now = time.perf_counter()
+        waited = max(0.0, began - asked.asked_s - queue - prefill - export)
+        cost = HandOver(length, cached, size, queue, prefill, export, now - began, waited)
+        return Prefilled(number, prefix, logits, cost, now)
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e9:
+        raise WireError(f"{value!r:.20} seconds")
+    return float(value)

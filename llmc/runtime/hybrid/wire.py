@@ -1,0 +1,212 @@
+"""Frames of prompts and prefixes over a stream socket, and the numbers in them.
+
+    frame   = u32 length of the header, u64 length of the payload, header, payload        numbers little endian
+    header  = JSON object in UTF-8, at most MAX_HEADER bytes; "kind" says which
+    prefix  = payload of kind "prefix": float32 logits [V], then each layer's key and value in turn,
+              [kv_heads, length, head_dim] as "dtype": "f32", "f16" or "bf16"
+    prompt  = payload of kind "prompt": int64 token ids
+
+Kinds and their members are in handshake.py (hello, proof, welcome) and below. Nothing is read that was not asked for:
+a receiver says how long a payload may be before it takes memory for it, and reads tensors into their place. A peer that
+sends anything else is told nothing; the connection ends.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import LlmcError
+from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
+from llmc.strict_json import loads_object
+
+VERSION = 1
+MAX_HEADER = 1 << 20
+STALLED_S = 30.0
+"""Seconds without a byte in the middle of a frame after which its sender counts as gone."""
+_HEAD = struct.Struct("<IQ")
+_PIECE = 1 << 16
+
+Dtype = Literal["f32", "f16", "bf16"]
+_WIDTHS: dict[Dtype, int] = {"f32": 4, "f16": 2, "bf16": 2}
+Floats = NDArray[np.float32]
+
+
+class WireError(LlmcError):
+    """What came is no frame of this protocol, or not the one that is due; the connection is of no more use."""
+
+
+def narrower(one: str, other: str) -> Dtype:
+    """The dtype that a prefix travels in between caches of these: the narrower, where it holds what it has to.
+
+    A float32 cache that gets float16 numbers holds them exactly. The other way round the receiving cache would round
+    them itself. Neither float16 nor bfloat16 holds the other: they travel as float32.
+    """
+    if one == other:
+        return _known(one)
+    if "f32" not in (one, other):
+        return "f32"
+    return _known(other if one == "f32" else one)
+
+
+def _known(dtype: str) -> Dtype:
+    for known in _WIDTHS:
+        if dtype == known:
+            return known
+    return "f32"
+
+
+class Frames:
+    """Frames of one connection. One thread may send while another receives; each method is one thread's at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        if connection.family != getattr(socket, "AF_UNIX", None):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(connection)
+        self._left = 0
+        """Bytes of the payload that is being received."""
+        # a timeout of the socket's own would hold for whoever sends in another thread, too
+        self._readable = selectors.DefaultSelector()
+        self._readable.register(connection, selectors.EVENT_READ)
+
+    def send(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+        """Send a frame of one piece. Raises OSError where the peer is gone."""
+        self._socket.sendall(_head(header, len(payload)) + bytes(payload))
+
+    def send_prefix(self, header: dict[str, Any], logits: Floats, prefix: Sequence[Floats], dtype: Dtype) -> int:
+        """Send a frame of kind "prefix", tensor by tensor; returns the bytes of its payload."""
+        size = logits.nbytes + sum(tensor.size for tensor in prefix) * _WIDTHS[dtype]
+        self._socket.sendall(_head({"kind": "prefix", "dtype": dtype, **header}, size))
+        self._socket.sendall(_bytes(logits))
+        for tensor in prefix:
+            self._socket.sendall(_bytes(_packed(tensor, dtype)))
+        return size
+
+    def receive(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """The header of the next frame; None at the end of the stream between two frames.
+
+        Waits `timeout_s` for the header (None: as long as it takes for its first byte). The payload, if there is one,
+        has to be read or skipped before the next. Raises WireError, or OSError where the peer is gone.
+        """
+        if self._left:
+            raise RuntimeError("the payload of the frame before was not read")
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
+        head = bytearray(_HEAD.size)
+        self._wait(timeout_s)
+        if not self._socket.recv_into(memoryview(head)[:1]):
+            return None
+        self._fill(memoryview(head)[1:], ends)
+        length, payload = _HEAD.unpack(head)
+        if length > MAX_HEADER:
+            raise WireError(f"a frame whose header has {length} bytes")
+        text = bytearray(length)
+        self._fill(memoryview(text), ends)
+        try:
+            header = loads_object(bytes(text))
+        except ValueError as e:
+            raise WireError(f"a frame whose header is not JSON: {e}") from e
+        self._left = payload
+        return header
+
+    @property
+    def payload(self) -> int:
+        """Bytes of the payload that are left to read."""
+        return self._left
+
+    def take(self, most: int) -> bytearray:
+        """The payload; raises WireError where it has more than `most` bytes."""
+        if self._left > most:
+            raise WireError(f"a payload of {self._left} bytes where at most {most} are due")
+        data = bytearray(self._left)
+        self._fill(memoryview(data))
+        self._left = 0
+        return data
+
+    def take_prefix(
+        self, vocab_size: int, shapes: Sequence[tuple[int, int, int]], dtype: Dtype
+    ) -> tuple[Floats, list[Floats]]:
+        """The logits [V] and tensors of a "prefix" payload; raises WireError unless it has just these bytes."""
+        sizes = [heads * length * width for heads, length, width in shapes]
+        if self._left != 4 * vocab_size + sum(sizes) * _WIDTHS[dtype]:
+            raise WireError(f"a prefix of {self._left} bytes, which is not what its prompt gives")
+        logits = np.empty(vocab_size, np.float32)
+        self._fill(_bytes(logits))
+        prefix = []
+        for shape, size in zip(shapes, sizes, strict=True):
+            raw = np.empty(size, {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}[dtype])
+            self._fill(_bytes(raw))
+            prefix.append(_unpacked(raw, dtype).reshape(shape))
+        self._left = 0
+        return logits, prefix
+
+    def skip(self, most: int) -> None:
+        """Read the payload and keep nothing of it; raises WireError where it has more than `most` bytes."""
+        if self._left > most:
+            raise WireError(f"a payload of {self._left} bytes where at most {most} are due")
+        piece = memoryview(bytearray(min(self._left, _PIECE)))
+        while self._left:
+            part = piece[: min(len(piece), self._left)]
+            self._fill(part)
+            self._left -= len(part)
+
+    def close(self) -> None:
+        """End the connection, also for whoever waits for it in another thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Give the socket back, once no thread uses it."""
+        self._readable.close()
+        self._socket.close()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        if not self._readable.select(timeout_s):
+            raise WireError("nothing came in time")
+
+    def _fill(self, target: memoryview, ends: float | None = None) -> None:
+        while target:
+            self._wait(STALLED_S if ends is None else max(0.0, ends - time.monotonic()))
+            count = self._socket.recv_into(target)
+            if not count:
+                raise WireError("the connection ended in the middle of a frame")
+            target = target[count:]
+
+
+def _head(header: dict[str, Any], payload: int) -> bytes:
+    text = json.dumps(header, allow_nan=False).encode()
+    return _HEAD.pack(len(text), payload) + text
+
+
+def _packed(tensor: Floats, dtype: Dtype) -> NDArray[Any]:
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return tensor.astype(np.float16)
+    return to_bfloat16(tensor) if dtype == "bf16" else tensor
+
+
+def _unpacked(raw: NDArray[Any], dtype: Dtype) -> Floats:
+    if dtype == "f16":
+        return raw.astype(np.float32)
+    return from_bfloat16(raw) if dtype == "bf16" else raw
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Let the system notice a host that is gone, within a minute, where it can be told so."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,47 @@
+"""A prefill side that is ready before its first prompt: every graph that prompts need is open, and has run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.runtime.startup.opening import open_executor
+from llmc.runtime.startup.warming import Warming
+
+if TYPE_CHECKING:
+    import socket
+
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.base import Executor
+    from llmc.runtime.hybrid.server import PrefillServer
+    from llmc.runtime.startup.opening import EngineOptions
+
+
+def warm_prompts(executor: Executor) -> None:
+    """Run every prompt bucket of the executor's bundle once, and open the rest. Raises what a bucket raises."""
+    plan = executor.bundle.plan
+    for warmed in Warming(executor, plan, without=plan.decode).run():
+        if warmed.error is not None:
+            raise warmed.error
+    executor.open_all()
+    executor.ready()
+
+
+def serve_prefill(
+    bundle: Bundle, options: EngineOptions, listener: socket.socket, bound: int | None = None
+) -> PrefillServer:
+    """Serve the prompts of other processes that come to `listener`; `bound` as PrefillWorker.client has it.
+
+    Raises ArtifactError or DeviceError where the bundle cannot be opened here.
+    """
+    from llmc.runtime.hybrid.server import PrefillServer
+    from llmc.runtime.hybrid.worker import PrefillWorker
+
+    worker = PrefillWorker(
+        bundle, lambda: open_executor(bundle, options), None if options.enable_prefix_caching else 0
+    )  # fmt: skip
+    try:
+        worker.do(warm_prompts)
+    except BaseException:
+        worker.close()
+        raise
+    return PrefillServer(worker, listener, bundle.settings.prefill_key, bound)
