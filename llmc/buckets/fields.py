@@ -80,6 +80,10 @@ class Fields:
         """A string, or None when the field is absent."""
         return self.text(name) if name in self._values else None
 
+    def peek(self, name: str) -> object:
+        """What a field holds, whatever it is."""
+        return self._take(name, "anything")
+
     def array(self, name: str) -> list[object]:
         """An array, of anything."""
         value = self._take(name, "an array")

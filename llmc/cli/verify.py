@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,12 @@ def verify(
     reference: Annotated[
         str | None, option("--reference", "MODEL", "The checkpoint. Default: the one it was compiled from.")
     ] = None,
+    certificate: Annotated[
+        Path | None, option("--certificate", "CERT.json", "Check this certificate of it instead, and run nothing.")
+    ] = None,
+    allow_unsigned: Annotated[
+        bool, typer.Option("--allow-unsigned", help="Believe a certificate that no trusted key signed.")
+    ] = False,
     every: Annotated[bool, typer.Option("--all", help="Every bucket under two poisons, not a sample of them.")] = False,
     cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
@@ -35,11 +42,16 @@ def verify(
     configuration alone is bound to the weights of --reference first. Where the outcome that a bundle records came from
     elsewhere, a line says so, and whether a trusted key signed it; that it was verified here is remembered.
 
-    Exits 4 when the numbers disagree, 5 when a file is missing or damaged.
+    With --certificate, a certificate of `llmc warmup --certify` is checked: signed by a trusted key, of this bundle,
+    complete, of this device and toolchain, and that nothing was compiled.
+
+    Exits 4 when the numbers disagree or a certificate certifies nothing, 5 when a file is missing, damaged, untrusted
+    or of something else.
 
     \b
     Example:
       llmc verify bundle
+      llmc verify bundle --certificate bundle.certificate.json
       llmc verify bundle --reference ./SmolLM2-135M-Instruct --all --json
     """
     from llmc.artifacts.bundle.manifest import read_manifest
@@ -55,6 +67,14 @@ def verify(
 
     settings = Settings.from_environment()
     folder = resolve(bundle, settings, open_store(cache_dir, settings))
+    if certificate is not None:
+        if reference is not None or every:
+            raise InputError("--certificate runs nothing: leave out --reference and --all")
+        from llmc.cli.certifying import check_certificate
+        from llmc.runtime.bundle import Bundle
+
+        check_certificate(bundle, Bundle.open(folder), certificate, allow_unsigned, as_json)
+        return
     store = open_store(cache_dir, settings, read_manifest(folder).device)
     with CompileProgress(hidden=as_json and not sys.stderr.isatty()) as progress:
         if is_unbound(read_manifest(folder)):

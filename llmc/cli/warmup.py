@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,16 +21,23 @@ from llmc.cli.capturing import (
     capture_choice,
 )
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
-from llmc.cli.options import BundleArgument, StoreFlag, ThreadsFlag, option
-from llmc.errors import LlmcError
+from llmc.cli.options import BundleArgument, StoreFlag, ThreadsFlag, WeightsFlag, option
+from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.buckets.plan import Plan
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.startup.beside import BesideWarming, RanBeside
+    from llmc.runtime.startup.capturing import CaptureChoice
+    from llmc.runtime.startup.opening import EngineOptions
     from llmc.runtime.startup.outcome import Outcome
     from llmc.runtime.startup.warming import Warmed
 
+REQUESTS = 500
+"""Random requests of a certificate where no number is named."""
 SHOWN = 8
 """Buckets that a line of error names; all are in the JSON."""
 
@@ -55,10 +63,24 @@ def warmup(
     prompt_strategy: PromptStrategy = None,
     decode_strategy: DecodeStrategy = None,
     threads: ThreadsFlag = None,
+    weights: WeightsFlag = None,
+    certify: Annotated[
+        Path | None, option("--certify", "OUT.json", "Then run random requests, and certify that nothing was compiled.")
+    ] = None,
+    requests: Annotated[
+        int | None, option("--requests", "N", f"Random requests of a certificate. Default: {REQUESTS}.", min=1)
+    ] = None,
+    seed: Annotated[int | None, option("--seed", "S", "What makes them repeatable. Default: 0.", min=0)] = None,
+    sign: Annotated[
+        Path | None, option("--sign", "PRIVATE", "Key that signs the certificate. Default: LLMC_SIGNING_KEY.")
+    ] = None,
     cache_dir: StoreFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")] = False,
 ) -> None:
     """Run every bucket of a bundle twice, as requests would: the first run opens its graph, the second replays it.
+
+    In between runs what else a device may compile when it is met first: each kind of sampling at each decode batch, top
+    logits, and moves of cached prefixes. A bundle of a configuration alone takes the weights of --weights.
 
     The largest bucket comes first, with --traffic the one that is used most; -v has a line for each. Where any shape
     runs, a prompt and a decode step are all there is. An interrupt shows what ran until then. On the host of its
@@ -67,11 +89,16 @@ def warmup(
     A device that captures graphs is first measured by a profile run. What is free then is divided between the KV cache
     and the graphs, and as many buckets get a graph as fit; the others run without one, and are named.
 
-    Exits 1 and names the buckets where some did not run (the others are run all the same), and where no graph fits.
+    With --certify, random requests of every kind run through the engine then, and witnesses say what was compiled
+    meanwhile: docs/certificates.md. Where anything was, it is named, and no certificate is written.
+
+    Exits 1 and names the buckets where some did not run (the others are run all the same), where no graph fits, and
+    where something was compiled; 4 where a request's answer is another one alone.
 
     \b
     Example:
       llmc warmup bundle
+      llmc warmup bundle --certify bundle.certificate.json --requests 1000 --sign release
       llmc warmup bundle --traffic requests.csv --json
       llmc warmup bundle -v
       llmc warmup bundle --gpu-memory-utilization 0.9 --graph-reserved-mem 0.4 --graph-prompt-ratio 0.5
@@ -80,41 +107,75 @@ def warmup(
     from llmc.artifacts.local.references import resolve
     from llmc.cli.finishing import finish_first
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.startup.capturing import Capturing
-    from llmc.runtime.startup.opening import EngineOptions, open_executor
-    from llmc.runtime.startup.outcome import Outcome
-    from llmc.runtime.startup.warming import Warming
+    from llmc.runtime.startup.opening import EngineOptions
     from llmc.settings import Settings
 
+    asked = [name for name, value in (("requests", requests), ("seed", seed), ("sign", sign)) if value is not None]
+    if asked and certify is None:
+        raise InputError(f"--{asked[0]} is of a certificate: name its file with --certify OUT.json")
     settings = Settings.from_environment()
     store = open_store(cache_dir, settings)
-    opened = Bundle.open(resolve(bundle, settings, store))
+    folder = resolve(bundle, settings, store)
+    if weights is not None:
+        from llmc.compiler.pipeline.bind import bound
+
+        folder = bound(folder, weights, store)
+    opened = Bundle.open(folder)
     if finish:
         opened = finish_first(opened, store, settings, as_json)
     choice = capture_choice(
         settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
     )
     uses = None if traffic is None else _uses(opened.plan, traffic)
-    executor = open_executor(opened, EngineOptions(threads))
-    try:
-        capturing = Capturing.of(executor, opened.plan, choice)
-        found = Outcome(executor, Warming(executor, opened.plan, uses=uses), capturing)
-        hidden = messages.verbose or (as_json and not sys.stderr.isatty())
-        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
-            found.run(lambda ran, done, total: bar(_line(ran), done, total))
-    finally:
-        executor.close()
+    hidden = messages.verbose or (as_json and not sys.stderr.isatty())
+    if certify is not None:
+        from llmc.cli.certifying import certify_bundle
+        from llmc.runtime.certificate.certifying import CertifyOptions
+
+        wanted = CertifyOptions(requests or REQUESTS, seed or 0, uses, choice)
+        certify_bundle(bundle, opened, certify, sign, EngineOptions(threads), wanted, as_json, hidden)
+        return
+    found = _warmed(opened, EngineOptions(threads), uses, choice, hidden)
     if as_json:
         typer.echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:
         typer.echo(_text(found, bundle, opened.manifest.device))
-    if found.failed:
-        raise LlmcError(f"{bundle}: {_failures(found.failed)}")
-    if capturing is not None and capturing.failure and not found.interrupted:
-        raise LlmcError(f"{bundle}: {capturing.failure}")
+    if found.failed or found.failed_beside:
+        raise LlmcError(f"{bundle}: {_failures(found)}")
+    if found.capturing is not None and found.capturing.failure and not found.interrupted:
+        raise LlmcError(f"{bundle}: {found.capturing.failure}")
     if found.interrupted:
         print(f"llmc: not warmed up: {len(found.missing)} of {len(found.warming.steps)} buckets", file=sys.stderr)
         raise typer.Exit(EXIT)
+
+
+def _warmed(
+    bundle: Bundle, options: EngineOptions, uses: Mapping[Bucket, int] | None, choice: CaptureChoice, hidden: bool
+) -> Outcome:
+    from llmc.runtime.startup.beside import BesideWarming
+    from llmc.runtime.startup.capturing import Capturing
+    from llmc.runtime.startup.opening import open_executor, open_generator
+    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.warming import Warming
+
+    generator: Generator | None = None
+    executor = open_executor(bundle, options)
+
+    def beside() -> BesideWarming:
+        nonlocal generator
+        generator = open_generator(bundle, executor, options)
+        return BesideWarming(generator, bundle.plan)
+
+    try:
+        capturing = Capturing.of(executor, bundle.plan, choice)
+        found = Outcome(executor, Warming(executor, bundle.plan, uses=uses), capturing, beside)
+        with sigterm_interrupts(), messages.StepProgress("warm up", hidden) as bar:
+            found.run(lambda ran, done, total: bar(_line(ran), done, total))
+    finally:
+        if generator is not None:
+            generator.close()
+        executor.close()
+    return found
 
 
 def _uses(plan: Plan, file: str) -> Mapping[Bucket, int]:
@@ -124,10 +185,10 @@ def _uses(plan: Plan, file: str) -> Mapping[Bucket, int]:
     return uses_of(plan, open_traffic(PlanningFlags(traffic=file), "order the buckets"))
 
 
-def _line(ran: Warmed | Bucket) -> str:
+def _line(ran: Warmed | Bucket | RanBeside) -> str:
     if isinstance(ran, Bucket):
         return f"{ran}: captured"
-    return f"{ran.bucket}: " + (f"{ran.seconds:.3f} s" if ran.error is None else f"failed: {ran.error}")
+    return f"{ran.name}: " + (f"{ran.seconds:.3f} s" if ran.error is None else f"failed: {ran.error}")
 
 
 def _text(found: Outcome, bundle: str, device: str) -> str:
@@ -143,7 +204,11 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
         ))  # fmt: skip
     counted = found.executor.compilations
     opened = f"; by the toolchain at open: {n}" if (n := len(counted.at_open)) else ""
-    lines = [f"{bundle} on {device}", *table(rows, (1, 2, 3, 4, 5)), f"compilations: {counted.count}{opened}"]
+    lines = [f"{bundle} on {device}", *table(rows, (1, 2, 3, 4, 5))]
+    if found.beside:
+        seconds = sum(ran.seconds for ran in found.beside)
+        lines.append(f"beside: {len(found.beside)} kinds of sampling, top logits and moves in {seconds:.3f} s")
+    lines.append(f"compilations: {counted.count}{opened}")
     if found.executor.exact:
         lines.insert(1, "any shape runs as it is: a prompt and a decode step warm it up")
     before, after = found.memory
@@ -155,7 +220,10 @@ def _text(found: Outcome, bundle: str, device: str) -> str:
     return "\n".join(lines)
 
 
-def _failures(failed: Mapping[Bucket, Exception]) -> str:
-    some = "; ".join(f"{bucket}: {type(e).__name__}: {e}" for bucket, e in list(failed.items())[:SHOWN])
-    more = f"; and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
-    return f"{len(failed)} of its buckets {'does' if len(failed) == 1 else 'do'} not run here: {some}{more}"
+def _failures(found: Outcome) -> str:
+    named: dict[str, Exception] = {str(bucket): error for bucket, error in found.failed.items()}
+    kind = "of its buckets" if named else "of what is warmed beside its buckets"
+    named = named or found.failed_beside
+    some = "; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in list(named.items())[:SHOWN])
+    more = f"; and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    return f"{len(named)} {kind} {'does' if len(named) == 1 else 'do'} not run here: {some}{more}"

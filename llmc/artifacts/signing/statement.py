@@ -1,10 +1,12 @@
-"""The signed content: a statement about a manifest or an entry, named by its digest (in-toto Statement v1).
+"""The signed content: a statement about a manifest, an entry or a certificate, by its digest (in-toto Statement v1).
 
-    statement = {"_type": TYPE, "subject": [{"name": "manifest.json" | "entry", "digest": {"sha256": 64 hex}}],
+    statement = {"_type": TYPE, "subject": [{"name": "manifest.json" | "entry" | "certificate",
+                                             "digest": {"sha256": 64 hex}}],
                  "predicateType": PROVENANCE | CONTENT, "predicate": {…}}
 
     PROVENANCE    a bundle's: how it came to be, as its manifest's provenance says (SLSA provenance v1)
-    CONTENT       an entry's, {"kind": its kind}, or a bundle's that states no provenance, {"kind": "bundle"}
+    CONTENT       an entry's, {"kind": its kind}, a bundle's that states no provenance, {"kind": "bundle"}, or a
+                  certificate's (runtime/certificate/document.py), {"kind": CERTIFICATE}
 
 Sources: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md and https://slsa.dev/provenance/v1. A
 statement of another type (a scan that failed, say) by the same key is no signature here.
@@ -24,21 +26,25 @@ from llmc.strict_json import loads_object
 TYPE = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CONTENT = "urn:llmc:content:v1"
+CERTIFICATE = "llmc-certificate"
 _PREDICATE = ("buildDefinition", "runDetails")
 
 
 def make_statement(content: bytes) -> bytes:
-    """The statement about a manifest's file or an entry's body; the same content gives the same bytes.
+    """The statement about a manifest's file, an entry's body or a certificate's content; the same content gives the
+    same bytes.
 
-    Raises ValueError for content that is neither.
+    Raises ValueError for content that is none of these.
     """
     document = loads_object(content)
     if document.get("kind") == MANIFEST:
         name, kind, predicate = FILE_NAME, BUNDLE, _provenance(document)
+    elif document.get("kind") == CERTIFICATE:
+        name, kind, predicate = "certificate", CERTIFICATE, None
     elif isinstance(document.get("components"), dict) and isinstance(document.get("kind"), str):
         name, kind, predicate = "entry", document["kind"], None
     else:
-        raise ValueError("neither a manifest nor an entry")
+        raise ValueError("neither a manifest, nor an entry, nor a certificate")
     statement = {
         "_type": TYPE,
         "subject": [{"name": name, "digest": {"sha256": _digits(content)}}],

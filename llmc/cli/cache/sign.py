@@ -46,7 +46,7 @@ def sign(
       llmc cache sign ./smollm2-cpu --key release
       LLMC_SIGNING_KEY=release llmc cache sign 3fa9c2 77b01e --json
     """
-    signer = _signer(private)
+    signer = signer_of(private)
     store = open_cache(cache_dir)
     signed = [
         _sign_bundle(signer, store, item) if is_bundle(item) else _sign_entry(signer, store, item) for item in what
@@ -60,7 +60,8 @@ def sign(
         )
 
 
-def _signer(private: Path | None) -> Signer:
+def signer_of(private: Path | None) -> Signer:
+    """The signer of a private key, by default that of LLMC_SIGNING_KEY; a passphrase is asked for on a terminal."""
     from llmc.artifacts.signing.keys import is_encrypted, read_private
     from llmc.artifacts.signing.signer import Signer
     from llmc.settings import Settings

@@ -70,6 +70,11 @@ class Watch:
             names = len(witness.what())
             self._ready[witness.name] = witness.count(), names, witness.blind()
 
+    @property
+    def blinded(self) -> list[str]:
+        """Witnesses that saw when it was ready, and do not any more, with the reason."""
+        return [f"{w.name}: {why}" for w in self._witnesses if not self._ready[w.name][2] and (why := w.blind())]
+
     def accounts(self) -> list[Account]:
         """What each says until now. Raises RuntimeError before `ready`."""
         if not self._ready:

@@ -1,4 +1,5 @@
-"""What a warm-up of two passes did, bucket by bucket: the first run opens a graph, the second replays it."""
+"""What a warm-up of two passes did, bucket by bucket: the first run opens a graph, the second replays it. Between the
+two, what is warmed beside the buckets runs."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from llmc.buckets.warmup.report import to_dict
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
+    from llmc.runtime.startup.beside import BesideWarming, RanBeside
     from llmc.runtime.startup.capturing import Capturing
     from llmc.runtime.startup.warming import Warmed, Warming
 
-Tell = Callable[["Warmed | Bucket", int, int], None]
+Tell = Callable[["Warmed | Bucket | RanBeside", int, int], None]
 """Hears of each run, and of each bucket that was captured; how many are done, and how many there are."""
 
 
@@ -34,13 +36,21 @@ class Outcome:
     none.
 
     `memory` is what was free before and after, in bytes: on a device that captures graphs, of any other in the host;
-    None where it does not say.
+    None where it does not say. `open_beside` gives what is warmed beside the buckets, once the executor has its slots;
+    `ready` is called before the second pass.
     """
 
-    def __init__(self, executor: Executor, warming: Warming, capturing: Capturing | None = None) -> None:
+    def __init__(
+        self, executor: Executor, warming: Warming, capturing: Capturing | None = None,
+        open_beside: Callable[[], BesideWarming] | None = None, ready: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.executor = executor
         self.warming = warming
         self.capturing = capturing
+        self.beside: list[RanBeside] = []
+        self._open_beside = open_beside
+        self._ready = ready
+        self._most_beside = 0
         self.first: dict[Bucket, Warmed] = {}
         self.again: dict[Bucket, Warmed] = {}
         self.memory: tuple[int | None, int | None] = (None, None)
@@ -51,9 +61,9 @@ class Outcome:
     def run(self, tell: Tell = lambda *_: None) -> None:
         """Divide the device's memory and make the KV cache; run every bucket; capture; run every bucket again.
 
-        Before that second pass all else that the bundle has is opened: what the engine opens from then on counts as a
-        compilation. An interrupt ends it and keeps what ran. Raises what opening an executable raises, unless a bucket
-        of it has failed already, and what dividing the memory does.
+        Before that second pass all else that the bundle has is opened, and what is warmed beside runs: what the engine
+        opens from then on counts as a compilation. An interrupt ends it and keeps what ran. Raises what opening an
+        executable raises, unless a bucket of it has failed already, and what dividing the memory does.
         """
         before = self.warming.free_memory()
         try:
@@ -62,6 +72,9 @@ class Outcome:
             self._pass(self.warming.run(), self.first, tell)
             self._capture(tell)
             self._open_all()
+            self._run_beside(tell)
+            self.executor.ready()
+            self._ready()
             self._pass(self.warming.replay(), self.again, tell)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -79,14 +92,22 @@ class Outcome:
                 tell(bucket, self._done, self._total)
             self._most_graphs = self._graphs
 
+    def _run_beside(self, tell: Tell) -> None:
+        if self._open_beside is not None:
+            beside = self._open_beside()
+            self._most_beside = len(beside)
+            for ran in beside.run():
+                self.beside.append(ran)
+                tell(ran, self._done, self._total)
+
     @property
     def _done(self) -> int:
-        return len(self.first) + self._graphs + len(self.again)
+        return len(self.first) + self._graphs + len(self.beside) + len(self.again)
 
     @property
     def _total(self) -> int:
         """Each bucket is run and replayed, and may be captured."""
-        return 2 * len(self.warming.steps) - len(self.failed) + self._most_graphs
+        return 2 * len(self.warming.steps) - len(self.failed) + self._most_graphs + self._most_beside
 
     def _open_all(self) -> None:
         try:
@@ -94,13 +115,17 @@ class Outcome:
         except Exception:
             if not self.failed:
                 raise
-        self.executor.ready()
 
     @property
     def failed(self) -> dict[Bucket, Exception]:
         """Buckets that raised."""
         runs = [*self.first.values(), *self.again.values()]
         return {warmed.bucket: warmed.error for warmed in runs if warmed.error is not None}
+
+    @property
+    def failed_beside(self) -> dict[str, Exception]:
+        """What raised beside the buckets."""
+        return {one.name: one.error for one in self.beside if one.error is not None}
 
     @property
     def missing(self) -> list[Bucket]:
@@ -128,6 +153,7 @@ class Outcome:
             "phases": {phase: asdict(self.phase(phase)) for phase in PHASES},
             "buckets": [self._bucket(one) for one in self.first.values()],
             "missing": [{"phase": bucket.phase, "bucket": _numbers(bucket)} for bucket in self.missing],
+            "beside": [{"name": one.name, "seconds": one.seconds, "error": _words(one.error)} for one in self.beside],
             "compilations": list(compilations.compiled),
             "compilations_at_open": list(compilations.at_open),
             "free_memory": {"before": before, "after": after},
@@ -146,9 +172,13 @@ class Outcome:
             "bucket": _numbers(one.bucket),
             "first_s": one.seconds,
             "replay_s": None if again is None else again.seconds,
-            "error": None if error is None else f"{type(error).__name__}: {error}",
+            "error": _words(error),
         }
 
 
 def _numbers(bucket: Bucket) -> list[int]:
     return [bucket.batch, bucket.query, bucket.context]
+
+
+def _words(error: Exception | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"

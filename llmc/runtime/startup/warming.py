@@ -54,6 +54,11 @@ class Warmed:
     seconds: float
     error: Exception | None = None
 
+    @property
+    def name(self) -> str:
+        """The bucket's."""
+        return str(self.bucket)
+
 
 class Warming:
     """The steps of one warm-up, over an executor of `plan`: `run` opens each graph, `replay` runs it again.

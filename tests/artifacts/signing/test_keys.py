@@ -244,7 +244,7 @@ def test_an_existing_signature_of_other_content_is_not_carried_on(tmp_path: Path
 
 
 def test_what_is_no_manifest_or_entry_is_not_signed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="neither a manifest nor an entry"):
+    with pytest.raises(InputError, match="neither a manifest, nor an entry, nor a certificate"):
         signer(tmp_path, 1).sign(b"{}")
     huge = b'{"kind":"llmc-bundle","provenance":{"buildDefinition":{"x":"%s"},"runDetails":{}}}' % (b"x" * (1 << 20))
     with pytest.raises(InputError, match="can have 1048576"):

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from llmc.runtime.executors.witness import Witness
 
 LOOK_S = 0.02
 """Looking takes 0.1 ms."""
+FORKS = 10
+"""Milliseconds that a process which has forked is given to run its own program, before it is named."""
 ENDED = "a process of native code, which had ended before it could be named"
 _TASKS = Path("/proc/self/task")
 
@@ -41,7 +44,7 @@ class ProcessWitness(Witness):
 
     def start(self) -> None:
         """Listen, and look at the children from now on."""
-        self._known, self._ended = children(), _usage_of_ended()
+        self._ended, self._known = _state()
         audit.listen(self._tell)
         self._looker.start()
 
@@ -54,7 +57,7 @@ class ProcessWitness(Witness):
     def what(self) -> Sequence[str]:
         """The processes, by program."""
         with self._lock:
-            self._look()
+            self._look(now=True)
             self._told = 0  # whatever failed to start is nobody's name
             return tuple(self._seen)
 
@@ -78,13 +81,21 @@ class ProcessWitness(Witness):
             with self._lock:
                 self._look()
 
-    def _look(self) -> None:
-        ended, now = _usage_of_ended(), children()
-        for pid in sorted(now - self._known):
+    def _look(self, now: bool = False) -> None:
+        """Look at the children; one that has only forked so far gets its name at the next look, unless `now`."""
+        ended, found = _state()
+        new = found - self._known
+        for _ in range(FORKS if now else 0):
+            if not any(map(_has_only_forked, new)):
+                break
+            time.sleep(0.001)
+        if not now:
+            found -= {pid for pid in new if _has_only_forked(pid)}
+        for pid in sorted(found - self._known):
             self._found(pid)
-        if ended != self._ended and not self._known - now:
+        if ended != self._ended and not self._known - found:
             self._found(None)
-        self._known, self._ended = now, ended
+        self._known, self._ended = found, ended
 
     def _found(self, pid: int | None) -> None:
         """A process that nobody knew: the one that Python told of, or one of native code; None: it has ended."""
@@ -92,6 +103,14 @@ class ProcessWitness(Witness):
             self._told -= 1
         else:
             self._seen.append(ENDED if pid is None else _name_of(pid))
+
+
+def _state() -> tuple[tuple[float, ...], frozenset[int]]:
+    """What ended children have used, and the others, at one moment: none was waited for in between."""
+    while True:
+        ended, found = _usage_of_ended(), children()
+        if ended == _usage_of_ended():
+            return ended, found
 
 
 def children() -> frozenset[int]:
@@ -111,6 +130,16 @@ def children() -> frozenset[int]:
 
 def _lists_children() -> bool:
     return Path(f"/proc/self/task/{threading.get_native_id()}/children").exists()
+
+
+def _has_only_forked(pid: int) -> bool:
+    """Whether a child still runs this process's program, or is about to run another one."""
+    try:
+        command, own = Path(f"/proc/{pid}/cmdline").read_bytes(), Path("/proc/self/cmdline").read_bytes()
+        same = Path(f"/proc/{pid}/comm").read_bytes() == Path("/proc/self/comm").read_bytes()
+    except OSError:
+        return False
+    return same and command in (own, b"")
 
 
 def _name_of(pid: int) -> str:

@@ -1,0 +1,149 @@
+"""`llmc warmup --certify`, and `llmc verify --certificate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llmc.cli import output as messages
+from llmc.cli.interrupts import EXIT, sigterm_interrupts
+from llmc.errors import InputError, LlmcError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.signing.signer import Signer
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.certificate.certifying import CertifyOptions
+    from llmc.runtime.certificate.document import Certificate
+    from llmc.runtime.startup.opening import EngineOptions
+
+PARTS, LINES = 500, 10
+"""Steps in which a bar grows, and lines where there is no terminal for one."""
+
+
+def certify_bundle(
+    name: str, bundle: Bundle, file: Path, key: Path | None, options: EngineOptions, wanted: CertifyOptions,
+    as_json: bool, hidden: bool,
+) -> None:  # fmt: skip
+    """Certify a bundle into a file, which stays as it was where anything goes wrong."""
+    from llmc.runtime.certificate.certifying import Certifying
+
+    if not file.parent.is_dir():
+        raise InputError(f"{file}: there is no folder {file.parent} to write the certificate to")
+    signer = _signer(key)
+    try:
+        with sigterm_interrupts(), _Bars(hidden) as bars:
+            made = Certifying(bundle, options, wanted, bars).run()
+    except KeyboardInterrupt:
+        print(f"llmc: not certified: {name}; nothing was written to {file}", file=sys.stderr)
+        raise typer.Exit(EXIT) from None
+    except LlmcError as error:
+        raise type(error)(f"{name}: {error}") from error
+    members = made.to_dict()
+    _write(file, members, signer)
+    if as_json:
+        typer.echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **members}))
+    else:
+        typer.echo(f"{name} on {made.device}")
+        for line in certificate_lines(made):
+            typer.echo(line)
+        by = "not signed" if signer is None else f"signed by key {signer.public.short}"
+        typer.echo(f"{file}: {by}")
+
+
+def _signer(key: Path | None) -> Signer | None:
+    from llmc.cli.cache.sign import signer_of
+    from llmc.settings import Settings
+
+    return None if key is None and Settings.from_environment().signing_key is None else signer_of(key)
+
+
+def _write(file: Path, members: dict[str, Any], signer: Signer | None) -> None:
+    from llmc.artifacts.atomic_write import write_atomic, writing
+    from llmc.runtime.certificate.document import content, to_file
+
+    data = to_file(members, None if signer is None else signer.sign(content(members)))
+    with writing(file, len(data), "name another file"):
+        write_atomic(file, data, file.parent)
+
+
+def certificate_lines(made: Certificate) -> list[str]:
+    """What a certificate says, in words."""
+    seconds, requests, numbers = made.seconds, made.requests, made.numbers
+    ran = sum(bool(b.replays + b.steps) for b in made.buckets)
+    by_requests = sum(bool(b.steps) for b in made.buckets)
+    shapes = (
+        f"any shape runs as it is: {sum(bool(e.replays + e.steps) for e in made.executables)} of "
+        f"{len(made.executables)} executables ran"
+        if made.any_shape
+        else f"{ran} of {len(made.buckets)} buckets replayed, {by_requests} of them by requests"
+    )
+    if made.graphs is not None:
+        shapes += f", {made.graphs} from captured graphs"
+    alone = f"{numbers.equal} of {numbers.repeated} answers equal alone"
+    if numbers.ties:
+        alone += f", {numbers.ties} differ at a tie"
+    if not numbers.exact:
+        alone += " (not required: not float32)"
+    lines = [
+        f"warm up {seconds.get('warm up', 0.0):.1f} s, then {requests.count} random requests in "
+        f"{seconds.get('requests', 0.0):.1f} s: {requests.answer_tokens} tokens, prompts of up to "
+        f"{requests.longest_prompt}, {len(requests.kinds)} kinds of sampling",
+        shapes,
+        alone,
+        f"compilations: {made.compilations} once it was ready",
+    ]
+    for witness in made.witnesses:
+        after = "unknown" if witness.after is None else str(witness.after)
+        blind = f" (blind: {witness.blind})" if witness.blind else ""
+        before = "unknown" if witness.before is None else str(witness.before)
+        lines.append(f"  {witness.witness}: {before} before, {after} after{blind}")
+    return lines
+
+
+class _Bars:
+    """A bar for each stage."""
+
+    def __init__(self, hidden: bool) -> None:
+        self._hidden = hidden
+        self._stage = ""
+        self._bar: messages.StepProgress | None = None
+        self._done = 0
+
+    def __enter__(self) -> _Bars:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(*error)
+
+    def __call__(self, stage: str, text: str, done: int, total: int) -> None:
+        """So much of a stage is done."""
+        if stage != self._stage:
+            self.__exit__(None, None, None)
+            self._bar = messages.StepProgress(stage, self._hidden).__enter__()
+            self._stage, self._done = stage, 0
+        parts = PARTS if sys.stderr.isatty() else LINES
+        if done * parts // total != self._done * parts // total and self._bar is not None:
+            self._done = done
+            self._bar(text, done, total)
+
+
+def check_certificate(name: str, bundle: Bundle, file: Path, allow_unsigned: bool, as_json: bool) -> None:
+    """Say whether a certificate can be believed, and what it says. Raises what `check` raises."""
+    from llmc.artifacts.signing.keyring import Keyring
+    from llmc.runtime.certificate.checking import check
+
+    settings = bundle.settings
+    allow = allow_unsigned or settings.allow_unsigned
+    found = check(file, bundle, Keyring.from_settings(settings, allow_unsigned), allow)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), **found.to_dict()}))
+        return
+    by = "not signed" if found.signer is None else f"signed by {found.signer[0]} ({found.signer[1][:16]})"
+    typer.echo(f"{file}: valid for {name}, {by}, made {found.certificate.made}")
+    for line in certificate_lines(found.certificate):
+        typer.echo(line)

@@ -1,0 +1,177 @@
+"""Whether a certificate can be believed: who signed it, of which bundle it is, where it holds, and what it says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle.trust import UntrustedError
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.errors import ArtifactError, VerificationError
+from llmc.runtime.certificate.certifying import host, installed
+from llmc.runtime.certificate.document import Certificate, read_file
+from llmc.runtime.executors.witness import CounterWitness
+
+if TYPE_CHECKING:
+    from llmc.artifacts.signing.keyring import Keyring
+    from llmc.runtime.bundle import Bundle
+
+NEEDED = (
+    CounterWitness.name, "processes started", "files in compile caches", "torch.compile counters", "JAX compile events",
+)  # fmt: skip
+"""Witnesses that every certificate has; executors have further ones."""
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A certificate that can be believed, and the name and id of the trusted key that signed it, or None."""
+
+    certificate: Certificate
+    signer: tuple[str, str] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        made = self.certificate
+        return {
+            "certificate": "valid",
+            "bundle": made.bundle,
+            "made": made.made,
+            "signed_by": None if self.signer is None else {"name": self.signer[0], "key": self.signer[1]},
+            "compilations": made.compilations,
+            "requests": made.requests.count,
+            "buckets": len(made.buckets),
+            "executables": len(made.executables),
+            "blind": {w.witness: w.blind for w in made.witnesses if w.blind},
+        }
+
+
+def check(path: str | Path, bundle: Bundle, keyring: Keyring, allow_unsigned: bool = False) -> Checked:
+    """The certificate in a file, where it is of this bundle and holds on this host.
+
+    Raises UntrustedError where no trusted key signed it, unless `allow_unsigned` and nobody requires signatures, and
+    where its signature is not valid; ArtifactError for what is no certificate, is of another bundle, or of another
+    device or toolchain; VerificationError where it says that something was compiled, is incomplete, or contradicts
+    itself.
+    """
+    made, content, signature = read_file(path)
+    signer = _signer(str(path), content, signature, keyring, allow_unsigned)
+    _require_of(str(path), made, bundle)
+    if problems := list(_problems(made)):
+        raise VerificationError(f"{path}: {'; '.join(problems[:SHOWN])}: it certifies nothing")
+    _require_here(str(path), made)
+    return Checked(made, signer)
+
+
+def _signer(
+    path: str, content: bytes, signature: bytes | None, keyring: Keyring, allow_unsigned: bool
+) -> tuple[str, str] | None:
+    verdict = None if signature is None else keyring.check(content, signature, path)
+    if verdict is not None and verdict.key is not None:
+        return verdict.key.name, verdict.key.key.id
+    if allow_unsigned and not keyring.require_signatures:
+        return None
+    said = "is not signed" if signature is None else "is not signed by a key that is trusted here"
+    remedy = (
+        "unset LLMC_REQUIRE_SIGNATURES" if keyring.require_signatures else "believe it with --allow-unsigned"
+    )  # fmt: skip
+    raise UntrustedError(
+        f"{path}: the certificate {said}; sign it where it is made with `llmc warmup --certify --sign KEY`, trust that "
+        f"key here with `llmc cache trust KEY.pub`, or {remedy}"
+    )
+
+
+def _require_of(path: str, made: Certificate, bundle: Bundle) -> None:
+    """Raise ArtifactError unless the certificate is of this very bundle."""
+    manifest = bundle.manifest
+    if made.bundle != manifest.digest:
+        raise ArtifactError(
+            f"{path}: of another bundle, {made.bundle:.100}; {bundle.path} is {manifest.digest}: certify it with "
+            f"`llmc warmup {bundle.path} --certify FILE`"
+        )
+    verification = digest_bytes(canonical_json(manifest.verification)) if manifest.verification else None
+    listed = [(e.name, e.key, e.state, e.blob) for e in made.executables]
+    differ = [
+        name
+        for name, mine, theirs in (
+            ("plan", made.plan, manifest.plan),
+            ("executables", listed, [(str(e), e.key, e.state, e.blob) for e in manifest.executables]),
+            ("device", made.device, manifest.device),
+            ("executor", made.executor, manifest.executor),
+            ("verification", made.verification, verification),
+        )
+        if mine != theirs
+    ]
+    planned = [(b.phase, b.batch, b.query, b.context) for b in bundle.plan.buckets]
+    if [(b.phase, b.batch, b.query, b.context) for b in made.buckets] != planned:
+        differ.append("buckets")
+    if differ:
+        raise ArtifactError(f"{path}: names the bundle {bundle.path}, and states another {' and '.join(differ)}")
+
+
+def _require_here(path: str, made: Certificate) -> None:
+    """Raise ArtifactError, naming what differs, where the certificate is of another device or toolchain."""
+    here = host(made.host.threads)
+    differ = [
+        f"{name} {_words(theirs)}, here {_words(mine)}"
+        for name, theirs, mine in (
+            ("system", made.host.system, here.system), ("machine", made.host.machine, here.machine),
+            ("instruction sets", made.host.features, here.features),
+        )
+        if theirs != mine
+    ]  # fmt: skip
+    for package, version in made.toolchain.items():
+        if package != "python" and (found := installed(package)) != version:
+            differ.append(f"{package} {version:.80}, here {found or 'none'}")
+    if differ:
+        raise ArtifactError(f"{path}: made on another device or toolchain: {'; '.join(differ[:SHOWN])}; certify here")
+
+
+def _words(found: object) -> str:
+    return " ".join(map(str, found))[:200] if isinstance(found, tuple) else str(found)[:80]
+
+
+def _problems(made: Certificate) -> Iterator[str]:
+    """What makes it certify nothing."""
+    yield from _witness_problems(made)
+    unused = [b for b in made.buckets if not made.any_shape and not b.replays + b.steps]
+    if unused:
+        yield f"{len(unused)} of {len(made.buckets)} buckets never ran"
+    if not any(e.replays + e.steps for e in made.executables):
+        yield "no executable ever ran"
+    if not made.any_shape and (idle := [e.name for e in made.executables if not e.replays + e.steps]):
+        yield f"{len(idle)} of {len(made.executables)} executables never ran"
+    if not made.any_shape and sum(b.steps for b in made.buckets) != sum(e.steps for e in made.executables):
+        yield "its buckets and its executables count different steps"
+    requests, numbers = made.requests, made.numbers
+    if not requests.count:
+        yield "no request ran"
+    if sum(requests.kinds.values()) != requests.count or sum(requests.finished.values()) < requests.count:
+        yield f"not all of its {requests.count} requests ended"
+    if set(requests.finished) - {"stop", "length", "abort"}:
+        yield "some of its requests ended with an error"
+    if numbers.equal + numbers.ties + numbers.differing != numbers.repeated:
+        yield f"its {numbers.repeated} repeats do not add up"
+    if numbers.exact and numbers.differing:
+        yield f"{numbers.differing} requests gave other tokens alone, in float32"
+
+
+def _witness_problems(made: Certificate) -> Iterator[str]:
+    names = Counter(account.witness for account in made.witnesses)
+    if missing := [name for name in NEEDED if name not in names]:
+        yield f"no word of {', '.join(missing)}"
+    if twice := [name for name, count in names.items() if count > 1]:
+        yield f"{', '.join(twice)} speaks twice"
+    for account in made.witnesses:
+        if account.after or account.names_after:
+            some = ", ".join(account.names_after[:SHOWN])
+            yield f"once it was ready, {account.witness} saw {account.after} ({some})"
+        for count, seen in ((account.before, account.names_before), (account.after, account.names_after)):
+            if len(seen) > (count or 0):
+                yield f"{account.witness} counts {count} and names {len(seen)}"
+            if count is None and not account.blind:
+                yield f"{account.witness} does not say what it saw, nor why"

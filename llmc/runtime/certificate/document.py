@@ -1,0 +1,273 @@
+"""What a certificate holds, and reading one.
+
+    file = {"certificate": members of Certificate, "signature": a signature file (signing/envelope.py) | null}
+
+A signature covers `content`: the certificate's members in one encoding, whatever the file's layout. A certificate may
+come from anywhere: reading one raises nothing but ArtifactError. Whether it can be believed is judged in checking.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from llmc.artifacts.digest import open_regular
+from llmc.artifacts.key import canonical_json
+from llmc.artifacts.signing.statement import CERTIFICATE as KIND
+from llmc.buckets.fields import Fields
+from llmc.errors import ArtifactError, InputError
+from llmc.runtime.certificate.watch import Account
+from llmc.strict_json import loads_object
+
+SCHEMA = 1
+MAX_BYTES = 16 << 20
+MAX_NAMES = 100
+"""Names of what a witness saw that a certificate keeps; the count is of all."""
+MAX_COUNT = 1 << 50
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Used:
+    """An executable of the bundle: how often a replay and how many steps of requests ran it."""
+
+    name: str
+    key: str
+    state: str
+    blob: str
+    replays: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class BucketUsed:
+    """A bucket of the plan, the same of it."""
+
+    phase: str
+    batch: int
+    query: int
+    context: int
+    replays: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """The random requests that ran: how many from which seed; choices by how they ended; requests by kind of sampling;
+    kinds that the bundle refuses, and why; tokens."""
+
+    count: int
+    seed: int
+    finished: Mapping[str, int]
+    kinds: Mapping[str, int]
+    refused: Mapping[str, str]
+    prompt_tokens: int
+    longest_prompt: int
+    answer_tokens: int
+    most_at_once: int
+    from_prefixes: int
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Requests that were repeated alone. `exact`: the bundle computes in float32, so equal tokens are required."""
+
+    exact: bool
+    repeated: int
+    equal: int
+    ties: int
+    differing: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where it ran. `features` are the instruction sets that kernels are chosen by."""
+
+    system: str
+    machine: str
+    features: tuple[str, ...]
+    cpus: int
+    threads: int
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate. `bundle` and `verification` are digests, of the manifest and of the outcome in it; `made` is a
+    time, UTC; `any_shape`: the buckets of the plan are no shapes of its executables; `graphs`: how many buckets have a
+    captured graph, None on a device that captures none; `seconds` by stage."""
+
+    llmc: str
+    made: str
+    bundle: str
+    device: str
+    executor: str
+    plan: Mapping[str, Any]
+    verification: str | None
+    any_shape: bool
+    graphs: int | None
+    executables: tuple[Used, ...]
+    buckets: tuple[BucketUsed, ...]
+    witnesses: tuple[Account, ...]
+    requests: Requests
+    numbers: Numbers
+    host: Host
+    toolchain: Mapping[str, str]
+    seconds: Mapping[str, float]
+
+    @property
+    def compilations(self) -> int:
+        """What was seen since it was ready."""
+        return sum(account.after or 0 for account in self.witnesses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        members = json.loads(json.dumps(asdict(self)))
+        members["witnesses"] = [_account(account) for account in self.witnesses]
+        return {"kind": KIND, "schema": SCHEMA, "compilations": self.compilations, **members}
+
+
+def content(members: Mapping[str, Any]) -> bytes:
+    """What a signature covers."""
+    return canonical_json(members)
+
+
+def to_file(members: Mapping[str, Any], signature: bytes | None) -> bytes:
+    """The content of a certificate's file."""
+    signed = None if signature is None else json.loads(signature)
+    text = json.dumps({"certificate": members, "signature": signed}, indent=1, ensure_ascii=False, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def read_file(path: str | Path) -> tuple[Certificate, bytes, bytes | None]:
+    """A certificate, what its signature covers, and the signature. Raises ArtifactError that names the file."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ArtifactError(f"{path}: the certificate cannot be read ({error.strerror})") from error
+    if len(data) > MAX_BYTES:
+        _fail(path, f"larger than {MAX_BYTES} bytes")
+    try:
+        document = loads_object(data)
+    except ValueError as error:
+        _fail(path, f"not valid JSON ({error})", error)
+    if set(document) != {"certificate", "signature"}:
+        _fail(path, "not an object of 'certificate' and 'signature'")
+    signature = document["signature"]
+    if signature is not None and not isinstance(signature, dict):
+        _fail(path, "its signature is not an object")
+    try:
+        made = _parsed(Fields(document["certificate"], str(path)))
+        return made, content(document["certificate"]), None if signature is None else canonical_json(signature)
+    except (InputError, ValueError) as error:
+        _fail(path, str(error).removeprefix(f"{path}: "), error)
+
+
+def _fail(path: str | Path, problem: str, cause: BaseException | None = None) -> NoReturn:
+    raise ArtifactError(f"{path}: not a certificate: {problem}; make one with `llmc warmup --certify`") from cause
+
+
+def _parsed(given: Fields) -> Certificate:
+    if given.text("kind") != KIND:
+        raise ValueError(f"its kind is not {KIND}")
+    if (schema := given.integer("schema")) != SCHEMA:
+        raise ValueError(f"schema {schema}, and this llmc reads schema {SCHEMA}")
+    compilations = _count(given, "compilations")
+    made = Certificate(
+        llmc=given.text("llmc"),
+        made=given.text("made"),
+        bundle=given.text("bundle"),
+        device=given.text("device"),
+        executor=given.text("executor"),
+        plan=given.nested("plan").rest(),
+        verification=_optional(given, "verification", given.text),
+        any_shape=_boolean(given, "any_shape"),
+        graphs=_READERS["int | None"](given, "graphs"),
+        executables=tuple(_members(Used, one) for one in _objects(given, "executables")),
+        buckets=tuple(_members(BucketUsed, one) for one in _objects(given, "buckets")),
+        witnesses=tuple(_account_of(one) for one in _objects(given, "witnesses")),
+        requests=_members(Requests, given.nested("requests")),
+        numbers=_members(Numbers, given.nested("numbers")),
+        host=_members(Host, given.nested("host")),
+        toolchain=_map(given.nested("toolchain"), Fields.text),
+        seconds=_map(given.nested("seconds"), Fields.number),
+    )
+    given.finish()
+    if made.compilations != compilations:
+        raise ValueError(f"it says {compilations} compilations, its witnesses {made.compilations}")
+    return made
+
+
+def _members(cls: type[T], given: Fields) -> T:
+    """A flat dataclass, whose annotations say how its fields are read."""
+    values = {one.name: _READERS[str(one.type)](given, one.name) for one in fields(cls)}  # type: ignore[arg-type]
+    given.finish()
+    return cls(**values)
+
+
+def _count(given: Fields, name: str) -> int:
+    value = given.integer(name)
+    if not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{given.path(name)} is {value}")
+    return value
+
+
+def _optional(given: Fields, name: str, read: Any) -> Any:
+    return None if given.peek(name) is None else read(name)
+
+
+def _boolean(given: Fields, name: str) -> bool:
+    value = given.peek(name)
+    if not isinstance(value, bool):
+        raise ValueError(f"{given.path(name)} is neither true nor false")
+    return value
+
+
+def _objects(given: Fields, name: str) -> list[Fields]:
+    return [Fields(one, given.document, f"{given.path(name)}[{i}]") for i, one in enumerate(given.array(name))]
+
+
+def _texts(given: Fields, name: str) -> tuple[str, ...]:
+    found = given.array(name)
+    if not all(isinstance(one, str) for one in found):
+        raise ValueError(f"{given.path(name)} holds something else than texts")
+    return tuple(str(one) for one in found)
+
+
+def _map(given: Fields, read: Any) -> dict[str, Any]:
+    return {name: read(given, name) for name in given.names()}
+
+
+_READERS: Mapping[str, Any] = {
+    "str": Fields.text,
+    "int": _count,
+    "int | None": lambda given, name: _optional(given, name, lambda name: _count(given, name)),
+    "bool": _boolean,
+    "tuple[str, ...]": _texts,
+    "Mapping[str, int]": lambda given, name: _map(given.nested(name), _count),
+    "Mapping[str, str]": lambda given, name: _map(given.nested(name), Fields.text),
+}
+
+
+def _account(account: Account) -> dict[str, Any]:
+    return {
+        "witness": account.witness,
+        "before": {"count": account.before, "names": list(account.names_before[:MAX_NAMES])},
+        "after": {"count": account.after, "names": list(account.names_after[:MAX_NAMES])},
+        "blind": account.blind,
+    }
+
+
+def _account_of(given: Fields) -> Account:
+    before, after = given.nested("before"), given.nested("after")
+    counts = [_optional(of, "count", lambda name, of=of: _count(of, name)) for of in (before, after)]
+    names = [_texts(of, "names") for of in (before, after)]
+    made = Account(given.text("witness"), counts[0], counts[1], names[0], names[1], given.text("blind"))
+    for one in (before, after, given):
+        one.finish()
+    return made

@@ -1,0 +1,162 @@
+"""Random requests that a bundle admits: every kind that a server meets, and the ends of every range.
+
+The same seed gives the same requests, and since each draw of a sampler has a seed too, the same answers.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from llmc.buckets.warmup.beside import SAMPLING
+from llmc.errors import InputError
+from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.sampling import StructuredOutputsParams
+from llmc.runtime.engine.sampling.kinds import sampling_params
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.generator import Generator
+    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.executors.base import Executor
+
+SHORT_ANSWER = 12
+"""Tokens of most answers at most."""
+LONG_ANSWER = 1024
+"""Tokens of the longest answers."""
+REMEMBERED = 16
+"""Prompts that later ones may begin like."""
+STRUCTURED = "structured output"
+FORMS: tuple[Mapping[str, Any], ...] = (
+    {"regex": "[a-z]+"}, {"choice": ("yes", "no")}, {"json_object": True}, {"regex": "a"},
+)  # fmt: skip
+
+# shares of all requests
+_AT_EDGE, _UNIFORM, _SHARED, _CANCELLED, _SEVERAL, _STRUCTURED = 0.2, 0.15, 0.25, 0.08, 0.05, 0.02
+
+
+@dataclass(frozen=True)
+class RandomRequest:
+    """A request of a kind of SAMPLING; `cancel_after`: it is cancelled when it has so many tokens, None: never."""
+
+    request: Request
+    kind: str
+    cancel_after: int | None = None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it runs to its end and takes the most probable token each time, so that alone it gives the same."""
+        params = self.request.params
+        return self.cancel_after is None and self.kind != STRUCTURED and params.greedy and not params.adjusts_logits
+
+
+class RandomRequests:
+    """Requests of `kinds` that `plan` and the executor's cache admit, to prompts of tokens below `vocab_size`."""
+
+    def __init__(
+        self, plan: Plan, executor: Executor, vocab_size: int, kinds: Mapping[str, SamplingParams], seed: int,
+        end_ids: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        if not kinds:
+            raise InputError("no kind of sampling can be asked for")
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self._kinds = kinds
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        cache = executor.cache_tokens
+        room = plan.limits.max_model_len
+        if cache is not None:
+            room = min(room, cache // executor.block_tokens * executor.block_tokens + 1)
+        self._room = room
+        self.longest = min(plan.limits.longest_prompt, room - 1)
+        sizes = {size for b in plan.prompt for size in (b.query, b.context, b.context + b.query)}
+        edges = {edge for size in sizes for edge in (size - 1, size, size + 1)} | {1, 2, self.longest - 1, self.longest}
+        self._edges = sorted(edge for edge in edges if 1 <= edge <= self.longest)
+        self._earlier: deque[tuple[int, ...]] = deque(maxlen=REMEMBERED)
+
+    def take(self, count: int) -> Iterator[RandomRequest]:
+        """So many requests: the extremes of prompt and answer and each kind first, as far as `count` goes."""
+        first = self._first()
+        for number in range(count):
+            made = next(first, None) or self._any(self._kind())
+            yield replace(made, request=replace(made.request, request_id=f"certify-{number}"))
+
+    def _first(self) -> Iterator[RandomRequest]:
+        yield self._made("greedy", self._tokens(self.longest), LONG_ANSWER)
+        yield self._made("greedy", self._tokens(1), 1)
+        yield self._made("greedy", self._tokens(self.longest), 1)
+        yield replace(self._made("greedy", self._tokens(self.longest), 2), cancel_after=0)
+        for kind in self._kinds:
+            yield self._any(kind)
+
+    def _kind(self) -> str:
+        kinds = [kind for kind in self._kinds if kind != STRUCTURED]
+        if STRUCTURED in self._kinds and (not kinds or self._random.random() < _STRUCTURED):
+            return STRUCTURED
+        return self._random.choice(kinds)
+
+    def _any(self, kind: str) -> RandomRequest:
+        draw = self._random
+        made = self._made(kind, self._prompt(), min(draw.randint(1, SHORT_ANSWER), draw.randint(1, SHORT_ANSWER)))
+        if draw.random() < _CANCELLED:
+            made = replace(made, cancel_after=draw.randrange(made.request.params.max_tokens or 1))
+        return made
+
+    def _made(self, kind: str, prompt: tuple[int, ...], answer: int) -> RandomRequest:
+        """`kind`: one that is not there is any."""
+        draw = self._random
+        kind = kind if kind in self._kinds else next(iter(self._kinds))
+        params = self._kinds[kind]
+        changed: dict[str, Any] = {"max_tokens": max(params.min_tokens, min(answer, self._room - len(prompt)), 1)}
+        if not params.greedy:
+            changed["seed"] = draw.randrange(1 << 32)
+            if draw.random() < _SEVERAL:
+                changed |= {"n": 2, "best_of": draw.choice((None, 3))}
+        if answer > SHORT_ANSWER or draw.random() < 0.5:
+            changed["ignore_eos"] = True
+        if kind == STRUCTURED:
+            changed["structured_outputs"] = StructuredOutputsParams(**draw.choice(FORMS))
+        self._earlier.append(prompt)
+        request = Request("", prompt, replace(params, **changed), self._end_ids, draw.randint(-2, 2))
+        return RandomRequest(request, kind)
+
+    def _prompt(self) -> tuple[int, ...]:
+        """Of any length; some begin like an earlier one."""
+        length = self._length()
+        begins: tuple[int, ...] = ()
+        if self._earlier and self._random.random() < _SHARED:
+            earlier = self._random.choice(self._earlier)
+            begins = earlier[: self._random.randint(1, len(earlier))][:length]
+        return begins + self._tokens(length - len(begins))
+
+    def _length(self) -> int:
+        """At the ends of buckets, or anywhere, short ones more often than long ones."""
+        draw = self._random
+        sort = draw.random()
+        if sort < _AT_EDGE:
+            return draw.choice(self._edges)
+        if sort < _AT_EDGE + _UNIFORM:
+            return draw.randint(1, self.longest)
+        return max(1, min(self.longest, round(math.exp(draw.uniform(0.0, math.log(self.longest))))))
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._random.choices(range(self._vocab_size), k=count))
+
+
+def admitted_kinds(generator: Generator) -> tuple[dict[str, SamplingParams], dict[str, str]]:
+    """The kinds of SAMPLING that requests may ask for here, and those that are refused, with the reason."""
+    kinds: dict[str, SamplingParams] = {}
+    refused: dict[str, str] = {}
+    for kind in SAMPLING:
+        try:
+            params = sampling_params(kind, has_text=generator.tokenizer is not None)
+            generator.prepare(Request("kinds", [0], params))
+        except InputError as error:
+            refused[kind] = str(error)
+        else:
+            kinds[kind] = params
+    return kinds, refused
