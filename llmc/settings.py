@@ -31,6 +31,12 @@ Variables
     LLMC_OPEN_PORTABLE      true | 1: a bundle that was finished on its device's host is opened as the portable one it
                             was made of, which other hosts run on their CPU
     LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
+    PT_HPU_LAZY_MODE 1: Gaudi's lazy mode, with HPU graphs; 0, the default: its eager mode, with torch.compile
+    LLMC_ENFORCE_EAGER  true | 1: as --enforce-eager: a device that can run steps without compiling or capturing graphs
+                     does so (hpu)
+    VLLM_HPU_LOG_STEP_GRAPH_COMPILATION, VLLM_HPU_LOG_STEP_CPU_FALLBACKS
+                     true | 1: each step on Gaudi that compiled graphs, or ran operators on the host, is logged; with
+                     _ALL behind the name every step is
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
     LLMC_PREFILL_KEY        key that `llmc prefill` and who sends prompts to it prove to each other; default: none
     LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
@@ -78,7 +84,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from llmc.errors import InputError
 from llmc.paths import expanded
@@ -110,6 +116,9 @@ KERNEL_VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
 )  # fmt: skip
 """Variables by which libraries choose other CPU kernels than the best."""
+
+Steps = Literal["none", "some", "all"]
+"""Which steps a log is about."""
 
 _SWITCHES = {
     "": False, "0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True,
@@ -182,6 +191,10 @@ class Settings:
     openvino_quantized: bool | None = None
     kernel_limits: Mapping[str, str] = field(default_factory=dict)
     skip_warmup: bool = False
+    enforce_eager: bool = False
+    hpu_lazy_mode: bool = False
+    log_step_compilations: Steps = "none"
+    log_step_fallbacks: Steps = "none"
     api_key: str | None = field(default=None, repr=False)
     prefill_key: str | None = field(default=None, repr=False)
     threads_override: int | None = None
@@ -237,6 +250,10 @@ class Settings:
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
             prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,
+            enforce_eager=_switch(environ, "LLMC_ENFORCE_EAGER"),
+            hpu_lazy_mode=_switch(environ, "PT_HPU_LAZY_MODE"),
+            log_step_compilations=_steps(environ, "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION"),
+            log_step_fallbacks=_steps(environ, "VLLM_HPU_LOG_STEP_CPU_FALLBACKS"),
             api_key=environ.get("LLMC_API_KEY", "").strip() or environ.get("VLLM_API_KEY", "").strip() or None,
             threads_override=_at_least_one(environ, "LLMC_THREADS", "unset it to use every usable CPU"),
             grammar_seconds=_seconds(environ, "LLMC_GRAMMAR_SECONDS", 3.0),
@@ -310,6 +327,13 @@ def _switch(environ: Mapping[str, str], variable: str) -> bool:
 
 def _optional_switch(environ: Mapping[str, str], variable: str) -> bool | None:
     return _switch(environ, variable) if environ.get(variable, "").strip() else None
+
+
+def _steps(environ: Mapping[str, str], variable: str) -> Steps:
+    """Which steps a log is about: those that have something to tell, all, or none."""
+    if _switch(environ, f"{variable}_ALL"):
+        return "all"
+    return "some" if _switch(environ, variable) else "none"
 
 
 def _gibibytes(environ: Mapping[str, str], variable: str) -> float | None:

@@ -131,13 +131,18 @@ def operator(target: object) -> Any:
     return found
 
 
-def arguments(node: Mapping[str, Any], schema: Any, resolve: Resolve) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of a node, values by `resolve(name)`. Raises ValueError or KeyError."""
+def arguments(
+    node: Mapping[str, Any], schema: Any, resolve: Resolve, device: Any = "cpu"
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of a node, values by `resolve(name)`, tensors made on torch's `device`.
+
+    Raises ValueError or KeyError.
+    """
     known = [a.name for a in schema.arguments]
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for given in node["inputs"]:
-        name, value = given["name"], argument(given["arg"], resolve)
+        name, value = given["name"], argument(given["arg"], resolve, device)
         if name not in known or name in kwargs:
             raise ValueError(f"{node['target']} takes no argument {name!r:.80}")
         if given.get("kind") == _KEYWORD:
@@ -149,8 +154,11 @@ def arguments(node: Mapping[str, Any], schema: Any, resolve: Resolve) -> tuple[l
     return args, kwargs
 
 
-def argument(tagged: Mapping[str, Any], resolve: Resolve) -> Any:
-    """The value of one argument, {"as_KIND": …}. Raises ValueError for a kind that a program may not have."""
+def argument(tagged: Mapping[str, Any], resolve: Resolve, device: Any = "cpu") -> Any:
+    """The value of one argument, {"as_KIND": …}: for the device it was traced on, cpu, the one where it is to run.
+
+    Raises ValueError for a kind that a program may not have.
+    """
     import torch
 
     ((kind, value),) = tagged.items()
@@ -167,7 +175,7 @@ def argument(tagged: Mapping[str, Any], resolve: Resolve) -> Any:
     if kind == "as_scalar_type" and value in DTYPES:
         return getattr(torch, DTYPES[value])
     if kind == "as_device" and value["type"] == "cpu":
-        return torch.device("cpu")
+        return torch.device(device)
     if kind == "as_layout" and value == _STRIDED:
         return torch.strided
     if kind == "as_memory_format" and value in _MEMORY_FORMATS:
@@ -209,20 +217,20 @@ class PortableProgram:
         return len(self.inputs) - len(FIXED_INPUTS) - len(self.weights)
 
     @classmethod
-    def parse(cls, data: bytes) -> PortableProgram:
-        """Open an archive; raises ValueError when it is not a program that may be run."""
-        return cls.of(read_archive(data))
+    def parse(cls, data: bytes, device: Any = "cpu") -> PortableProgram:
+        """Open an archive, to run on torch's `device`; raises ValueError when it is not a program that may be run."""
+        return cls.of(read_archive(data), device)
 
     @classmethod
-    def of(cls, program: Fields) -> PortableProgram:
-        """Open a graph; raises ValueError when it is not a program that may be run."""
+    def of(cls, program: Fields, device: Any = "cpu") -> PortableProgram:
+        """Open a graph, to run on torch's `device`; raises ValueError when it is not a program that may be run."""
         try:
-            return cls._build(program)
+            return cls._build(program, device)
         except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError) as e:
             raise ValueError(f"a malformed program ({type(e).__name__}: {e})") from e
 
     @classmethod
-    def _build(cls, program: Fields) -> PortableProgram:
+    def _build(cls, program: Fields, device: Any) -> PortableProgram:
         import operator as builtin
 
         from torch import fx
@@ -238,7 +246,7 @@ class PortableProgram:
             made[name] = graph.placeholder(f"input_{i}")
         for node in source["nodes"]:
             target = operator(node["target"])
-            args, kwargs = arguments(node, target._schema, made.__getitem__)
+            args, kwargs = arguments(node, target._schema, made.__getitem__, device)
             call = graph.call_function(target, tuple(args), kwargs)
             names, several = output_names(node)
             for i, name in enumerate(names):

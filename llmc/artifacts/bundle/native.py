@@ -33,7 +33,7 @@ CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME})
 """Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
 with a portable half is a finished one)."""
 
-DATA_EXECUTORS = frozenset({"fake", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
+DATA_EXECUTORS = frozenset({"fake", "hpu", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
 """Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
 
 DATA_TARGETS = frozenset({"fake", "hpu", "neuron", "openvino"})

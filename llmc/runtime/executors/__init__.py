@@ -22,6 +22,7 @@ EXECUTORS = Registry(
         "onnxruntime": "llmc.runtime.executors.onnxruntime.executor:OnnxRuntimeExecutor",
         "onnxruntime-llmc": "llmc.runtime.executors.onnxruntime.kernels_executor:KernelExecutor",
         "torch": "llmc.runtime.executors.torch.executor:TorchExecutor",
+        "hpu": "llmc.runtime.executors.hpu.executor:HpuExecutor",
         "xla": "llmc.runtime.executors.xla.executor:XlaExecutor",
         "neuron": "llmc.runtime.executors.neuron.executor:NeuronExecutor",
         "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",

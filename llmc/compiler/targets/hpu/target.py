@@ -31,6 +31,7 @@ class HpuTarget(ProgramTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "hpu"
+    executor: ClassVar[str] = "hpu"
     why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
     hardware: ClassVar[Hardware] = contract_tested("the programs were run and verified on CPU")
     device_seconds: ClassVar[float] = 29 * 60 / 126

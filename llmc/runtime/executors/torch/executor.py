@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -45,19 +45,11 @@ class TorchExecutor(StaticExecutor):
     @classmethod
     def check(cls, bundle: Bundle) -> None:
         """Refuse a host without torch, or with another release (major.minor); operators keep their meaning in one."""
-        from importlib import metadata
-
-        made_with = bundle.manifest.toolchain.get("torch", "")
-        try:
-            here = metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            raise DeviceError(
-                f"{bundle.path}: its programs run in torch, which is not installed; " + how_to_install("torch", INSTALL)
-            ) from None
-        if _release(made_with) != _release(here):
+        made_with, here = torch_releases(bundle)
+        if release(made_with) != release(here):
             raise ArtifactError(
                 f"{bundle.path}: compiled with torch {made_with or 'of an unknown version'}, this host has {here}; "
-                f"install torch=={'.'.join(_release(made_with))}.*, or compile again: {bundle.recompile_hint}"
+                f"install torch=={'.'.join(release(made_with))}.*, or compile again: {bundle.recompile_hint}"
             )
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
@@ -68,14 +60,22 @@ class TorchExecutor(StaticExecutor):
         dtype = str(bundle.manifest.options.get("dtype"))
         if dtype not in _DTYPES:
             raise ArtifactError(f"{bundle.path}: dtype {dtype!r} is unknown; compile again: {bundle.recompile_hint}")
-        shape = (2 * bundle.size("layers"), slots, bundle.size("kv_heads"), capacity, bundle.size("head_dim"))
         self._torch = torch
+        self._dtype = getattr(torch, _DTYPES[dtype])
         self._vocabulary = bundle.size("vocab_size")
         self._cache_dtype = dtype
-        self._cache: Any = torch.zeros(shape, dtype=getattr(torch, _DTYPES[dtype]))
-        self._weights = _Weights(bundle)
-        self._programs: dict[str, _Opened] = {}
+        self._tensors, self._heads, self._head_dim = (
+            2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"),
+        )  # fmt: skip
+        self._weights = Weights(bundle)
+        self._programs: dict[str, Opened] = {}
         self._used = [0] * slots
+        self._cache: Any = self._make_cache()
+
+    def _make_cache(self) -> Any:
+        """[2 · layers, slots, kv_heads, capacity, head_dim]."""
+        shape = (self._tensors, self.slots, self._heads, self.capacity, self._head_dim)
+        return self._torch.zeros(shape, dtype=self._dtype)
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
@@ -99,24 +99,34 @@ class TorchExecutor(StaticExecutor):
         """The step's top values and ids, where programs return them."""
         self._check_step(step, self._used)
         opened = self._open(self._executable(step))
-        torch = self._torch
-        with torch.inference_mode():
-            lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
-            token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
-            given = (token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
+        with self._torch.inference_mode():
             try:
-                logits, *rest = opened.program.run(*given)
-                top, new = rest[: -len(self._cache)], rest[-len(self._cache) :]
-                if logits.shape[-1] != self._vocabulary:
-                    raise ValueError(f"it gives {logits.shape[-1]} logits, the manifest says {self._vocabulary}")
-                self._append(step, new)
+                logits, *top = self._replay(step, opened)
             except (RuntimeError, ValueError, TypeError, IndexError) as e:
                 raise ArtifactError(
                     f"{self.bundle.path}: {self._executable(step)} does not run here ({e}); compile again: "
                     f"{self.bundle.recompile_hint}"
                 ) from e
+        for row, slot in enumerate(step.slots):
+            self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
         self._keep(logits.float().numpy())
         return [top[0].float(), top[1]] if top else []
+
+    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+        """Logits, and the top values and ids where programs return them, on the host; new tokens are in the cache."""
+        torch = self._torch
+        lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
+        token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
+        found = opened.program.run(token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
+        top, new = found[: -self._tensors], found[-self._tensors :]
+        self._require_logits(top[0].shape[-1])
+        self._append(step, new)
+        return list(top)
+
+    def _require_logits(self, count: int) -> None:
+        """Raise ValueError unless a program gives as many as the model has."""
+        if count != self._vocabulary:
+            raise ValueError(f"it gives {count} logits, the manifest says {self._vocabulary}")
 
     def _past(self, step: Step, program: PortableProgram) -> list[Any]:
         """The first `context` tokens of each row's slot, per tensor: views where the slots follow each other."""
@@ -130,7 +140,7 @@ class TorchExecutor(StaticExecutor):
             rows = list(step.slots) + [0] * (step.batch - len(step.slots))
         return list(self._cache[:, rows, :, : step.context])
 
-    def _append(self, step: Step, new: list[Any]) -> None:
+    def _append(self, step: Step, new: Sequence[Any]) -> None:
         """Keep the live rows' live tokens, and nothing else."""
         torch = self._torch
         counts = step.new_lengths[: len(step.slots)]
@@ -141,8 +151,6 @@ class TorchExecutor(StaticExecutor):
         rows_t, columns_t = torch.from_numpy(rows), torch.from_numpy(columns)
         for kept, tensor in zip(self._cache, new, strict=True):
             kept[slots, :, places] = tensor[rows_t, :, columns_t]
-        for row, slot in enumerate(step.slots):
-            self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
 
     @property
     def cache_dtype(self) -> str:
@@ -163,7 +171,7 @@ class TorchExecutor(StaticExecutor):
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy into the cache tensor, rounded to its dtype."""
-        length = self._check_prefix(prefix, len(self._cache))
+        length = self._check_prefix(prefix, self._tensors)
         for kept, tensor in zip(self._cache, prefix, strict=True):
             kept[slot, :, :length] = self._torch.from_numpy(np.array(tensor, np.float32))
         self._used[slot] = length
@@ -186,7 +194,16 @@ class TorchExecutor(StaticExecutor):
         self._weights.close()
         self._cache = self._cache.new_empty(0)
 
-    def _open(self, executable: Executable) -> _Opened:
+    @property
+    def _runs_on(self) -> Any:
+        """torch's name of the device that programs run on."""
+        return "cpu"
+
+    def _weight(self, name: str) -> Any:
+        """The weight called `name`, on that device; raises ValueError when its place is not within the file."""
+        return self._weights.tensor(name)
+
+    def _open(self, executable: Executable) -> Opened:
         """The program, read and verified when it is needed first, in 0.2 s for a model of 30 layers; it stays open, at
         well under 1 MB."""
         opened = self._programs.get(executable.blob)
@@ -194,14 +211,14 @@ class TorchExecutor(StaticExecutor):
             return opened
         data = self.bundle.files.read(executable.blob)
         try:
-            program = PortableProgram.parse(data)
+            program = PortableProgram.parse(data, self._runs_on)
             if program.sizes != (executable.batch, executable.query):
                 raise ValueError(f"its batch and query are {program.sizes}")
-            if program.cache_inputs != (len(self._cache) if executable.context else 0):
+            if program.cache_inputs != (self._tensors if executable.context else 0):
                 raise ValueError(f"it takes {program.cache_inputs} cache tensors")
-            if program.outputs != 1 + 2 * bool(self.top_k) + len(self._cache):
+            if program.outputs != 1 + 2 * bool(self.top_k) + self._tensors:
                 raise ValueError(f"it returns {program.outputs} tensors")
-            opened = _Opened(program, [self._weights.tensor(name) for name in program.weights])
+            opened = Opened(program, [self._weight(name) for name in program.weights])
         except ValueError as e:
             raise ArtifactError(
                 f"{self.bundle.path}: {executable} is not a portable program of this model: {e}; "
@@ -212,7 +229,7 @@ class TorchExecutor(StaticExecutor):
         return opened
 
 
-class _Opened:
+class Opened:
     """A program with its weights in the order of its inputs."""
 
     def __init__(self, program: PortableProgram, weights: list[Any]) -> None:
@@ -220,7 +237,7 @@ class _Opened:
         self.weights = weights
 
 
-class _Weights:
+class Weights:
     """The bundle's weights file, mapped; tensors are views of it. Raises ArtifactError where the bundle lacks it."""
 
     def __init__(self, bundle: Bundle) -> None:
@@ -229,6 +246,10 @@ class _Weights:
         self._mapped: mmap.mmap | bytes = map_weights(bundle, mmap.ACCESS_COPY)
         self.size = len(self._mapped)
         self._tensors: dict[str, Any] = {}
+
+    def names(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._placements)
 
     def tensor(self, name: str) -> Any:
         """The tensor called `name`; raises ValueError when its place is not within the file."""
@@ -256,6 +277,18 @@ class _Weights:
         self._mapped, self.size = b"", 0
 
 
-def _release(version: str) -> tuple[str, ...]:
+def torch_releases(bundle: Bundle) -> tuple[str, str]:
+    """The torch that the bundle was compiled with ("": unknown), and the one here. Raises DeviceError without one."""
+    from importlib import metadata
+
+    try:
+        return bundle.manifest.toolchain.get("torch", ""), metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise DeviceError(
+            f"{bundle.path}: its programs run in torch, which is not installed; " + how_to_install("torch", INSTALL)
+        ) from None
+
+
+def release(version: str) -> tuple[str, ...]:
     """Major and minor: ("2", "13") of "2.13.0+cpu"."""
     return tuple(version.split("+", maxsplit=1)[0].split(".")[:2])

@@ -1,0 +1,1 @@
+"""Portable programs on an Intel Gaudi card."""

@@ -1,0 +1,199 @@
+"""The Gaudi SDK (`habana_frameworks.torch`), reached here and nowhere else.
+
+Names and behaviour: HabanaAI/gaudi-pytorch-bridge, python_packages/habana_frameworks/torch (hpu/graphs.py at 39403e4,
+hpu/memory.py, hpu/metrics/metrics.py, utils/internal.py, dynamo/compile_backend/backends.py), and vllm-project/
+vllm-gaudi, vllm_gaudi/v1/worker/hpu_model_runner.py, for PT_COMPILE_ONLY_MODE. Importing the bridge reads
+PT_HPU_LAZY_MODE, once for the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from types import FunctionType
+from typing import Any
+
+from llmc.errors import DeviceError, OutOfDeviceMemoryError
+
+_log = logging.getLogger("llmc")
+
+PACKAGE = "habana_frameworks"
+LAZY = "PT_HPU_LAZY_MODE"
+COMPILE_ONLY = "PT_COMPILE_ONLY_MODE"
+COMPILED, FELL_BACK = "graph_compilation", "cpu_fallback"
+"""Metrics of the bridge: graphs that its compiler compiled, and operators that ran on the host instead."""
+
+_OUT_OF_MEMORY = ("PT_DEVMEM", "Allocation failed", "out of memory", "Out of memory", "synOutOfDeviceMemory")
+"""What the bridge's errors say where the card has no room."""
+
+Stats = Sequence[tuple[str, float]]
+
+
+def is_installed() -> bool:
+    """Whether this host has the SDK; nothing of it is imported."""
+    return find_spec(PACKAGE) is not None
+
+
+def open_card(lazy: bool) -> Card | None:
+    """The card of this process, in lazy mode or not; None where the SDK or a card is missing.
+
+    Raises DeviceError for an SDK that does not fit this torch or its driver, and where the process already runs it in
+    the other mode.
+    """
+    if not is_installed():
+        return None
+    os.environ[LAZY] = str(int(lazy))  # read at import
+    try:
+        import habana_frameworks.torch as bridge
+        from habana_frameworks.torch.utils.internal import is_lazy
+    except (ImportError, OSError, AssertionError, RuntimeError) as e:
+        raise DeviceError(
+            f"{PACKAGE}.torch cannot be used here: {e}; install the release of the Gaudi software that fits this torch"
+        ) from e
+    if bool(is_lazy()) != lazy:
+        raise DeviceError(
+            f"this process uses Gaudi with {LAZY}={int(is_lazy())} already, which cannot be changed; start another one"
+        )
+    if not bridge.hpu.is_available():
+        return None
+    try:
+        return Card(bridge, lazy)
+    except RuntimeError as e:
+        raise DeviceError(
+            f"the Gaudi card cannot be opened: {e}; see `hl-smi` for its driver, and whether another process holds it"
+        ) from e
+
+
+class Card:
+    """A card that was acquired. `device` is torch's name of it. Raises RuntimeError where that fails."""
+
+    def __init__(self, bridge: Any, lazy: bool) -> None:
+        import torch
+
+        self._bridge, self.lazy = bridge, lazy
+        self.device = torch.device("hpu", bridge.hpu.current_device())
+        self.name = f"{bridge.hpu.get_device_name()} ({self.device})"
+        self._total = self._metrics().metric_global(COMPILED)
+
+    # memory
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free now, and bytes that the card has."""
+        self.synchronize()
+        free, total = self._bridge.hpu.mem_get_info()
+        return int(free), int(total)
+
+    def put(self, tensor: Any) -> Any:
+        """A copy of a tensor of the host on the card. Raises OutOfDeviceMemoryError."""
+        with self.guarded():
+            return tensor.to(self.device)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """An error of the bridge that says that the card is full becomes OutOfDeviceMemoryError."""
+        try:
+            yield
+        except RuntimeError as e:
+            if any(words in str(e) for words in _OUT_OF_MEMORY):
+                free, total = self.memory()
+                raise OutOfDeviceMemoryError(f"{self.name}: {e} ({free} of {total} bytes are free)") from e
+            raise
+
+    # execution
+
+    def synchronize(self) -> None:
+        """Wait for all that was asked of the card."""
+        self._bridge.hpu.synchronize()
+
+    def mark_step(self) -> None:
+        """In lazy mode: what was gathered is one graph, which is compiled and run. Otherwise nothing."""
+        if self.lazy:
+            self._bridge.core.mark_step()
+
+    def compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run` as one graph of fixed shapes, compiled by its first call.
+
+        torch._dynamo keeps what it compiled with a function's code, at most 8 graphs for each, and tries them in turn.
+        So each graph gets code of its own.
+        """
+        import torch
+
+        assert isinstance(run, FunctionType)
+        own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
+        made: Callable[..., Any] = torch.compile(
+            own, backend="hpu_backend", fullgraph=True, dynamic=False, options={"force_static_compile": True}
+        )
+        return made
+
+    @contextmanager
+    def compile_only(self) -> Iterator[bool]:
+        """Inside, graphs are compiled and not run, and what calls return means nothing. False: this release cannot."""
+        from habana_frameworks.torch.internal import bridge_config
+
+        try:
+            setting = bridge_config.env_setting(COMPILE_ONLY, True)
+            setting.__enter__()
+        except KeyError:
+            _log.warning(
+                "this release of the Gaudi software has no %s: graphs are compiled when they run first", COMPILE_ONLY
+            )
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            setting.__exit__(None, None, None)
+
+    def capture(self, run: Callable[..., Sequence[Any]], inputs: Sequence[Any]) -> Graph:
+        """Run once and record what the card does. Raises OutOfDeviceMemoryError, and leaves nothing behind then."""
+        graph = self._bridge.hpu.HPUGraph()
+        try:
+            with self.guarded(), self._bridge.hpu.graph(graph, stream=self._bridge.hpu.default_stream()):
+                outputs = run(*inputs)
+        except BaseException:
+            graph.reset()
+            raise
+        return Graph(graph, list(inputs), outputs)
+
+    # counters
+
+    def compilations(self) -> int:
+        """Graphs that the bridge compiled in this process so far."""
+        return number(self._total.stats())
+
+    @contextmanager
+    def counting(self, metric: str) -> Iterator[Callable[[], Stats]]:
+        """What a metric counts inside; with PT_HPU_METRICS_GC_DETAILS=1 its stats have a part for each graph."""
+        with self._metrics().metric_localcontext(metric) as local:
+            yield local.stats
+
+    def _metrics(self) -> Any:
+        from habana_frameworks.torch.hpu import metrics
+
+        return metrics
+
+
+class Graph:
+    """A captured HPU graph, which reads its inputs where they were, and leaves its outputs where they are."""
+
+    def __init__(self, graph: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._graph, self._inputs, self._outputs = graph, inputs, outputs
+
+    def replay(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs for inputs on the host, which are copied to where it reads; valid until the next replay."""
+        for place, value in zip(self._inputs, inputs, strict=True):
+            place.copy_(value)
+        self._graph.replay()
+        return self._outputs
+
+    def reset(self) -> None:
+        """Give its memory back."""
+        self._graph.reset()
+
+
+def number(stats: Stats) -> int:
+    """How many of a metric's stats."""
+    return int(dict(stats)["TotalNumber"])

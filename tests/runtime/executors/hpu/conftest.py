@@ -1,0 +1,61 @@
+"""A bundle for hpu, and a host with a fake card (tests/fakes/habana_frameworks) to open it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.store.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_executor
+from llmc.runtime.executors.hpu.executor import OnCard
+from llmc.testing.executors import PLAN, SLOTS, TOP
+from tests.compiler import tiny
+from tests.fakes import gaudi
+
+MODES = {
+    "torch.compile": (False, False), "PyTorch eager mode": (False, True), "HPU Graphs": (True, False),
+    "PyTorch lazy mode": (True, True),
+}  # fmt: skip
+"""The guide's table: (PT_HPU_LAZY_MODE, --enforce-eager) of each mode."""
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of llama, compiled for hpu on a host without one."""
+    folder = tmp_path_factory.mktemp("hpu")
+    model = tiny.write_model(folder / "llama", "llama")
+    asked = CompileOptions("hpu", "none", verify="none", sample_top_k=TOP)
+    compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
+    return folder / "bundle"
+
+
+Host = Callable[..., Any]
+"""Makes this a Gaudi host in a mode, with the environment that it is given; returns the fake's module `_card`."""
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    def install(mode: str = "PyTorch eager mode", **environment: str) -> Any:
+        lazy, eager = MODES[mode]
+        return gaudi.install(monkeypatch, lazy, LLMC_ENFORCE_EAGER=str(int(eager)), **environment)
+
+    return install
+
+
+@pytest.fixture
+def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., OnCard]:
+    """Opens the bundle on the card of this host, until the test ends."""
+
+    def open_(slots: int = SLOTS) -> OnCard:
+        executor = open_executor(Bundle.open(bundle), slots=slots, threads=1)
+        request.addfinalizer(executor.close)
+        assert isinstance(executor, OnCard)
+        return executor
+
+    return open_

@@ -1,0 +1,135 @@
+"""HPU graphs under the memory budget, on a fake card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.warmup.capture import capture
+from llmc.buckets.warmup.memory import Memory
+from llmc.buckets.warmup.options import CaptureOptions
+from llmc.buckets.warmup.profile import profile
+from llmc.errors import InputError, OutOfDeviceMemoryError
+from llmc.runtime.executors.hpu.executor import OnCard
+from llmc.runtime.executors.hpu.graphs import HpuGraphs
+from llmc.runtime.step import pad
+from llmc.testing.executors import PLAN, prefill
+from tests.runtime.executors.hpu.conftest import Host
+
+Opened = Callable[..., OnCard]
+TOTAL = 24 << 20
+
+
+def divided(executor: OnCard, **options: Any) -> tuple[HpuGraphs, Memory]:
+    """The card's memory, after the profile run."""
+    device = executor.graph_device()
+    assert isinstance(device, HpuGraphs)
+    return device, profile(device, PLAN, device.block_bytes, CaptureOptions(**options))
+
+
+@pytest.fixture
+def lazy(host: Host) -> Any:
+    return host("HPU Graphs", FAKE_HPU_MEMORY=str(TOTAL))
+
+
+@pytest.mark.parametrize("mode", ["torch.compile", "PyTorch eager mode", "PyTorch lazy mode"])
+def test_only_the_mode_of_hpu_graphs_captures(mode: str, host: Host, on_card: Opened) -> None:
+    host(mode)
+    assert on_card().graph_device() is None
+
+
+def test_the_profile_run_needs_no_cache_and_the_cache_takes_what_memory_leaves(lazy: Any, on_card: Opened) -> None:
+    executor = on_card()
+    device, memory = divided(executor, gpu_memory_utilization=0.5)
+    assert executor.memory()["cache"] == 0
+    assert memory.total == TOTAL
+    assert memory.weights == executor.memory()["weights"]
+    device.allocate(memory.blocks)
+    assert executor.slots == memory.blocks * PLAN.limits.block_size // executor.capacity > 6
+    assert memory.kv_cache - executor.memory()["cache"] < executor.capacity * device.block_bytes
+    assert prefill(executor, executor.slots - 1, [1, 2, 3]).any()
+
+
+def test_captured_buckets_replay_and_give_what_they_gave(lazy: Any, on_card: Opened) -> None:
+    executor, plain = on_card(), on_card()
+    device, memory = divided(executor, graph_reserved_mem=0.9)
+    device.allocate(memory.blocks)
+    outcome = capture(device, PLAN.buckets, memory.margin, memory.options)
+    assert not outcome.uncaptured
+    assert executor.memory()["graphs"] == len(PLAN.buckets)
+    assert all(graph.size > 0 for phase in outcome.phases for graph in phase.captured)
+    ran = lazy.card().pending
+    executor.ready()
+    for bucket in PLAN.buckets:
+        past = min(bucket.context, 3)
+        tokens = [[5, 6, 7][: bucket.query]] * min(2, bucket.batch)
+        rows = [np.array(one.run(pad(bucket, range(len(tokens)), tokens, [past] * len(tokens)))) for one in (
+            seeded(executor), seeded(plain)
+        )]  # fmt: skip
+        np.testing.assert_allclose(rows[0][: len(tokens)], rows[1][: len(tokens)], rtol=1e-5, atol=1e-5)
+    assert ran == []
+    assert executor.compilations.count == 0
+
+
+def seeded(executor: OnCard) -> OnCard:
+    """The same tokens in two slots."""
+    for slot in range(2):
+        prefill(executor, slot, [slot + 1, 2, 3])
+    return executor
+
+
+def test_a_card_that_runs_out_of_memory_in_the_middle_keeps_its_graphs_and_runs_the_rest(
+    lazy: Any, on_card: Opened
+) -> None:
+    executor = on_card()
+    device, memory = divided(executor, graph_reserved_mem=0.9)
+    device.allocate(memory.blocks)
+    order: list[Bucket] = []
+
+    def tell(attempt: Any) -> None:
+        order.append(attempt.bucket)
+        if len(order) == 4:
+            lazy.card().fail_after = 20
+
+    outcome = capture(device, PLAN.buckets, memory.margin, memory.options, tell=tell)
+    lazy.card().fail_after = None
+    assert executor.memory()["graphs"] == 3
+    assert len(outcome.uncaptured) == len(PLAN.buckets) - 3
+    assert any(str(order[3]) in note for note in outcome.notes)
+    free = device.free_memory()
+    for bucket in order:
+        executor.run(pad(bucket, [0], [[1] * bucket.query], [0]))
+    assert device.free_memory() == free, "a half graph held memory"
+    assert device.capture(order[3]) > 0, "the card takes another capture"
+
+
+def test_an_interrupt_leaves_no_half_graph(lazy: Any, on_card: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = on_card()
+    executor.open_all()
+    device = executor.graph_device()
+    assert device is not None
+    free = device.free_memory()
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    bucket = PLAN.prompt[0]
+    name = executor.bundle.executable("prompt", bucket.batch, bucket.query, bucket.context).blob
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(executor._runs, name, interrupted)
+        device.capture(bucket)
+    assert (device.free_memory(), executor.memory()["graphs"]) == (free, 0)
+    assert device.capture(bucket) > 0
+
+
+def test_a_cache_that_holds_no_sequence_is_refused(lazy: Any, on_card: Opened) -> None:
+    device = on_card().graph_device()
+    assert device is not None
+    with pytest.raises(InputError, match="a KV cache of 24 tokens holds no sequence of 33"):
+        device.allocate(3)
+    with pytest.raises(OutOfDeviceMemoryError, match=r"GAUDI2 .*Allocation failed.* bytes are free"):
+        device.allocate(1 << 20)
