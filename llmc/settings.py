@@ -20,6 +20,11 @@ Variables
                             openvino, unless --kv-cache-dtype says
     VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS  on | off: int8 weights, or none quantised, in bundles compiled for openvino,
                             unless --quantize says
+    NUM_LPU_DEVICES         LPUs that `--device lpu` compiles for, a power of two; where it is set, lpu is the device of
+                            compiles that name none
+    NUM_GPU_DEVICES         GPUs that compute the prompts of an lpu bundle, whose LPUs then decode; default: 0
+    LLMC_HYPERDEX_PYTHON    the Python of an environment with HyperDex; default: the one that runs llmc
+    LLMC_HYPERDEX_SECONDS   seconds after which an LPU that gives no token counts as hung; default: 120
     VLLM_XLA_CHECK_RECOMPILATION true | 1: a graph that would have to be compiled while serving is an error
     XLA_FLAGS, LIBTPU_INIT_ARGS
                             flags that XLA and libtpu read: part of the key of what they compile
@@ -185,6 +190,10 @@ class Settings:
     require_signatures: bool = False
     open_portable: bool = False
     neuron_artifacts: str | None = None
+    num_lpu_devices: int | None = None
+    num_gpu_devices: int = 0
+    hyperdex_python: str | None = None
+    hyperdex_seconds: float = 120.0
     openvino_device: str | None = None
     openvino_kv_space: float | None = None
     openvino_kv_precision: str | None = None
@@ -242,6 +251,10 @@ class Settings:
             allow_unsigned=_switch(environ, "LLMC_ALLOW_UNSIGNED"),
             require_signatures=_switch(environ, "LLMC_REQUIRE_SIGNATURES"),
             open_portable=_switch(environ, "LLMC_OPEN_PORTABLE"),
+            num_lpu_devices=_at_least_one(environ, "NUM_LPU_DEVICES", "unset it for one LPU"),
+            num_gpu_devices=_count(environ, "NUM_GPU_DEVICES"),
+            hyperdex_python=environ.get("LLMC_HYPERDEX_PYTHON") or None,
+            hyperdex_seconds=_seconds(environ, "LLMC_HYPERDEX_SECONDS", 120.0),
             openvino_device=environ.get("VLLM_OPENVINO_DEVICE") or None,
             openvino_kv_space=_gibibytes(environ, "VLLM_OPENVINO_KVCACHE_SPACE"),
             openvino_kv_precision=environ.get("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "").strip().lower() or None,
@@ -271,6 +284,11 @@ class Settings:
             graph_decode_strategy=environ.get("VLLM_GRAPH_DECODE_STRATEGY", "").strip() or None,
             warnings=tuple(warnings),
         )
+
+    @property
+    def device(self) -> str:
+        """The device of compiles that name none."""
+        return "cpu" if self.num_lpu_devices is None else "lpu"
 
     @property
     def cache_dir(self) -> Path:
@@ -356,6 +374,13 @@ def _integer(environ: Mapping[str, str], variable: str) -> int | None:
         return int(text)
     except ValueError:
         raise InputError(f"{variable}={text!r} is not an integer; set a whole number or unset it") from None
+
+
+def _count(environ: Mapping[str, str], variable: str) -> int:
+    value = _integer(environ, variable) or 0
+    if value < 0:
+        raise InputError(f"{variable}={value} must not be negative; unset it for none")
+    return value
 
 
 def _at_least_one(environ: Mapping[str, str], variable: str, remedy: str) -> int | None:

@@ -257,3 +257,16 @@ def test_artifacts_are_handed_the_settings() -> None:
     folder = Path(__file__).parents[1] / "llmc" / "artifacts"
     readers = {file.name for file in folder.rglob("*.py") if "from_environment" in file.read_text(encoding="utf-8")}
     assert readers == {"verified_files.py"}
+
+
+def test_lpus_and_the_device_that_they_stand_for():
+    asked = read(
+        NUM_LPU_DEVICES="2", NUM_GPU_DEVICES="1", LLMC_HYPERDEX_PYTHON="hdex/python", LLMC_HYPERDEX_SECONDS="9"
+    )
+    assert (asked.num_lpu_devices, asked.num_gpu_devices) == (2, 1)
+    assert (asked.hyperdex_python, asked.hyperdex_seconds) == ("hdex/python", 9.0)
+    assert (asked.device, read().device, read(NUM_GPU_DEVICES="2").device) == ("lpu", "cpu", "cpu")
+    for environ in ({"NUM_LPU_DEVICES": "0"}, {"NUM_GPU_DEVICES": "-1"}, {"LLMC_HYPERDEX_SECONDS": "0"}):
+        (name,) = environ
+        with pytest.raises(InputError, match=name):
+            read(**environ)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
     from llmc.compiler.pipeline.compile import CompileResult, Reporter
 
-DEVICE = "cpu"
-
 
 def plan(model: str | Path | None = None, **flags: Any) -> Plan:
     """Plan the buckets for a checkpoint: a Hugging Face folder, a config.json, a .gguf file or a hub name.
@@ -35,7 +33,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     model: str | Path,
     output: str | Path,
     *,
-    device: str = DEVICE,
+    device: str | None = None,
     plan: Plan | None = None,
     quantize: str | None = None,
     dtype: str = "auto",
@@ -53,7 +51,8 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
 
     `model` may be a config.json: weights are bound when the bundle is opened. The options that devices declare are
     keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by
-    device. `plan` or the keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
+    device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan` or the
+    keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
@@ -66,13 +65,14 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
+    device = device or settings.device
     own = {name: more.pop(name) for name in declared() if name in more}
     options = CompileOptions.of(
         device, quantize=quantize, dtype=dtype, specialise=specialise, verify=verify, require_native=require_native,
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
     checkpoint = open_checkpoint(model)
-    made = plan if plan is not None else plan_for(checkpoint, **{"settings": settings, **more})
+    made = plan if plan is not None else plan_for(checkpoint, **{"settings": settings, "device": device, **more})
     if store is None:
         store = open_store(cache_dir, settings, device)
     return compile_and_finish(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)
@@ -90,7 +90,7 @@ class LLM(BundleLLM):
     """
 
     def __init__(
-        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None, keep_steps: bool = False,
+        self, model: str | Path, *, device: str | None = None, threads: int | None = None, keep_steps: bool = False,
         weights: str | Path | None = None, **arguments: Any,
     ) -> None:  # fmt: skip
         compiled, engine = split(arguments)
@@ -99,7 +99,7 @@ class LLM(BundleLLM):
 
 
 def bundle_of(
-    model: str, device: str = DEVICE, options: dict[str, Any] | None = None, report: Reporter | None = None,
+    model: str, device: str | None = None, options: dict[str, Any] | None = None, report: Reporter | None = None,
     store: Store | None = None, weights: str | None = None,
 ) -> Path:  # fmt: skip
     """The bundle folder that `model` is or becomes, compiled with `options` of `compile` where it is a checkpoint.
@@ -121,20 +121,21 @@ def bundle_of(
 
 
 def _bundle_of(
-    model: str, device: str, options: dict[str, Any] | None, report: Reporter | None, store: Store | None
+    model: str, device: str | None, options: dict[str, Any] | None, report: Reporter | None, store: Store | None
 ) -> Path:
     options = dict(options or {})
     making = {**options, "report": report, "store": store}
     path = Path(model)
     if is_file(path / "manifest.json") or (is_dir(path) and not _holds_checkpoint(path)):
-        return _matching(path, None if device == DEVICE else device, options)
+        return _matching(path, device, options)
     from llmc.artifacts.local.precompiled import load, place_for
     from llmc.artifacts.local.references import is_reference, resolve
     from llmc.settings import Settings
 
     settings = Settings.from_environment()
     if is_reference(model):
-        return _matching(resolve(model, settings, store), None if device == DEVICE else device, options)
+        return _matching(resolve(model, settings, store), device, options)
+    device = device or settings.device
     place = place_for(device, model, settings.neuron_artifacts)
     if place is not None:
         if load(place) is not None:

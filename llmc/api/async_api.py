@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llmc.api import DEVICE, bundle_of
+from llmc.api import bundle_of
 from llmc.api.vllm_arguments import split
 from llmc.runtime.async_llm import BundleAsyncLLM
 
@@ -24,7 +24,7 @@ class AsyncLLM(BundleAsyncLLM):
     """
 
     def __init__(
-        self, model: str | Path, *, device: str = DEVICE, threads: int | None = None,
+        self, model: str | Path, *, device: str | None = None, threads: int | None = None,
         weights: str | Path | None = None, **arguments: Any,
     ) -> None:  # fmt: skip
         compiled, engine = split(arguments)

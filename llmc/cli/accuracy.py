@@ -17,6 +17,12 @@ SHOWN = 5
 def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     """One line: what was run against the reference, of how many executables, and the result."""
     v = verification
+    if v.get("by") == "tokens":
+        return (
+            f"against {v['reference']} by tokens alone, since the device gives no logits: {v['rows']} greedy tokens, "
+            f"{v['top1']:.1%} equal, texts equal {v['greedy_equal']}/{v['greedy_sequences']}, of up to {v['longest']} "
+            "tokens"
+        )
     ran, buckets, left_out = v["executables"], v["buckets"], v["left_out"]
     run = f"{'all ' * (ran > 1)}{ran}" if ran == executables else f"{ran} of {executables}"
     of = "" if buckets == v["planned"] else f" of {v['planned']}"
@@ -34,8 +40,11 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
     )
 
 
-def accuracy_line(verification: Mapping[str, Any]) -> str:
-    """One line about a verification's accuracy over the text, with the limit that it kept."""
+def accuracy_line(verification: Mapping[str, Any]) -> str | None:
+    """One line about a verification's accuracy over the text, with the limit that it kept; None where none was taken
+    (a device that gives tokens alone)."""
+    if "accuracy" not in verification:
+        return None
     found, limits = verification["accuracy"], verification["limits"]
     return (
         f"accuracy over {found['tokens']} tokens of text: mean KL {found['mean_kl']:.2g} nats (limit "

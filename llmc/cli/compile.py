@@ -34,7 +34,10 @@ def compile_command(
         typer.Argument(metavar="MODEL", help="A model folder, .gguf file or hub name.", show_default=False),
     ] = None,
     *,
-    device: Annotated[str, option("--device", "D", "What to compile for; see llmc devices.")] = "cpu",
+    device: Annotated[
+        str | None,
+        option("--device", "D", "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."),
+    ] = None,
     output: Annotated[
         Path | None,
         option(
@@ -142,7 +145,8 @@ def compile_command(
     settings = Settings.from_environment()
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
-        device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads, sample_top_k, own
+        device or settings.device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads,
+        sample_top_k, own,
     )  # fmt: skip
     resumed = resume and not (model or config)
     if resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json):
@@ -152,12 +156,12 @@ def compile_command(
         checkpoint, made, options = open_checkpoint(journal.model), journal.plan, journal.options
         place, shown_in, output = None, output, journal.output
     else:
-        open_target(device, settings)
-        checkpoint, made = _planned(model, config, plan, flags, device)
+        open_target(options.device, settings)
+        checkpoint, made = _planned(model, config, plan, flags, options.device)
         close_bars()
-        place = None if output else place_for(device, checkpoint.asked, settings.neuron_artifacts)
+        place = None if output else place_for(options.device, checkpoint.asked, settings.neuron_artifacts)
         shown_in = output
-        output = output or place or Path(f"{_stem(checkpoint.asked)}-{device}.llmc")
+        output = output or place or Path(f"{_stem(checkpoint.asked)}-{options.device}.llmc")
         journal = Journal(checkpoint.asked, made, options, output)
     store = open_store(cache_dir, settings, options.device)
     if emit is not None:

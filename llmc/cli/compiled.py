@@ -74,7 +74,8 @@ def print_result(result: CompileResult, as_json: bool) -> None:
         typer.echo(f"not verified: {v['why']}" if "why" in v else "not verified (--verify none)")
     else:
         typer.echo(f"verified {verified_line(v, result.native + result.portable)}")
-        typer.echo(accuracy_line(v))
+        if (accuracy := accuracy_line(v)) is not None:
+            typer.echo(accuracy)
         if (taken := elsewhere_line(v)) is not None:
             typer.echo(taken)
     for line in finished_lines(result.finished):

@@ -236,9 +236,9 @@ def _opener(
     model: str, device: str | None, options: dict[str, Any], store: Store, weights: str | None = None
 ) -> OpenBundle:
     def open_bundle(tell: Callable[[Progress], None]) -> Path:
-        from llmc.api import DEVICE, bundle_of
+        from llmc.api import bundle_of
 
-        return bundle_of(model, device or DEVICE, options, _told_by(tell), store, weights)
+        return bundle_of(model, device, options, _told_by(tell), store, weights)
 
     return open_bundle
 

@@ -85,7 +85,8 @@ def verify(
         return
     manifest = read_manifest(folder)
     typer.echo(f"{bundle}: files intact; {verified_line(found, len(manifest.executables))}")
-    typer.echo(accuracy_line(found))
+    if (accuracy := accuracy_line(found)) is not None:
+        typer.echo(accuracy)
     recorded = Origin(found["recorded"]["origin"], tuple(found["recorded"]["signers"]))
     if recorded.name in ("signed", "unsigned"):
         typer.echo(f"the outcome it records: {origin_words(recorded, manifest.verification)}; verified again here")

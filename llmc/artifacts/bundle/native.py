@@ -36,7 +36,7 @@ with a portable half is a finished one)."""
 DATA_EXECUTORS = frozenset({"fake", "hpu", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
 """Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
 
-DATA_TARGETS = frozenset({"fake", "hpu", "neuron", "openvino"})
+DATA_TARGETS = frozenset({"fake", "hpu", "lpu", "neuron", "openvino"})
 """Targets whose portable executables are data."""
 
 DATA_KINDS = frozenset({

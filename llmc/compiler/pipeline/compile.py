@@ -325,7 +325,7 @@ def _linked(store: Store, lowered: Lowered) -> AbstractContextManager[Path]:
     """A folder with the shared files under the names that executables refer to them by."""
 
     def link(folder: Path) -> Path:
-        for digest in lowered.files.values():
+        for digest in sorted(set(lowered.files.values())):  # files may be alike
             target = folder / parse(digest)
             try:
                 target.hardlink_to(store.path(digest))

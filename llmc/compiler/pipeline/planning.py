@@ -16,6 +16,7 @@ from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_f
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.checkpoint import Checkpoint, read_config
 from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import open_target
 from llmc.errors import InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 
@@ -78,6 +79,10 @@ class PlanArguments:
         for name, number in self._settings.limit_numbers.items():
             if name in names and name not in given:
                 given[name], origins[name] = number.value, f"environment {number.variable}"
+        if self.device is not None and "max_num_seqs" not in given:
+            most = open_target(self.device, self._settings).most_sequences
+            if most is not None:
+                given["max_num_seqs"], origins["max_num_seqs"] = most, f"device {self.device}"
         named = "--max-model-len" if self.max_model_len is not None else LIMIT_VARIABLES["max_model_len"]
         length, origin = _model_length(given.pop("max_model_len", None), self.model, named)
         limits = Limits(length, **given)

@@ -11,6 +11,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.provenance import find_model
 from llmc.compiler.pipeline.resolve import target_of
+from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
 from llmc.compiler.pipeline.verification import origins_of, run_parts, vouched_probes
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.verification.parts import choose
@@ -48,13 +49,17 @@ def verify_again(
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
     target = target_of(manifest)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
-    chosen = choose(bundle.plan.buckets, bundle.plan.limits, every, target, manifest.executables, stages.parameters)
     settings = stages.settings
     probes, origin = vouched_probes(stages, target, origins_of(stages, settings), anew=True)
-    result = summarise(run_parts(bundle, stages, probes, chosen.parts, progress), limits)
+    if gives_tokens(manifest):
+        found = tokens_stage(bundle, stages, target, probes, limits)
+    else:
+        plan = bundle.plan
+        chosen = choose(plan.buckets, plan.limits, every, target, manifest.executables, stages.parameters)
+        result = summarise(run_parts(bundle, stages, probes, chosen.parts, progress), limits)
+        found = {
+            "reference": target.reference.name, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
+        }  # fmt: skip
     recorded = verification_origin(bundle.files, store, settings)
     remember(store, manifest, origin)
-    return {
-        "reference": target.reference.name, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
-        "recorded": {"origin": recorded.name, "signers": list(recorded.signers)},
-    }  # fmt: skip
+    return {**found, "recorded": {"origin": recorded.name, "signers": list(recorded.signers)}}

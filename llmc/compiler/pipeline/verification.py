@@ -11,8 +11,8 @@ Outcomes and the reference's predictions may come from elsewhere; what is record
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,16 @@ def verify_stage(
     With LLMC_REQUIRE_SIGNATURES nothing unsigned from elsewhere counts as verified, even where it is in the store.
     Raises VerificationError, and records nothing for what failed.
     """
+    from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
     from llmc.compiler.verification.verify import summarise
 
     settings = stages.settings
     origins = origins_of(stages, settings)
     probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
     limits = target.limits(options)
+    if gives_tokens(manifest):
+        with _draft(stages, manifest, sources) as draft:
+            return {"mode": options.verify, **tokens_stage(draft, stages, target, probes, limits)}
     every = options.verify == "all"
     chosen = choose(stages.plan.buckets, stages.plan.limits, every, target, manifest.executables, stages.parameters)
     serving = Serving(target, manifest.executables)
@@ -197,6 +201,13 @@ def _run(
     stages: Stages, manifest: Manifest, sources: Mapping[str, Path], probes: Entry,
     parts: Sequence[Part], progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
+    with _draft(stages, manifest, sources) as draft:
+        return run_parts(draft, stages, probes, parts, progress)
+
+
+@contextmanager
+def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path]) -> Iterator[Bundle]:
+    """The bundle, opened, as it would be published."""
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.writer import write_bundle
     from llmc.runtime.bundle import Bundle
@@ -205,7 +216,7 @@ def _run(
         return write_bundle(folder / "draft", manifest, sources)
 
     with filled_folder(stages.store, "drafts", write) as draft:
-        return run_parts(Bundle(BundleFiles.open(draft), stages.settings), stages, probes, parts, progress)
+        yield Bundle(BundleFiles.open(draft), stages.settings)
 
 
 def run_parts(

@@ -186,6 +186,9 @@ class Target(ABC):
     run_install: ClassVar[str] = "pip install onnxruntime"
     """The line that installs what running needs."""
 
+    most_sequences: ClassVar[int | None] = None
+    """Sequences that its devices run at once, where that is theirs to say; a plan for it has as many by default."""
+
     hidden: ClassVar[bool] = False
     """Whether `llmc devices` leaves it out."""
 

@@ -22,6 +22,7 @@ TARGETS = Registry(
         "xla": "llmc.compiler.targets.xla.target:XlaTarget",
         "neuron": "llmc.compiler.targets.neuron.target:NeuronTarget",
         "tpu": "llmc.compiler.targets.xla.tpu:TpuTarget",
+        "lpu": "llmc.compiler.targets.lpu.target:LpuTarget",
         "fake": "llmc.compiler.targets.fake:FakeTarget",
     },
 )

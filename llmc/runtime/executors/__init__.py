@@ -29,6 +29,7 @@ EXECUTORS = Registry(
         "openvino-static": "llmc.runtime.executors.openvino.static_executor:OpenVinoStaticExecutor",
         "openvino-gpu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoGpuExecutor",
         "openvino-npu": "llmc.runtime.executors.openvino.finished_executors:OpenVinoNpuExecutor",
+        "lpu": "llmc.runtime.executors.lpu.executor:LpuExecutor",
         "fake": "llmc.runtime.executors.fake.executor:FakeExecutor",
     },
 )

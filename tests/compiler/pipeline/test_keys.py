@@ -19,8 +19,9 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler import stages
 from llmc.compiler.pipeline import verification
-from llmc.compiler.targets import fake, hpu
+from llmc.compiler.targets import fake, programs
 from llmc.compiler.targets.base import Target
+from llmc.compiler.targets.hpu import target as hpu
 from llmc.compiler.targets.onnxruntime import target as onnxruntime
 from llmc.testing.toy import DECODE, toy_plan
 from tests.compiler.keyed import DEVICES, Compiled, Keyed, Keys, changed, components, reshape
@@ -66,7 +67,7 @@ def package(name: str) -> Change:
     def change(case: Case) -> Keys:
         real = stages.version_of
         other = lambda asked, extra="compile": "99.9" if asked == name else real(asked, extra)  # noqa: E731
-        for module in (stages, onnxruntime, hpu):
+        for module in (stages, onnxruntime, programs):
             case.patch.setattr(module, "version_of", other)
         return case.keyed.ask()
 

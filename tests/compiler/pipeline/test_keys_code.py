@@ -124,8 +124,12 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "compiler/weights/recipes.py",
     ),
     "hpu": (
-        "compiler/targets/hpu/target.py", "compiler/program/to_export.py", "runtime/portable_program.py",
-        "compiler/weights/weightless.py",
+        "compiler/targets/hpu/target.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
+        "runtime/portable_program.py", "compiler/weights/weightless.py",
+    ),
+    "lpu": (
+        "compiler/targets/lpu/target.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
+        "runtime/executors/lpu/artifact.py",
     ),
     "xla": (
         "compiler/targets/xla/target.py", "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",

@@ -1,0 +1,1 @@
+"""HyperAccel's LPUs."""

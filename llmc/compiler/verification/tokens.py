@@ -1,0 +1,74 @@
+"""Proof of a bundle whose device gives tokens and no logits: its greedy texts, token by token, against the reference.
+
+Up to the first token that differs, text and reference have the same past, so each of these tokens is compared with the
+reference's logits there; what follows a difference is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmc.compiler.verification.accuracy import least_equal
+from llmc.compiler.verification.divergence import tied
+from llmc.errors import VerificationError
+from llmc.runtime.engine.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from llmc.compiler.verification.limits import Limits
+    from llmc.compiler.verification.probes import Probe
+    from llmc.runtime.engine.base import TokenEngine
+
+
+@dataclass(frozen=True)
+class TokenResult:
+    """`rows` tokens were compared, a share `top1` of them equal to the reference's or as good; `greedy_equal` of
+    `greedy_sequences` texts are equal to their ends. `longest` is the most tokens of a prompt with its text."""
+
+    rows: int
+    top1: float
+    greedy_sequences: int
+    greedy_equal: int
+    longest: int
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest; `by` says that no logits were compared."""
+        return {"by": "tokens", **asdict(self)}
+
+
+def verify_tokens(engine: TokenEngine, probes: Sequence[Probe], limits: Limits) -> TokenResult:
+    """Generate the short probes greedily and compare. Raises VerificationError, with numbers, beyond `limits`."""
+    short = [p for p in probes[:-1] if p.continuation and p.prompt_length <= engine.plan.limits.longest_prompt]
+    prompts = [p.tokens[: p.prompt_length].tolist() for p in short]
+    greedy = [
+        SamplingParams(max_tokens=len(p.continuation), temperature=0, top_p=1.0, top_k=0, repetition_penalty=1.0)
+        for p in short
+    ]
+    made = engine.complete(prompts, greedy)
+    rows = right = same = 0
+    first_wrong = ""
+    for number, (probe, tokens) in enumerate(zip(short, made, strict=True), 1):
+        for at, (got, wanted) in enumerate(zip(tokens, probe.continuation, strict=False)):
+            rows += 1
+            good = got == wanted or tied(probe.logits[at], got)
+            right += good
+            if not good and not first_wrong:
+                first_wrong = (
+                    f"greedy token {at + 1} of probe prompt {number} is {got}, the reference model's is {wanted}"
+                )
+            if got != wanted:
+                break
+        else:
+            same += 1
+    if not rows:
+        raise VerificationError("the device gave no token for any probe prompt; run it with a prompt of your own")
+    top1 = right / rows
+    least = least_equal(limits.top1, rows)
+    if top1 < least:
+        raise VerificationError(
+            f"the device's tokens disagree with the reference model: {top1:.1%} of {rows} are equal (limit "
+            f"{least:.0%}); {first_wrong}"
+        )
+    longest = max(len(prompt) + len(tokens) for prompt, tokens in zip(prompts, made, strict=True))
+    return TokenResult(rows, top1, len(short), same, longest)

@@ -1,0 +1,1 @@
+"""HyperAccel's LPUs, through HyperDex in a process of its own."""

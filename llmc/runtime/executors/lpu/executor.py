@@ -1,0 +1,148 @@
+"""LPUs: HyperDex's runtime generates on the device; llmc queues, ends and shows the text.
+
+With NUM_GPU_DEVICES the prompt is computed on GPUs and the LPUs decode: HyperDex's own hybrid mode, which moves keys
+and values by itself (Hyper-Accel/docs, docs/huggingface_api.md at b0ba3ab).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.errors import ArtifactError, DeviceError
+from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.compatibility import require_version
+from llmc.runtime.executors.generating import GeneratingExecutor, Sampling
+from llmc.runtime.executors.lpu import toolchain
+from llmc.runtime.executors.lpu.artifact import Artifact
+from llmc.runtime.executors.lpu.process import HyperDex
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+
+MODEL = Path("llmc/model")
+"""The folder of a model ends as a hub's name does (Hyper-Accel/docs, docs/model_compile.md at fab45db); always this
+name, so that what is compiled does not depend on the checkpoint's."""
+
+_GREEDY_BELOW = 1e-5
+OPEN_S = 1800.0
+"""After this, loading a model counts as hung."""
+
+
+class LpuExecutor(GeneratingExecutor):
+    """One model, compiled for a number of LPUs and one max_length, one sequence at a time.
+
+    Parameters and their defaults are those of HyperAccel's vLLM guide ("Option for Sampling Params").
+    """
+
+    name: ClassVar[str] = "lpu"
+    opens: ClassVar[Mapping[str, Content]] = {EXECUTABLES: "code"}
+    parameters: ClassVar[tuple[str, ...]] = ("top_p", "top_k", "temperature", "repetition_penalty")
+    defaults: ClassVar[Sampling] = {"top_p": 0.7, "top_k": 1, "temperature": 1.0, "repetition_penalty": 1.2}
+    takes: ClassVar[str] = "the sampling parameters of an LPU (HyperAccel's vLLM guide)"
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        artifact = Artifact.of(bundle)
+        super().__init__(bundle, slots, artifact.max_length, threads)
+        self._seconds = bundle.settings.hyperdex_seconds
+        self._artifact = artifact
+        self._hyperdex: HyperDex | None = None
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmc-lpu-"))) / MODEL
+            folder.mkdir(parents=True)
+            artifact.lay_out(bundle, folder)
+            self._folder = folder
+            self._open()
+            self._opened = stack.pop_all()
+
+    def _open(self) -> HyperDex:
+        """The process with the model on its devices; one that is gone is started again."""
+        if self._hyperdex is None:
+            settings = self.bundle.settings
+            hyperdex = HyperDex(toolchain.find(settings), DeviceError)
+            try:
+                devices = {"gpus": settings.num_gpu_devices, "lpus": self._artifact.devices}
+                hyperdex.ask("open", OPEN_S, model=str(self._folder), **devices)
+            except BaseException:
+                hyperdex.kill()
+                hyperdex.close()
+                raise
+            self._hyperdex = hyperdex
+            self.compilations.loaded(self.executable)
+        return self._hyperdex
+
+    @classmethod
+    def check(cls, bundle: Bundle) -> None:
+        """HyperDex has to be here, in the version that compiled; NUM_LPU_DEVICES and NUM_GPU_DEVICES have to fit."""
+        settings = bundle.settings
+        artifact = Artifact.of(bundle)
+        require_version(bundle, toolchain.PACKAGE, toolchain.find(settings).version, "HyperDex")
+        wanted = settings.num_lpu_devices
+        if wanted not in (None, artifact.devices):
+            raise ArtifactError(
+                f"{bundle.path}: compiled for {artifact.devices} LPUs, and NUM_LPU_DEVICES is {wanted}; set that to "
+                f"{artifact.devices}, or compile with --device lpu:{wanted}"
+            )
+        if settings.num_gpu_devices and artifact.low_memory_usage:
+            raise ArtifactError(
+                f"{bundle.path}: compiled with --low-memory-usage, without the weights that GPUs need "
+                f"(NUM_GPU_DEVICES is {settings.num_gpu_devices}); compile without it: {bundle.recompile_hint}"
+            )
+
+    @property
+    def executable(self) -> str:
+        """The artifact."""
+        return f"HyperDex artifact for {self._artifact.devices} LPUs, max_length {self._artifact.max_length}"
+
+    def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
+        """By HyperDex's generate_yield, a token for each request to its process."""
+        hyperdex = self._open()
+        try:
+            hyperdex.ask("begin", self._seconds, prompt=list(prompt), arguments=self._arguments(most, sampling))
+            for _ in range(most):
+                token = hyperdex.ask("next", self._seconds)["token"]
+                if token is None:
+                    break
+                try:
+                    yield token
+                except GeneratorExit:
+                    break
+            hyperdex.ask("end", self._seconds)
+        except DeviceError:
+            self._give_up()
+            raise
+
+    def _arguments(self, most: int, sampling: Sampling) -> dict[str, Any]:
+        """For generate_yield: HyperDex is greedy without do_sample, and has no number for "all" of top_k."""
+        greedy = sampling["temperature"] < _GREEDY_BELOW
+        return {
+            **sampling,
+            "max_new_tokens": most,
+            "do_sample": not greedy,
+            "temperature": 1.0 if greedy else sampling["temperature"],
+            "top_k": sampling["top_k"] or self._vocab_size,
+        }
+
+    def _give_up(self) -> None:
+        hyperdex, self._hyperdex = self._hyperdex, None
+        if hyperdex is not None:
+            hyperdex.kill()
+            hyperdex.close()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the artifact; what the devices hold of it, HyperDex does not tell."""
+        sizes = self.bundle.manifest
+        return {"executables": sum(sizes.blobs[sizes.files[name]] for name in self._artifact.files.values())}
+
+    def open_all(self) -> None:
+        """It is open."""
+
+    def close(self) -> None:
+        """End the process."""
+        hyperdex, self._hyperdex = self._hyperdex, None
+        if hyperdex is not None:
+            hyperdex.close()
+        self._opened.close()

@@ -1,0 +1,148 @@
+"""A process that runs HyperDex (worker.py), with limits: it may be killed, hang or fail, and each has its message.
+
+HyperDex wants a Python and a torch of its own, and a device that hangs cannot be interrupted, so it never runs in this
+process. Its group gets no Ctrl-C of the terminal: a signal in the middle of a transfer leaves the card in an error
+(Hyper-Accel/docs, docs/troubleshooting.md at 1924e4e).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from llmc.errors import LlmcError
+from llmc.runtime.executors.lpu import worker
+
+if TYPE_CHECKING:
+    from llmc.runtime.executors.lpu.toolchain import Toolchain
+
+RESET = "run hyperdex-reset before the next try"
+"""What clears a card that stopped in the middle (troubleshooting.md, as above)."""
+
+_CLOSE_S = 5.0
+_LINE = 1 << 20
+
+
+class HyperDex:
+    """The process. Every failure is a `failure`, which names the log; the log of one that failed is kept.
+
+    After a failure the process is gone, except where HyperDex itself reported it.
+    """
+
+    def __init__(self, toolchain: Toolchain, failure: type[LlmcError]) -> None:
+        self._failure = failure
+        handle, name = tempfile.mkstemp(prefix="llmc-hyperdex-", suffix=".log")
+        self.log = Path(name)
+        self._failed = False
+        self._left = b""
+        try:
+            with os.fdopen(handle, "wb") as log:
+                self._process = subprocess.Popen(
+                    [toolchain.python, worker.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as e:
+            self.log.unlink()
+            raise failure(f"{toolchain.python} cannot be run ({e.strerror}); see LLMC_HYPERDEX_PYTHON") from e
+
+    def ask(self, do: str, seconds: float, **arguments: Any) -> dict[str, Any]:
+        """What the worker answers within `seconds`; `do` names the worker's method, in messages, too."""
+        line = json.dumps({"do": do, **arguments}).encode() + b"\n"
+        try:
+            pipe = self._pipe(self._process.stdin)
+            pipe.write(line)
+            pipe.flush()
+        except (OSError, ValueError):
+            self._ended(do)
+        answer = self._answer(do, time.monotonic() + seconds, seconds)
+        if "error" in answer:
+            self._fail(f"HyperDex failed ({do}): {answer['error']}")
+        return answer
+
+    def _answer(self, do: str, end: float, seconds: float) -> dict[str, Any]:
+        pipe = self._pipe(self._process.stdout)
+        while b"\n" not in self._left:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                self.kill()
+                self._fail(f"HyperDex did not answer within {seconds:g} seconds ({do}) and was ended; {RESET}")
+            found = os.read(pipe.fileno(), _LINE)
+            if not found:
+                self._ended(do)
+            self._left += found
+        line, _, self._left = self._left.partition(b"\n")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self.kill()
+            self._fail(f"HyperDex's process gave no answer but {line[:80]!r} ({do})")
+        return answer
+
+    def _ended(self, do: str) -> NoReturn:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        code = self._process.returncode
+        self.kill()
+        how = f"was killed by signal {-code} ({_signal(-code)})" if code is not None and code < 0 else "ended"
+        code_text = "" if code is None or code < 0 else f" with exit status {code}"
+        self._fail(f"HyperDex's process {how}{code_text} ({do}); {RESET}")
+
+    def _fail(self, what: str) -> NoReturn:
+        self._failed = True
+        raise self._failure(f"{what}. Its log: {self.log}{self._last_line()}")
+
+    def _last_line(self) -> str:
+        with suppress(OSError):
+            lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+            if lines:
+                return f", which ends: {lines[-1]:.200}"
+        return ""
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
+
+    def kill(self) -> None:
+        """End it now, with all that it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """Let it end by itself, for some seconds; its log goes, unless it says of a failure."""
+        with suppress(OSError):
+            self._pipe(self._process.stdin).close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._pipe(self._process.stdout).close()
+        if not self._failed:
+            self.log.unlink(missing_ok=True)
+
+    def __enter__(self) -> HyperDex:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None:
+            self.kill()
+        self.close()
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,63 @@
+"""LPUs from the command line: NUM_LPU_DEVICES, exit codes, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmc.cli.main import main
+from tests.compiler import tiny
+from tests.hyperdex import CASE, LpuHost, lpu
+
+__all__ = ["lpu"]
+
+
+@pytest.fixture(autouse=True)
+def environment(lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(lpu.store.root))
+    monkeypatch.setenv("LLMC_HYPERDEX_PYTHON", str(lpu.settings.hyperdex_python))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def test_compile_and_generate(
+    lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NUM_LPU_DEVICES", "2")
+    bundle = str(tmp_path / "bundle")
+    assert main(["compile", str(lpu.model), "--max-model-len", "48", "--verify", "none", "-o", bundle, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["device"], made["native"], made["portable"]) == ("lpu", 1, 0)
+    assert main(["generate", bundle, "--prompt", "Hello", "--max-tokens", "5", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["token_ids"] == tiny.greedy(CASE, answer["prompt_token_ids"], 5)
+    assert main(["warmup", bundle]) == 0
+    capsys.readouterr()
+    assert main(["generate", bundle, "--prompt", "Hello", "--min-p", "0.1"]) == 2
+    assert "min_p is not offered on this device" in capsys.readouterr().err
+    monkeypatch.setenv("NUM_LPU_DEVICES", "1")
+    assert main(["generate", bundle, "--prompt", "Hello"]) == 5
+    assert "compiled for 2 LPUs, and NUM_LPU_DEVICES is 1" in capsys.readouterr().err
+
+
+def test_without_hyperdex_the_guides_line_installs_it(
+    lpu: LpuHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LLMC_HYPERDEX_PYTHON")
+    assert main(["generate", str(lpu.bundle), "--prompt", "Hello"]) == 3
+    error = capsys.readouterr().err
+    assert "uv pip install -i https://${PYPI_ID}:${PYPI_PW}@pypi.hyperaccel.ai/simple vllm-orion==0.9.0+orion" in error
+    assert error.count("\n") == 1
+
+
+def test_compile_errors_are_one_line_with_the_log(
+    lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_HYPERDEX", "error:compile")
+    command = ["compile", str(lpu.model), "--device", "lpu:8", "--max-model-len", "48", "-o", str(tmp_path / "b"), "-q"]
+    assert main(command) == 1
+    error = capsys.readouterr().err
+    assert "HyperDex failed (compile): RuntimeError: Failed to make network connection table. Its log: " in error
+    assert main([*command[:3], "lpu:3", *command[4:]]) == 2
+    assert "a power of two" in capsys.readouterr().err

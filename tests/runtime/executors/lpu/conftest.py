@@ -1,0 +1,3 @@
+from tests.hyperdex import lpu
+
+__all__ = ["lpu"]
