@@ -163,6 +163,9 @@ def finish_bundle(
 
 def _require_finisher(half: Bundle, target: Target) -> Finisher:
     finisher = target.finisher()
+    portable = any(item.state == "portable" for item in half.manifest.executables)
+    if finisher is None and portable and (left := half.manifest.options.get("remaining")):
+        raise InputError(f"{half.path}: cannot be finished from its own files: {left}")
     if finisher is None or all(item.state == "native" for item in half.manifest.executables):
         raise InputError(f"{half.path}: nothing to finish: its executables are final for {half.manifest.device}")
     if lacks := finisher.lacks():

@@ -125,7 +125,8 @@ class Certifying:
                 replays = _replayed(executor, self.outcome, self.bundle)
             kinds, refused = admitted_kinds(generator)
             vocab, end_ids = generator.engine.vocab_size, self.bundle.eos_token_ids
-            random = RandomRequests(plan, executor, vocab, kinds, self.certify.seed, end_ids)
+            offers = generator.engine.offers
+            random = RandomRequests(plan, executor, vocab, kinds, self.certify.seed, end_ids, offers)
             with self._timed("requests"):
                 driven = self._driven(generator, counter, random)
             with self._timed("repeats"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,14 +59,16 @@ class RandomRequests:
 
     def __init__(
         self, plan: Plan, executor: Executor, vocab_size: int, kinds: Mapping[str, SamplingParams], seed: int,
-        end_ids: tuple[int, ...] = (),
+        end_ids: tuple[int, ...] = (), offers: Callable[[str], bool] = lambda _: True,
     ) -> None:  # fmt: skip
+        """`offers`: whether the engine has a sampling parameter of that name."""
         if not kinds:
             raise InputError("no kind of sampling can be asked for")
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self._kinds = kinds
         self._vocab_size = vocab_size
         self._end_ids = end_ids
+        self._offers = offers
         cache = executor.cache_tokens
         room = plan.limits.max_model_len
         if cache is not None:
@@ -121,6 +123,7 @@ class RandomRequests:
         if kind == STRUCTURED:
             changed["structured_outputs"] = StructuredOutputsParams(**draw.choice(FORMS))
         self._earlier.append(prompt)
+        changed = {name: value for name, value in changed.items() if self._offers(name)}
         request = Request("", prompt, replace(params, **changed), self._end_ids, draw.randint(-2, 2))
         return RandomRequest(request, kind)
 

@@ -87,7 +87,12 @@ class TokenEngine(ABC):
             found = smallest if smallest < 0 else largest
             raise InputError(f"prompt token ids must be in 0 … {self.vocab_size - 1}, found {found}")
 
-    def require_offered(self, params: SamplingParams) -> None:  # noqa: B027 - an engine that samples offers all
+    def offers(self, parameter: str) -> bool:
+        """Whether requests may ask for a sampling parameter, by its name; an engine that samples offers all."""
+        del parameter
+        return True
+
+    def require_offered(self, params: SamplingParams) -> None:  # noqa: B027 - all are
         """Raise InputError, which begins with the parameter's name, for one that this engine does not offer."""
 
     def sampler(

@@ -56,12 +56,14 @@ class GeneratingEngine(TokenEngine):
         """One."""
         return 1
 
+    def offers(self, parameter: str) -> bool:
+        """The device's, and those of texts."""
+        return parameter in HOST or parameter in self._device.parameters
+
     def require_offered(self, params: SamplingParams) -> None:
         """Refuses what the device has no parameter for."""
-        offered = {*HOST, *self._device.parameters}
         for one in fields(SamplingParams):
-            value = getattr(params, one.name)
-            if one.name not in offered and value not in (one.default, ()):
+            if getattr(params, one.name) not in (one.default, ()) and not self.offers(one.name):
                 raise InputError(
                     f"{one.name} is not offered on this device: {self._device.takes} are max_tokens, "
                     f"{', '.join(self._device.parameters)}; leave it out"

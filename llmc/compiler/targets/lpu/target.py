@@ -83,9 +83,14 @@ class LpuTarget(ProgramTarget):
         """Native where HyperDex is."""
         return "native" if self._native else "portable"
 
-    def lacks(self) -> str:
-        """HyperDex, on most hosts."""
-        return "" if self._native else f"needs HyperDex and LPUs: {toolchain.INSTALL}"
+    def prefills_on(self, device: str) -> Mapping[str, str] | None:
+        """NVIDIA GPUs: HyperDex's hybrid mode moves keys and values itself (docs/huggingface_api.md, as above)."""
+        name, _, count = device.partition(":")
+        if name not in ("cuda", "gpu"):
+            return None
+        if count and not (count.isascii() and count.isdecimal() and int(count)):
+            raise InputError(f"--prefill-device {device}: behind the colon stands a number of GPUs, as in cuda:2")
+        return {"NUM_GPU_DEVICES": count or "1", "NUM_LPU_DEVICES": str(self._devices)}
 
     def default_dtype(self, quantize: str) -> str:
         """What LPUs compute in."""

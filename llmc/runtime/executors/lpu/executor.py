@@ -92,11 +92,6 @@ class LpuExecutor(GeneratingExecutor):
                 f"(NUM_GPU_DEVICES is {settings.num_gpu_devices}); compile without it: {bundle.recompile_hint}"
             )
 
-    @property
-    def executable(self) -> str:
-        """The artifact."""
-        return f"HyperDex artifact for {self._artifact.devices} LPUs, max_length {self._artifact.max_length}"
-
     def generate(self, prompt: Sequence[int], most: int, sampling: Sampling) -> Generator[int, None, None]:
         """By HyperDex's generate_yield, a token for each request to its process."""
         hyperdex = self._open()

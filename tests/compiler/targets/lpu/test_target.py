@@ -16,6 +16,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
 from llmc.compiler.pipeline.emit import emit
+from llmc.compiler.pipeline.finish import finish_bundle
 from llmc.compiler.pipeline.planning import plan_for
 from llmc.compiler.pipeline.reverify import verify_again
 from llmc.compiler.targets import open_target
@@ -173,6 +174,18 @@ def test_without_hyperdex_programs_are_portable_and_what_is_left_is_named(lpu: L
     assert code_of_bundle(bundle.manifest) is None
     with pytest.raises(DeviceError, match=r"only portable on this host; .* again with --device lpu:2"):
         lpu.compile(tmp_path / "native", settings=NOWHERE, require_native=True)
+    with pytest.raises(InputError, match="cannot be finished from its own files: on a host with HyperDex, compile the"):
+        finish_bundle(tmp_path / "portable", lpu.store, lambda _: None)
+
+
+def test_gpus_are_its_prefill_devices_and_no_other() -> None:
+    """What `--prefill-device cuda:2 --decode-device lpu:4` needs: one bundle, and HyperDex's own hybrid mode."""
+    target = open_target("lpu:4", NOWHERE)
+    assert target.prefills_on("cuda:2") == {"NUM_GPU_DEVICES": "2", "NUM_LPU_DEVICES": "4"}
+    assert target.prefills_on("cuda") == {"NUM_GPU_DEVICES": "1", "NUM_LPU_DEVICES": "4"}
+    assert target.prefills_on("onnxruntime") is None
+    with pytest.raises(InputError, match="--prefill-device cuda:x: behind the colon stands a number of GPUs"):
+        target.prefills_on("cuda:x")
 
 
 @pytest.mark.parametrize("detail", ["3", "0", "6", "-2", "two", "1.0", "²", "99999999"])

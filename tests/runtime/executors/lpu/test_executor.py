@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.runtime.certificate.certifying import Certifying, CertifyOptions
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors.lpu import executor as lpu_executor
 from llmc.runtime.executors.lpu.executor import LpuExecutor
@@ -206,3 +207,11 @@ def test_bundles_say_what_is_in_them(lpu: LpuHost) -> None:
     artifact = json.loads(bundle.files.read(executable.blob))
     assert (artifact["devices"], artifact["max_length"], artifact["hyperdex"]) == (2, LENGTH, "1.5.1")
     assert {path.split("/")[0] for path in artifact["files"]} == {"ckpt", "config", "inst", "param"}
+
+
+def test_it_can_be_certified(lpu: LpuHost) -> None:
+    """Random requests ask only for what an LPU offers; nothing is compiled."""
+    found = Certifying(lpu.open(), certify=CertifyOptions(requests=40)).run()
+    assert (found.requests.count, found.compilations) == (40, 0)
+    assert all(executable.steps for executable in found.executables)
+    assert "structured output" in found.requests.refused
