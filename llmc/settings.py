@@ -11,6 +11,8 @@ Variables
     LLMC_ALLOW_UNSIGNED     true | 1: native code of a remote is taken without a signature
     LLMC_REQUIRE_SIGNATURES true | 1: every bundle, and everything that comes from a remote, has to be signed
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
+    NEURON_PLATFORM_TARGET_OVERRIDE    trn1 | inf2 | trn2: the chip of `--device neuron`, where that names none
+    NEURON_LOGICAL_NC_CONFIG     1 | 2: NeuronCores that make a logical one on trn2; default: 2
     VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
                             LLMC_CACHE_DIR is not set
     VLLM_OPENVINO_DEVICE    what `--device openvino` stands for: CPU (default), GPU, GPU.1, NPU, NPU.4000
@@ -194,6 +196,8 @@ class Settings:
     num_gpu_devices: int = 0
     hyperdex_python: str | None = None
     hyperdex_seconds: float = 120.0
+    neuron_target: str | None = None
+    neuron_cores: int | None = None
     openvino_device: str | None = None
     openvino_kv_space: float | None = None
     openvino_kv_precision: str | None = None
@@ -260,6 +264,8 @@ class Settings:
             openvino_kv_precision=environ.get("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "").strip().lower() or None,
             openvino_quantized=_optional_switch(environ, "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS"),
             neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
+            neuron_target=environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "").strip().lower() or None,
+            neuron_cores=_at_least_one(environ, "NEURON_LOGICAL_NC_CONFIG", "unset it for the chip's default"),
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
             prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,

@@ -140,7 +140,7 @@ def finish_bundle(
     pins = finisher.pins(half)
     if isinstance(finisher, EachExecutable):
         made, reused = _each(finisher, half, pins, store, jobs, report)
-        files: Mapping[str, Blob] = {}
+        files: Mapping[str, Blob] = _programs(finisher, half, pins, store, jobs)
     elif isinstance(finisher, WholeBundle):
         entry, hit = _whole(finisher, half, pins, store, report)
         made, files, reused = {}, entry.outputs, len(half.manifest.executables) * hit
@@ -233,6 +233,28 @@ def _each(
             threads.shutdown(wait=True, cancel_futures=True)
             raise
     return made, hits
+
+
+def _programs(
+    finisher: EachExecutable, half: Bundle, pins: Mapping[str, Value], store: Store, jobs: int
+) -> dict[str, Blob]:  # fmt: skip
+    """The finished programs among the bundle's files."""
+
+    def one(name: str) -> Blob:
+        def make(workspace: Workspace) -> Mapping[str, Blob]:
+            workspace.meta |= {"state": "native"}
+            return {"program": workspace.put_bytes(finisher.finish_program(half, name))}
+
+        components = {
+            **_components(finisher, half.manifest.target, pins),
+            "portable": half.manifest.files[name],
+            "program": name,
+            "code": code_digest(finisher.finish_program),
+        }
+        return store.get_or_build(Key("finished", components), make)[0].outputs["program"]
+
+    with ThreadPoolExecutor(jobs, thread_name_prefix="llmc-finish") as threads:
+        return dict(zip(finisher.programs, threads.map(one, finisher.programs), strict=True))
 
 
 def _whole(

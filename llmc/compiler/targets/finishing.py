@@ -61,12 +61,19 @@ class EachExecutable(Finisher):
     reads: ClassVar[tuple[str, ...]] = ()
     """Files of the bundle that `finish` reads beside the executable."""
 
+    programs: ClassVar[tuple[str, ...]] = ()
+    """Files of the bundle that are programs, too, and are finished by `finish_program`."""
+
     @abstractmethod
     def finish(self, bundle: Bundle, executable: Executable) -> bytes:
         """The native executable of a portable one of `bundle`. Called in any thread, `--jobs` at once.
 
         Raises CompileError, with the compiler's own words or the path of its log, and DeviceError.
         """
+
+    def finish_program(self, bundle: Bundle, name: str) -> bytes:
+        """As `finish`, of one of `programs`; a finisher that names some has it."""
+        raise NotImplementedError(name)
 
 
 class WholeBundle(Finisher):

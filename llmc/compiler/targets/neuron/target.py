@@ -12,22 +12,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.options import MAX_TOP_K
+from llmc.compiler.options import MAX_TOP_K, Option
 from llmc.compiler.program.stage import both_weightless
 from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
+from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
 
 if TYPE_CHECKING:
-    from llmc.compiler.options import CompileOptions, Option
+    from llmc.compiler.options import CompileOptions
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Deployment, Lowered, Shape, Target
+    from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.xla.build import Job
     from llmc.compiler.targets.xla.step import Core
     from llmc.settings import Settings
+
+
+COMPILER_SECONDS: Option[int] = Option(
+    "neuronx_cc_timeout", int, SECONDS, "Seconds that one run of neuronx-cc may take.", metavar="N", least=1,
+    shapes_executable=False,
+)  # fmt: skip
 
 
 class NeuronTarget(XlaTarget):
@@ -36,7 +44,7 @@ class NeuronTarget(XlaTarget):
     name: ClassVar[str] = "neuron"
     executor: ClassVar[str] = "neuron"
     why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
-    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS)
+    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS)
     loops: ClassVar[bool] = False
     hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")
     guide: ClassVar[str] = "docs/neuron.md"
@@ -53,7 +61,7 @@ class NeuronTarget(XlaTarget):
     @classmethod
     def of(cls, detail: str, settings: Settings) -> Self:
         """For the chip behind the name, else the one that NEURON_PLATFORM_TARGET_OVERRIDE names."""
-        return cls(detail)
+        return cls(detail or settings.neuron_target or "")
 
     @property
     def chip(self) -> Chip:
@@ -84,8 +92,15 @@ class NeuronTarget(XlaTarget):
     def remaining(self) -> str:
         """What turns a module into what a NeuronCore runs."""
         return (
-            "neuronx-cc has to make a NEFF of each module, on an x86-64 host with the Neuron SDK: compile again there"
+            "neuronx-cc has to make a NEFF of each module, on an x86-64 host with the Neuron SDK, and with "
+            f"NEURON_PLATFORM_TARGET_OVERRIDE={self.chip.name} if that has no NeuronCores"
         )
+
+    def finisher(self) -> Finisher | None:
+        """neuronx-cc."""
+        from llmc.compiler.targets.neuron.finisher import NeuronFinisher
+
+        return NeuronFinisher(self.chip, self.settings)
 
     def toolchain(self) -> dict[str, str]:
         """JAX, which makes the modules."""

@@ -163,13 +163,12 @@ class SlotExecutor(StaticExecutor):
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Write a slot, rounded to the cache's dtype."""
-        import ml_dtypes
+        from llmc.runtime.executors.xla.weights import dtype_of
 
         inputs = self._slot_programs["slot_write"].header.inputs
         layers, _, heads, capacity, size = inputs[0].shape
         length = self._check_prefix(prefix, 2 * layers)
-        dtype = np.dtype(ml_dtypes.bfloat16 if inputs[0].dtype == "bfloat16" else inputs[0].dtype)
-        rows = np.zeros((2, layers, heads, capacity, size), dtype)
+        rows = np.zeros((2, layers, heads, capacity, size), dtype_of(inputs[0].dtype))
         rows[:, :, :, :length] = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs[4:], *rows))
         self._used[slot] = length

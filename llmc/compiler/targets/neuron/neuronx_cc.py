@@ -1,0 +1,203 @@
+"""neuronx-cc, the Neuron SDK's compiler: found on PATH, run as a process of its own, its log kept.
+
+    neuronx-cc compile model.hlo_module.pb --framework=XLA --target=trn2 --output model.neff --logfile=… --lnc=2
+               --model-type=transformer --auto-cast=none -O1
+
+Arguments as its callers have them: transformers-neuronx (compiler.py), zml (platforms/neuron), nkipy (core/compile.py)
+and the folders of compile caches (command.txt); `--lnc` is for trn2 alone ("only valid for Trn2 targets").
+`--auto-cast=none`, since the dtype is the plan's and was verified. It exits with 70 and a line
+"[ERROR] [NCC_…]" where it cannot compile something; the version is what `neuronx-cc --version` prints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from llmc.artifacts.log import logger
+from llmc.compiler.targets.neuron.chips import Chip
+from llmc.errors import CompileError, DeviceError
+
+TOOL = "neuronx-cc"
+INSTALL = (
+    "pip install neuronx-cc --extra-index-url https://pip.repos.neuron.amazonaws.com (x86-64 Linux), or a Neuron image "
+    "of AWS, and have it on PATH"
+)
+SECONDS = 7200
+"""What a run may take unless --neuronx-cc-timeout says."""
+
+OLDEST, NEWER = (2, 16), (3, 0)
+"""The first version that knows trn2 and --lnc (Neuron SDK 2.21), and the one whose arguments nobody knows yet."""
+
+NEFF_HEADER = 1024
+"""Bytes before a NEFF's archive; the file begins with its version and this number (uint64, little endian)."""
+
+_VERSION = re.compile(r"NeuronX Compiler version ((\d+)\.(\d+)[\w.+]*)")
+_ERROR = re.compile(r"^.*(?:\[ERROR\]|ERROR|NCC_[A-Z0-9]+|INTERNAL_ERROR).*$", re.MULTILINE)
+_VERSION_SECONDS = 120
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The compiler that was found, and its version."""
+
+    path: str
+    version: str
+
+    def compile(self, module: bytes, name: str, arguments: Sequence[str], seconds: float, logs: Path) -> bytes:
+        """The NEFF of a module; `name` is for people and for the log's file in the folder `logs`.
+
+        A failed run is repeated once, since a process that was killed may have been so for want of memory; one that
+        takes longer than `seconds` is not. Logs of failures are kept. Raises CompileError that names them.
+        """
+        slug = re.sub(r"\W+", "-", name).strip("-")
+        for attempt in (1, 2):
+            log = logs / f"{slug}.{os.getpid()}.{attempt}.log"
+            try:
+                neff = self._run(module, name, arguments, seconds, log)
+            except _RunError as e:
+                if attempt == 1 and e.again:
+                    logger().warning("%s; tried once more (its log: %s)", e, log)
+                    continue
+                raise CompileError(f"{e}; its log: {log}") from None
+            log.unlink(missing_ok=True)
+            return neff
+        raise AssertionError  # the second attempt returned or raised
+
+    def _run(self, module: bytes, name: str, arguments: Sequence[str], seconds: float, log: Path) -> bytes:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="llmc-neuron-") as folder, log.open("wb") as out:
+            given, output = Path(folder, "model.hlo_module.pb"), Path(folder, "model.neff")
+            given.write_bytes(module)
+            command = [
+                self.path, "compile", str(given), "--framework=XLA", f"--output={output}",
+                f"--logfile={folder}/log-neuron-cc.txt", *arguments,
+            ]  # fmt: skip
+            out.write(f"$ {' '.join(command)}\n".encode())
+            out.flush()
+            code = _wait(command, folder, out.fileno(), seconds)
+            with suppress(OSError):
+                out.write(Path(folder, "log-neuron-cc.txt").read_bytes())
+            out.flush()
+            said = _last_error(log)
+            if code is None:
+                raise _RunError(
+                    f"{TOOL} did not finish {name} within {seconds:g} seconds, and was stopped", again=False
+                )
+            if code < 0:
+                raise _RunError(
+                    f"{TOOL} was killed ({signal.Signals(-code).name}) while it compiled {name}, perhaps for want of "
+                    "memory: try fewer --jobs"
+                )
+            if code:
+                raise _RunError(f"{TOOL} cannot compile {name} (exit code {code}){said}")
+            try:
+                neff = output.read_bytes()
+            except OSError:
+                raise _RunError(f"{TOOL} left no NEFF of {name}{said}") from None
+            if not is_neff(neff):
+                raise _RunError(f"what {TOOL} left of {name} is no NEFF ({len(neff)} bytes)")
+            return neff
+
+
+class _RunError(Exception):
+    def __init__(self, what: str, again: bool = True) -> None:
+        super().__init__(what)
+        self.again = again
+
+
+def find() -> Compiler | None:
+    """The compiler on PATH; None where there is none. Raises DeviceError for one that does not run, or of a version
+    that llmc does not know."""
+    path = shutil.which(TOOL)
+    return None if path is None else _opened(path, Path(path).stat().st_mtime_ns)
+
+
+def require() -> Compiler:
+    """The compiler on PATH; raises DeviceError with the line that installs it."""
+    found = find()
+    if found is None:
+        raise DeviceError(f"{TOOL} is not on PATH; {INSTALL}")
+    return found
+
+
+def arguments(chip: Chip, lnc: int) -> tuple[str, ...]:
+    """What it is told of a chip; `lnc`: NeuronCores of a logical one."""
+    several = (f"--lnc={lnc}",) if len(chip.memory) > 1 else ()
+    return (f"--target={chip.name}", *several, "--model-type=transformer", "--auto-cast=none", "-O1")
+
+
+def is_neff(data: bytes | memoryview) -> bool:
+    """Whether a file begins as NEFFs do, and is longer than their header."""
+    return len(data) > NEFF_HEADER and int.from_bytes(data[8:16], "little") == NEFF_HEADER
+
+
+@cache
+def _opened(path: str, changed: int) -> Compiler:
+    del changed  # another file of that name is asked again
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=False, timeout=_VERSION_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise DeviceError(
+            f"{path} --version did not end within {_VERSION_SECONDS} seconds; install it again: {INSTALL}"
+        ) from None
+    except OSError as e:
+        raise DeviceError(f"{path} cannot be run ({e.strerror}); install it again: {INSTALL}") from e
+    found = _VERSION.search(done.stdout + done.stderr)
+    if found is None:
+        raise DeviceError(
+            f"{path} --version says no version (exit code {done.returncode}); install it again: {INSTALL}"
+        )
+    if not OLDEST <= (int(found[2]), int(found[3])) < NEWER:
+        raise DeviceError(
+            f"{path} is version {found[1]}; llmc knows the arguments of 2.16 up to 2.x: install another neuronx-cc"
+        )
+    return Compiler(path, found[1])
+
+
+def _wait(command: Sequence[str], folder: str, out: int, seconds: float) -> int | None:
+    """The exit code of a process in a group of its own, which ends with it; None after `seconds`."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        process_group=0,
+        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one call of the C library
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _die_with_parent() -> Callable[[], object] | None:
+    """A killed worker leaves no compiler behind."""
+    if sys.platform != "linux":
+        return None
+    library = ctypes.CDLL(None)
+    return lambda: library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _last_error(log: Path) -> str:
+    found = _ERROR.findall(log.read_text(errors="replace"))
+    return f": {found[-1].strip():.300}" if found else ""
