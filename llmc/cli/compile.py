@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
     from llmc.compiler.checkpoint import Checkpoint
+    from llmc.compiler.options import CompileOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +40,11 @@ def compile_command(
         str | None,
         option("--device", "D", "What to compile for; see llmc devices. Default: cpu, or lpu for NUM_LPU_DEVICES."),
     ] = None,
+    prefill_device: Annotated[
+        str | None,
+        option("--prefill-device", "X", "Make a hybrid: prompts on device X, handed over to --decode-device."),
+    ] = None,
+    decode_device: Annotated[str | None, option("--decode-device", "Y", "The device of a hybrid that decodes.")] = None,
     output: Annotated[
         Path | None,
         option(
@@ -120,6 +127,7 @@ def compile_command(
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
+      llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
       llmc compile --resume -o bundle
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
       llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
@@ -138,10 +146,7 @@ def compile_command(
     from llmc.compiler.targets import open_target
     from llmc.settings import Settings
 
-    if executor != "local":
-        raise InputError(f"unknown --executor {executor!r}; known: local")
-    if jobs is not None and jobs < 1:
-        raise InputError(f"--jobs {jobs} must be at least 1")
+    _require_known(executor, jobs)
     settings = Settings.from_environment()
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
@@ -149,6 +154,10 @@ def compile_command(
         sample_top_k, own,
     )  # fmt: skip
     resumed = resume and not (model or config)
+    if prefill_device or decode_device:
+        alone = device is None and not (resumed or emit or dry_run)
+        _hybrid(prefill_device, decode_device, alone, (model, config, plan, flags), options, output, cache_dir, as_json)
+        return
     if resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json):
         return
     if resumed:
@@ -183,6 +192,42 @@ def compile_command(
     print_result(write_host_files(result), as_json)
     if max_size is not None:
         _trim(store, max_size)
+
+
+def _require_known(executor: str, jobs: int | None) -> None:
+    if executor != "local":
+        raise InputError(f"unknown --executor {executor!r}; known: local")
+    if jobs is not None and jobs < 1:
+        raise InputError(f"--jobs {jobs} must be at least 1")
+
+
+def _hybrid(
+    prefill: str | None, decode: str | None, alone: bool,
+    asked: tuple[str | None, str | None, Path | None, PlanningFlags], options: CompileOptions, output: Path | None,
+    cache_dir: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compile what was `asked` for two devices into one folder, and say what was done."""
+    from llmc.artifacts.local.opening import open_store
+    from llmc.cli.compiled import print_hybrid
+    from llmc.cli.output import CompileProgress, close_bars
+    from llmc.compiler.pipeline.hybrid import compile_hybrid
+    from llmc.compiler.targets import open_target
+    from llmc.settings import Settings
+
+    if prefill is None or decode is None or not alone:
+        raise InputError(
+            "a hybrid takes --prefill-device X and --decode-device Y together, in place of --device, and neither "
+            "--resume nor --dry-run nor --emit (what is done of an interrupted one is kept: run it again)"
+        )
+    settings = Settings.from_environment()
+    open_target(decode, settings)
+    checkpoint, plan = _planned(*asked, decode)
+    close_bars()
+    output = output or Path(f"{_stem(checkpoint.asked)}-{prefill}-{decode}.llmc")
+    store, options = open_store(cache_dir, settings, decode), replace(options, device=decode)
+    with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
+        result = compile_hybrid(checkpoint, output, plan, prefill, options, store, progress, settings)
+    print_hybrid(result, as_json)
 
 
 def _trim(store: Store, max_size: int) -> None:

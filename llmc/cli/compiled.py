@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.compiler.pipeline.compile import CompileResult
+    from llmc.compiler.pipeline.hybrid import HybridResult
 
 
 def print_estimate(found: dict[str, Any], as_json: bool) -> None:
@@ -50,6 +51,22 @@ def print_programs(programs: Sequence[tuple[str, str]], output: Path | None, as_
         typer.echo(text)
     else:
         write_text(output, text + "\n", "programs")
+
+
+def print_hybrid(result: HybridResult, as_json: bool) -> None:
+    """What was compiled of both halves, and how the folder is used."""
+    if as_json:
+        found = {role: one.to_json() for role, one in result.halves.items()}
+        typer.echo(json.dumps({"hybrid": str(result.folder), **found, "variables": dict(result.variables)}))
+        return
+    for role, one in result.halves.items():
+        typer.echo(f"{role}:")
+        print_result(one, False)
+    if result.variables:
+        named = " ".join(f"{name}={value}" for name, value in result.variables.items())
+        typer.echo(f"one bundle: its device hands prompts over by itself where {named} is set when it is opened")
+    else:
+        typer.echo(f"prompts on one, decode on the other: llmc generate {result.folder}, or llmc serve {result.folder}")
 
 
 def print_result(result: CompileResult, as_json: bool) -> None:

@@ -66,6 +66,8 @@ def prefill(
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: stop.set())
     opened = Bundle.open(bundle)
+    if opened.prefill is not None:
+        opened = Bundle.open(opened.prefill, opened.settings)
     listener = _listener(listen, opened.settings.prefill_key)
     chosen: dict[str, Any] = {"threads": threads, "prefix_slots": prefix_slots}
     options = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from llmc.artifacts.bundle.hybrid import Halves
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.buckets.plan import Plan
 from llmc.errors import ArtifactError, InputError
@@ -24,10 +25,12 @@ MAX_NUMBER = 1 << 50
 class Bundle:
     """A bundle on disk. Opening reads the manifest only; files are read, and verified, when first needed."""
 
-    def __init__(self, files: BundleFiles, settings: Settings) -> None:
+    def __init__(self, files: BundleFiles, settings: Settings, prefill: Path | None = None) -> None:
         self.files = files
         self.settings = settings
         self.path = Path(files.folder)
+        self.prefill = prefill
+        """The bundle of the same hybrid that computes prompts for this one (artifacts/bundle/hybrid.py)."""
 
     @classmethod
     def open(cls, path: str | Path, settings: Settings | None = None) -> Bundle:
@@ -36,17 +39,22 @@ class Bundle:
         A path that is not a folder may be a reference (see artifacts/local/references.py); its bundle is put into the
         store first. With LLMC_REQUIRE_SIGNATURES, its manifest has to be signed by a trusted key before any file of it
         is read. With LLMC_OPEN_PORTABLE, a finished bundle is opened as the portable one that it was made of.
-        `settings` (default: the environment's) hold for all that is done with the bundle.
+        Of a hybrid's folder the half that decodes is opened. `settings` (default: the environment's) hold for all that
+        is done with the bundle.
         """
         settings = settings or Settings.from_environment()
         if not is_dir(path):
             from llmc.artifacts.local.references import resolve
 
             path = resolve(path, settings)
+        halves = Halves.read(Path(path))
+        if halves is not None:
+            path = halves.decode
         files = BundleFiles.open(path)
         if settings.require_signatures:
             require_signature(files, settings)
-        return cls(files.portable_half() if settings.open_portable else files, settings)
+        prefill = None if halves is None else halves.prefill
+        return cls(files.portable_half() if settings.open_portable else files, settings, prefill)
 
     def within(self, name: str) -> Bundle:
         """The bundle whose manifest is the file `name` of this one. Raises ArtifactError."""

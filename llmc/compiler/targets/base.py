@@ -280,6 +280,15 @@ class Target(ABC):
         """
         return self, options, ""
 
+    def prefills_on(self, device: str) -> Mapping[str, str] | None:
+        """Where the vendor's runtime of this device has prompts computed on `device` and hands them over by itself:
+        the environment variables that make it, where the bundle is opened. One bundle is enough then.
+
+        None: it does not; llmc hands prompts over between two bundles.
+        """
+        del device
+        return None
+
     def compiled_with(self, device: str, recorded: Mapping[str, Any]) -> CompileOptions:
         """The options of a bundle of `device` whose manifest has the options `recorded`, as `configure` made them."""
         names = {"quantize", "dtype", "specialise", "sample_top_k", *(option.name for option in self.options)}

@@ -107,24 +107,22 @@ def open_engine(bundle: Bundle, executor: Executor, options: EngineOptions) -> T
     from llmc.runtime.engine.engine import Engine
     from llmc.runtime.executors.generating import GeneratingExecutor
 
-    vocab_size = bundle.size("vocab_size")
+    vocab_size, prefill = bundle.size("vocab_size"), options.prefill or bundle.prefill
     if isinstance(executor, GeneratingExecutor):
         from llmc.runtime.engine.generating import GeneratingEngine
 
-        if options.prefill is not None:
+        if prefill is not None:
             raise InputError(
                 f"{bundle.path}: its device {bundle.manifest.device} takes whole prompts and keeps its cache, "
-                f"so that {options.prefill} has nowhere to hand keys and values to; leave --prefill out"
+                f"so that {prefill} has nowhere to hand keys and values to; leave --prefill out"
             )
         return GeneratingEngine(bundle.plan, executor, vocab_size)
     min_prefix = None if options.enable_prefix_caching else 0
     prefiller = None
-    if options.prefill is not None:
+    if prefill is not None:
         from llmc.runtime.hybrid.opening import open_prefiller
 
-        prefiller = open_prefiller(
-            options.prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix
-        )
+        prefiller = open_prefiller(prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix)
     return Engine(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget, min_prefix=min_prefix,
         on_compilation="refuse" if bundle.settings.check_recompilation else "warn",
