@@ -9,7 +9,7 @@ from llmc.errors import InputError
 
 ENGINE = (
     "prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests",
-    "speculative_config", "prefill",
+    "speculative_config", "enforce_eager", "prefill",
 )  # fmt: skip
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 
@@ -20,7 +20,6 @@ _WITHOUT_EFFECT = {
     "disable_log_stats": "there is no statistics log",
     "download_dir": "checkpoints are taken from where they are",
     "enable_chunked_prefill": "prompts are always cut where the plan's buckets ask for it",
-    "enforce_eager": "every step replays a compiled graph",
     "gpu_memory_utilization": "the plan's limits size the cache",
     "load_format": "the format is read from the files",
     "override_neuron_config": "the plan says what is compiled",

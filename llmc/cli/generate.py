@@ -13,7 +13,7 @@ import typer
 from llmc.cli import ahead
 from llmc.cli import output as messages
 from llmc.cli.accuracy import origin_line
-from llmc.cli.options import BundleArgument, PrefillFlag, WeightsFlag, option
+from llmc.cli.options import BundleArgument, EagerFlag, PrefillFlag, WeightsFlag, option
 from llmc.cli.prompt_lines import Asked, parse
 from llmc.cli.speculation import LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError, VerificationError
@@ -64,6 +64,7 @@ def generate(
     prompt_lookup_max: LookupMax = None,
     prompt_lookup_min: LookupMin = None,
     prefill: PrefillFlag = None,
+    enforce_eager: EagerFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt.")] = False,
 ) -> None:
     """Answer prompts by replaying the bundle's graphs. Compiles nothing, and needs neither torch nor transformers.
@@ -92,7 +93,7 @@ def generate(
     given, params = [one for one, _ in asked_for], [how for _, how in asked_for]
     keeps = show_buckets or as_json or speculation is not None
     begun = ahead.take(bundle)
-    options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill}
+    options: dict[str, Any] = {"speculative_config": speculation, "prefill": prefill, "enforce_eager": enforce_eager}
     with BundleLLM(_bound(bundle, weights), threads, keeps, starting=begun, **options) as llm:
         if messages.verbose:
             print(f"llmc: {origin_line(bundle, llm.bundle.files)}", file=sys.stderr)

@@ -35,5 +35,11 @@ PrefillFlag = Annotated[
         "llmc prefill.",
     ),
 ]
+EagerFlag = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager", help="Run without compiled or captured graphs, on a device that can. LLMC_ENFORCE_EAGER."
+    ),
+]
 RoundsFlag = Annotated[int | None, option("--rounds", "N", "Rounds in which engines take turns. Default: 5.", min=1)]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="Few rounds, for a first look.")]

@@ -13,7 +13,7 @@ import typer
 
 from llmc.cli import output as messages
 from llmc.cli.capturing import DecodeStrategy, PromptRatio, PromptStrategy, ReservedMem, Utilization, capture_choice
-from llmc.cli.options import PrefillFlag, ThreadsFlag, WeightsFlag, option
+from llmc.cli.options import EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, option
 from llmc.cli.quantities import duration, size
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
@@ -117,6 +117,7 @@ def serve_command(
     graph_prompt_ratio: PromptRatio = None,
     prompt_strategy: PromptStrategy = None,
     decode_strategy: DecodeStrategy = None,
+    enforce_eager: EagerFlag = False,
     record_traffic: Annotated[
         Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
     ] = None,
@@ -171,7 +172,7 @@ def serve_command(
     if plan is not None:
         options["plan"] = _plan(plan, options)
     chosen: dict[str, Any] = {"threads": threads, "prefill_budget": prefill_budget, "prefix_slots": prefix_slots}
-    chosen["prefill"] = prefill
+    chosen |= {"prefill": prefill, "enforce_eager": enforce_eager}
     chosen["speculative_config"] = asked(speculate, prompt_lookup_max, prompt_lookup_min, speculative_config)
     run = EngineOptions(**{name: value for name, value in chosen.items() if value is not None})
     serve = _server()

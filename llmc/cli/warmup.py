@@ -21,7 +21,7 @@ from llmc.cli.capturing import (
     capture_choice,
 )
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
-from llmc.cli.options import BundleArgument, StoreFlag, ThreadsFlag, WeightsFlag, option
+from llmc.cli.options import BundleArgument, EagerFlag, StoreFlag, ThreadsFlag, WeightsFlag, option
 from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def warmup(
     graph_prompt_ratio: PromptRatio = None,
     prompt_strategy: PromptStrategy = None,
     decode_strategy: DecodeStrategy = None,
+    enforce_eager: EagerFlag = False,
     threads: ThreadsFlag = None,
     weights: WeightsFlag = None,
     certify: Annotated[
@@ -127,15 +128,16 @@ def warmup(
         settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
     )
     uses = None if traffic is None else _uses(opened.plan, traffic)
+    options = EngineOptions(threads, enforce_eager=enforce_eager)
     hidden = messages.verbose or (as_json and not sys.stderr.isatty())
     if certify is not None:
         from llmc.cli.certifying import certify_bundle
         from llmc.runtime.certificate.certifying import CertifyOptions
 
         wanted = CertifyOptions(requests or REQUESTS, seed or 0, uses, choice)
-        certify_bundle(bundle, opened, certify, sign, EngineOptions(threads), wanted, as_json, hidden)
+        certify_bundle(bundle, opened, certify, sign, options, wanted, as_json, hidden)
         return
-    found = _warmed(opened, EngineOptions(threads), uses, choice, hidden)
+    found = _warmed(opened, options, uses, choice, hidden)
     if as_json:
         typer.echo(json.dumps({"bundle": bundle, "device": opened.manifest.device, **found.to_dict()}))
     else:

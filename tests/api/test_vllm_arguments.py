@@ -35,7 +35,6 @@ def test_auto_leaves_the_choice_to_the_target() -> None:
 @pytest.mark.parametrize(("given", "said"), [
     ({"tensor_parallel_size": 32}, "tensor_parallel_size=32 has no effect: a bundle runs as it was compiled"),
     ({"override_neuron_config": {"enable_bucketing": False}}, "override_neuron_config has no effect: the plan says"),
-    ({"enforce_eager": True}, "enforce_eager has no effect: every step replays a compiled graph"),
     ({"trust_remote_code": True}, "no code of a checkpoint is run"),
 ])  # fmt: skip
 def test_what_has_no_effect_is_said(given: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -44,7 +43,7 @@ def test_what_has_no_effect_is_said(given: dict[str, Any], said: str, caplog: py
     assert said in caplog.text
 
 
-@pytest.mark.parametrize("given", [{"tensor_parallel_size": 1}, {"enforce_eager": False}, {"tokenizer": None}])
+@pytest.mark.parametrize("given", [{"tensor_parallel_size": 1}, {"trust_remote_code": False}, {"tokenizer": None}])
 def test_defaults_are_not_worth_a_word(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     assert split(given) == ({}, {}) and not caplog.records
 

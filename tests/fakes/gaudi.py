@@ -1,4 +1,4 @@
-"""Installing the fake Gaudi SDK for one test, in this process."""
+"""A bundle for hpu, and the fake Gaudi SDK in this process for one test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,23 @@ from typing import Any
 import pytest
 import torch
 
+from llmc.artifacts.store.store import Store
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import compile_bundle
+from llmc.testing.executors import PLAN, TOP
+from tests.compiler import tiny
+
 FOLDER = Path(__file__).parent
 _modules: dict[str, Any] = {}
 """The fake's modules: torch keeps what they register, so they are imported once, and hidden between tests."""
+
+
+def write_bundle(folder: Path) -> Path:
+    """Two layers of llama, compiled for hpu on a host without one."""
+    model = tiny.write_model(folder / "llama", "llama")
+    asked = CompileOptions("hpu", "none", verify="none", sample_top_k=TOP)
+    compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
+    return folder / "bundle"
 
 
 def install(patch: pytest.MonkeyPatch, lazy: bool = False, **environment: str) -> Any:

@@ -107,6 +107,12 @@ class Executor(ABC):
         """The bundle's device, if this host lacks it and the CPU runs the bundle instead; else ""."""
         return ""
 
+    @property
+    def eager(self) -> bool:
+        """Whether steps run operator by operator, with no graph compiled or captured: `Settings.enforce_eager`, on a
+        device that can."""
+        return False
+
     @cached_property
     def top_k(self) -> int:
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.artifacts.log import logger
 from llmc.errors import InputError
 from llmc.runtime import executors
+from llmc.runtime.bundle import Bundle
 from llmc.runtime.confined.limits import Limits
 
 if TYPE_CHECKING:
-    from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.base import TokenEngine
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.engine.observer import Observer
@@ -32,7 +32,7 @@ class EngineOptions:
     are reused at all. `speculative_config`: vLLM's, for its method "ngram", see speculation/config.py; None: no drafts.
     `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
     the same checkpoint, or the address of `llmc prefill`, that computes the prompts, whose keys and values are handed
-    over; see docs/hybrid.md.
+    over; see docs/hybrid.md. `enforce_eager`: steps run without compiled or captured graphs, on a device that can.
     """
 
     threads: int | None = None
@@ -42,6 +42,7 @@ class EngineOptions:
     speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None
     grammar_limits: Limits | None = None
     prefill: str | Path | None = None
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         if self.speculative_config is not None:
@@ -60,12 +61,19 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
 
     Raises InputError where speculation is asked for and the executor cannot verify drafts.
     """
+    if options.enforce_eager:
+        bundle = Bundle(bundle.files, replace(bundle.settings, enforce_eager=True))
     extra = options.prefix_slots if options.enable_prefix_caching else 0
     executor = executors.open_executor(bundle, bundle.plan.limits.max_num_seqs + extra, options.threads)
     if executor.in_place_of:
         logger().warning(
             "%s: compiled for %s, and this host has no %s: it is opened on the CPU, whose times say nothing of it; "
             "for a CPU compile with --device cpu", bundle.path, bundle.manifest.device, executor.in_place_of,
+        )  # fmt: skip
+    if options.enforce_eager and not executor.eager:
+        logger().warning(
+            "%s: enforce_eager has no effect on %s here: every step replays a compiled graph",
+            bundle.path, bundle.manifest.device,
         )  # fmt: skip
     if options.speculation is not None:
         from llmc.runtime.engine.speculation.verifying import require_verifiable

@@ -104,6 +104,11 @@ class OnCard(HpuExecutor):
             raise ValueError(f"weights.json does not place {name!r:.80}")
         return self._on_card[name]
 
+    @property
+    def eager(self) -> bool:
+        """As the mode says."""
+        return self.mode.eager
+
     def graph_device(self) -> GraphDevice | None:
         """The card, where HPU graphs are captured."""
         return self._graph_device

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from llmc.artifacts.store.store import Store
-from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.hpu.executor import OnCard
-from llmc.testing.executors import PLAN, SLOTS, TOP
-from tests.compiler import tiny
+from llmc.testing.executors import SLOTS
 from tests.fakes import gaudi
 
 MODES = {
@@ -27,12 +23,8 @@ MODES = {
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers of llama, compiled for hpu on a host without one."""
-    folder = tmp_path_factory.mktemp("hpu")
-    model = tiny.write_model(folder / "llama", "llama")
-    asked = CompileOptions("hpu", "none", verify="none", sample_top_k=TOP)
-    compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
-    return folder / "bundle"
+    """See write_bundle."""
+    return gaudi.write_bundle(tmp_path_factory.mktemp("hpu"))
 
 
 Host = Callable[..., Any]

@@ -14,6 +14,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.hpu.executor import OnCard
+from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import pad
 from llmc.testing.executors import PLAN, decode, prefill
 from tests.runtime.executors.hpu.conftest import MODES, Host
@@ -137,3 +138,17 @@ def test_a_release_without_compile_only_mode_compiles_when_a_graph_runs_first(
     assert not [name for name in executor.compilations.at_open if "prompt" in name and "batch" in name]
     executor.run(pad(shape, [0], [[1]], [0]))
     assert f"hpu: {executor.bundle.executable('prompt', 1, 4, 0)}" in executor.compilations.at_open
+
+
+def test_enforce_eager_is_taken_where_the_device_can_and_said_where_it_cannot(
+    bundle: Path, host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BundleLLM(bundle, 1, enforce_eager=True) as llm:
+        assert not llm.executor.eager
+    assert "enforce_eager has no effect on hpu here: every step replays a compiled graph" in caplog.text
+    host("HPU Graphs")
+    caplog.clear()
+    with BundleLLM(bundle, 1, enforce_eager=True) as llm:
+        assert str(llm.executor.mode) == "PyTorch lazy mode"
+        assert llm.executor.graph_device() is None
+    assert "no effect" not in caplog.text
