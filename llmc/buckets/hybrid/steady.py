@@ -1,0 +1,106 @@
+"""Requests a second of a server that always has work, in closed form: equal requests, full decode batches.
+
+A request of p prompt and o output tokens takes a device T_prompt = prompt(p) for its prompt, and T_decode = (o − 1) ·
+decode(slots) / slots of its decode steps, at p + o / 2 tokens. h are the seconds of moving its keys and values.
+
+    alone            1 / (T_prompt + T_decode)
+    hybrid, apart    1 / max(T_prompt + h / 2, T_decode + h / 2)     the slower stage limits, the other waits
+    hybrid, shared   1 / (2 c · shorter + longer − shorter)          of the same two; c: Sharing.contention
+
+With a contention of 1 that is the sum of both: one machine does all the work, and moving comes on top. So on shared
+cores a hybrid pays only where each device is the better one at its own half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmc.buckets.hybrid.link import Link
+from llmc.buckets.hybrid.stage import Sharing, Stage
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Requests a second: each device alone, and the hybrid."""
+
+    prefill_alone: float
+    decode_alone: float
+    hybrid: float
+
+    @property
+    def better(self) -> float:
+        """Of the better device alone."""
+        return max(self.prefill_alone, self.decode_alone)
+
+    @property
+    def gain(self) -> float:
+        """The hybrid against the better device; above 1 it pays."""
+        return self.hybrid / self.better
+
+
+def steady(
+    prefill: Stage, decode: Stage, link: Link, prompt: int, output: int, slots: int, sharing: Sharing
+) -> Steady:  # fmt: skip
+    """For requests of `prompt` and `output` tokens (at least 1 each), `slots` of them at once."""
+    first, rest = prefill.prompt_s(prompt), _decode_s(decode, prompt, output, slots)
+    moving = link.moving_s(prompt)
+    if sharing.shared:
+        seconds = _shared(first + moving / 2, rest + moving / 2, sharing)
+    else:
+        seconds = max(first, rest) + moving / 2
+    return Steady(
+        1 / (first + _decode_s(prefill, prompt, output, slots)), 1 / (decode.prompt_s(prompt) + rest), 1 / seconds
+    )
+
+
+def _decode_s(stage: Stage, prompt: int, output: int, slots: int) -> float:
+    if output < 2:
+        return 0.0
+    context = prompt + output // 2
+    return (output - 1) * stage.decode_s(slots, context, slots * context) / slots
+
+
+def _shared(first: float, rest: float, sharing: Sharing) -> float:
+    """Seconds of one machine for both: the shorter runs beside the longer, which then goes on alone."""
+    shorter, longer = sorted((first, rest))
+    return shorter / sharing.speed + (longer - shorter)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Prompts, in tokens, for which the hybrid pays at `output` tokens: from the least to the most of those asked for,
+    None where it never does; `best` of them gains most, `gain`."""
+
+    output: int
+    least: int | None
+    most: int | None
+    best: int
+    gain: float
+
+
+def break_even(
+    prefill: Stage, decode: Stage, link: Link, slots: int, sharing: Sharing, longest: int
+) -> list[BreakEven]:  # fmt: skip
+    """For outputs of 16 tokens and four times as many each, over prompts that are powers of two; both together at most
+    `longest` tokens."""
+    found = []
+    for output in _powers(16, longest // 2, 4):
+        gains = {
+            prompt: steady(prefill, decode, link, prompt, output, slots, sharing).gain
+            for prompt in _powers(16, longest - output, 2)
+        }
+        if not gains:
+            continue
+        paying = [prompt for prompt, gain in gains.items() if gain > 1]
+        best = max(gains, key=gains.__getitem__)
+        found.append(
+            BreakEven(output, min(paying, default=None), max(paying, default=None), best, round(gains[best], 4))
+        )
+    return found
+
+
+def _powers(least: int, most: int, factor: int) -> Iterator[int]:
+    while least <= most:
+        yield least
+        least *= factor
