@@ -104,7 +104,8 @@ class BlockCache:
             return from_bfloat16(blocks.view(np.uint16))
         count, heads = blocks.shape[:2]
         if is_key:
-            parameters = np.ascontiguousarray(blocks[:, :, :_PARAMETERS]).reshape(count, heads, -1).view(np.float32)
+            rows = np.ascontiguousarray(blocks[:, :, :_PARAMETERS]).reshape(count, heads, _PARAMETERS * self._head_dim)
+            parameters = rows.view(np.float32)
             scale, zero = (p[:, :, None] for p in np.split(parameters, 2, axis=-1))
             codes = blocks[:, :, _PARAMETERS:]
         else:
