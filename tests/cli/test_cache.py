@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from llmc.artifacts.bundle.reader import blob_path
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.store.store import Store
+from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache import app
-from llmc.cli.cache.common import size_text
 from llmc.errors import ArtifactError, InputError
 from tests.artifacts.helpers import DIGESTS, flip, key, manifest, sources
 from tests.cli.cache_runs import data, error, output, run
@@ -40,7 +40,7 @@ def test_ls_lists_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) 
     lines = output(store, "ls").splitlines()
     assert lines[0].split() == ["KIND", "KEY", "SIZE", "OWN", "SHARED", "USED", "STATE", "COMPONENTS"]
     (row,) = [line for line in lines if NEW.short in line]
-    assert row.split()[:9] == ["executable", NEW.short, "4.9", "KiB", "0", "B", "4.9", "KiB", "0"]
+    assert row.split()[:9] == ["executable", NEW.short, "4.883", "KiB", "0", "B", "4.883", "KiB", "0"]
     assert "batch=4 phase=decode state=portable target=fake toolchain.onnxruntime=1.31.1" in row
     assert lines[-1] == f"3 entries; 1 blobs, {size_text(store.usage().total)} on disk in {store.root}"
 
@@ -87,7 +87,7 @@ def test_show_what_is_not_there(store: Store, tmp_path: Path) -> None:
 
 
 def test_verify_a_sound_store_and_bundle(store: Store, bundle: Path) -> None:
-    assert output(store, "verify") == f"{store.root}: 1 blobs, 4.9 KiB read, 0 damaged\n"
+    assert output(store, "verify") == f"{store.root}: 1 blobs, 4.883 KiB read, 0 damaged\n"
     assert data(store, "verify")["bad"] == []
     assert data(store, "verify", bundle) == {
         "path": str(bundle),

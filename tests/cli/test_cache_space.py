@@ -148,7 +148,7 @@ def test_ls_tells_own_from_shared_and_what_is_kept(llmc: Llmc, filled: Layout) -
     assert (first["pinned"], first["in_use"]) == (True, False)
     assert (second["pinned"], second["in_use"]) == (False, True)
     (row,) = [line for line in llmc("cache", "ls").out.splitlines() if key(batch=1).short in line]
-    assert "30.3 KiB  9.8 KiB  20.5 KiB  9 d" in row
+    assert "30.27 KiB  9.766 KiB  20.51 KiB  9 d" in row
     assert "pinned" in row
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from llmc.buckets.servers.base import Accepted, Shape
 from llmc.buckets.servers.evaluation import FamilyEvaluation, ServerEvaluation
 from llmc.buckets.text_table import table
+from llmc.buckets.warmup.sizes import size_text
 
 HEADER = ("configuration", "family", "graphs", "steps", "waste", "p50", "p95", "misses", "dead")
 OWN = "the server's own"
@@ -32,9 +33,7 @@ def seconds(value: float | None) -> str:
 
 def size(value: int | None) -> str:
     """A number of bytes as people say it; "?" where it is not known."""
-    if value is None:
-        return "?"
-    return f"{value / (1 << 30):.3g} GiB" if value >= 1 << 30 else f"{value / (1 << 20):.3g} MiB"
+    return "?" if value is None else size_text(value)
 
 
 def comparison(found: Sequence[tuple[str, ServerEvaluation]]) -> str:

@@ -1,4 +1,4 @@
-"""Bytes of a device's memory: as it states them, and as the guide's logs print them."""
+"""Bytes, for people, in the form that the guide's logs have; and as a device states them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import (
     CacheDirFlag,
     JsonFlag,
@@ -16,7 +17,6 @@ from llmc.cli.cache.common import (
     is_bundle,
     open_cache,
     print_json,
-    size_text,
 )
 from llmc.cli.options import option
 from llmc.errors import InputError

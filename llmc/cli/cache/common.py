@@ -80,15 +80,6 @@ def count_text(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def size_text(count: float) -> str:
-    """A number of bytes, for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
 def age_text(moment: float) -> str:
     """How long ago a moment (seconds since 1970) was, for people."""
     seconds = max(0.0, time.time() - moment)

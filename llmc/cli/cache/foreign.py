@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, count_text, open_cache, print_json, print_table, size_text
+from llmc.buckets.warmup.sizes import size_text
+from llmc.cli.cache.common import CacheDirFlag, JsonFlag, count_text, open_cache, print_json, print_table
 from llmc.cli.options import option
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import expanded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import (
     CacheDirFlag,
     JsonFlag,
@@ -16,7 +17,6 @@ from llmc.cli.cache.common import (
     print_json,
     print_table,
     show_value,
-    size_text,
 )
 from llmc.cli.options import option
 

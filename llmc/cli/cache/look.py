@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import (
     CacheDirFlag,
     JsonFlag,
@@ -18,7 +19,6 @@ from llmc.cli.cache.common import (
     print_json,
     print_table,
     show_value,
-    size_text,
 )
 from llmc.cli.cache.listing import entry_json
 from llmc.cli.options import option

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmc.buckets.warmup.sizes import size_text
 from llmc.cli.cache.common import (
     CacheDirFlag,
     JsonFlag,
@@ -17,7 +18,6 @@ from llmc.cli.cache.common import (
     open_cache,
     print_json,
     print_table,
-    size_text,
 )
 from llmc.cli.options import option
 from llmc.cli.quantities import duration, size

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_text, is_bundle, print_json, size_text
+from llmc.buckets.warmup.sizes import size_text
+from llmc.cli.cache.common import CacheDirFlag, JsonFlag, bundle_folder, count_text, is_bundle, print_json
 from llmc.cli.options import option
 from llmc.errors import ArtifactError, InputError
 
