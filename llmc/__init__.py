@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmc.api.async_api import AsyncEngineArgs as AsyncEngineArgs
     from llmc.api.async_api import AsyncLLM as AsyncLLM
     from llmc.api.async_api import AsyncLLMEngine as AsyncLLMEngine
+    from llmc.api.certificates import certify as certify
     from llmc.runtime.bundle import Bundle as Bundle
     from llmc.runtime.engine.outputs import CompletionOutput as CompletionOutput
     from llmc.runtime.engine.outputs import RequestOutput as RequestOutput
@@ -42,6 +43,7 @@ _HOMES = {
     "RequestOutputKind": "llmc.runtime.engine.sampling",
     "SamplingParams": "llmc.runtime.engine.sampling",
     "StructuredOutputsParams": "llmc.runtime.engine.sampling",
+    "certify": "llmc.api.certificates",
     "compile": "llmc.api",
     "plan": "llmc.api",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "certify",
     "compile",
     "plan",
 ]

@@ -30,6 +30,7 @@ def certify_bundle(
 ) -> None:  # fmt: skip
     """Certify a bundle into a file, which stays as it was where anything goes wrong."""
     from llmc.runtime.certificate.certifying import Certifying
+    from llmc.runtime.certificate.document import write_file
 
     if not file.parent.is_dir():
         raise InputError(f"{file}: there is no folder {file.parent} to write the certificate to")
@@ -42,10 +43,9 @@ def certify_bundle(
         raise typer.Exit(EXIT) from None
     except LlmcError as error:
         raise type(error)(f"{name}: {error}") from error
-    members = made.to_dict()
-    _write(file, members, signer)
+    write_file(file, made, signer)
     if as_json:
-        typer.echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **members}))
+        typer.echo(json.dumps({"bundle": name, "file": str(file), "signed": signer is not None, **made.to_dict()}))
     else:
         typer.echo(f"{name} on {made.device}")
         for line in certificate_lines(made):
@@ -59,15 +59,6 @@ def _signer(key: Path | None) -> Signer | None:
     from llmc.settings import Settings
 
     return None if key is None and Settings.from_environment().signing_key is None else signer_of(key)
-
-
-def _write(file: Path, members: dict[str, Any], signer: Signer | None) -> None:
-    from llmc.artifacts.atomic_write import write_atomic, writing
-    from llmc.runtime.certificate.document import content, to_file
-
-    data = to_file(members, None if signer is None else signer.sign(content(members)))
-    with writing(file, len(data), "name another file"):
-        write_atomic(file, data, file.parent)
 
 
 def certificate_lines(made: Certificate) -> list[str]:

@@ -37,7 +37,9 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_everything_public_is_there() -> None:
-    assert {"LLM", "AsyncLLM", "Bundle", "SamplingParams", "RequestOutput", "compile", "plan"} <= set(llmc.__all__)
+    assert {"LLM", "AsyncLLM", "Bundle", "SamplingParams", "RequestOutput", "certify", "compile", "plan"} <= set(
+        llmc.__all__
+    )
     assert set(llmc.__all__) <= set(dir(llmc))
     assert all(getattr(llmc, name) is not None for name in llmc.__all__)
     with pytest.raises(AttributeError, match="module 'llmc' has no attribute 'nothing'"):

@@ -116,6 +116,16 @@ def test_an_interrupt_writes_nothing(llmc: Llmc, static: Path, here: Path, monke
     assert not (here / "c.json").exists()
 
 
+def test_python_does_the_same(llmc: Llmc, static: Path, here: Path) -> None:
+    from llmc import certify
+
+    assert llmc("cache", "trust", "release.pub").code == 0
+    stages: set[str] = set()
+    made = certify(static, "python.json", requests=20, sign="release", report=lambda stage, *_: stages.add(stage))
+    assert (made.compilations, made.requests.count, stages) == (0, 20, {"warm up", "requests"})
+    assert llmc("verify", static, "--certificate", "python.json").code == 0
+
+
 # Bad input
 
 

@@ -12,8 +12,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from llmc.artifacts.atomic_write import write_atomic, writing
 from llmc.artifacts.digest import open_regular
 from llmc.artifacts.key import canonical_json
 from llmc.artifacts.signing.statement import CERTIFICATE as KIND
@@ -21,6 +22,9 @@ from llmc.buckets.fields import Fields
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.certificate.watch import Account
 from llmc.strict_json import loads_object
+
+if TYPE_CHECKING:
+    from llmc.artifacts.signing.signer import Signer
 
 SCHEMA = 1
 MAX_BYTES = 16 << 20
@@ -141,6 +145,14 @@ def to_file(members: Mapping[str, Any], signature: bytes | None) -> bytes:
     signed = None if signature is None else json.loads(signature)
     text = json.dumps({"certificate": members, "signature": signed}, indent=1, ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
+
+
+def write_file(file: Path, made: Certificate, signer: Signer | None) -> None:
+    """Write a certificate, whole or not at all. Raises CapacityError or UnwritableError."""
+    members = made.to_dict()
+    data = to_file(members, None if signer is None else signer.sign(content(members)))
+    with writing(file, len(data), "name another file"):
+        write_atomic(file, data, file.parent)
 
 
 def read_file(path: str | Path) -> tuple[Certificate, bytes, bytes | None]:

@@ -1,0 +1,48 @@
+"""`llmc.certify`: what `llmc warmup --certify` does, from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmc.runtime.certificate.certifying import Tell
+    from llmc.runtime.certificate.document import Certificate
+
+
+def certify(
+    bundle: str | Path,
+    output: str | Path | None = None,
+    *,
+    requests: int = 500,
+    seed: int = 0,
+    sign: str | Path | None = None,
+    threads: int | None = None,
+    weights: str | Path | None = None,
+    report: Tell | None = None,
+) -> Certificate:
+    """Warm a bundle up, run random requests of every kind, and certify that nothing was compiled meanwhile.
+
+    The certificate is written to `output`, signed with the private key file `sign` (None: not signed). `weights` is the
+    checkpoint of a bundle of a configuration alone. `report` hears of each stage, what was done, how much is done, and
+    of how much. What the whole process compiles counts, in any thread: run nothing beside.
+
+    Raises CompiledError where something was compiled, LlmcError where a bucket does not run, VerificationError where a
+    request fails or its answer is another one alone, InputError for a key that cannot be used, and what opening the
+    bundle raises. Then nothing is written.
+    """
+    from llmc.api import bundle_of
+    from llmc.artifacts.signing.signer import Signer
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.certificate.certifying import Certifying, CertifyOptions
+    from llmc.runtime.certificate.document import write_file
+    from llmc.runtime.startup.opening import EngineOptions
+    from llmc.settings import Settings
+
+    signer = None if sign is None else Signer.load(sign, Settings.from_environment().signing_passphrase)
+    opened = Bundle.open(bundle_of(str(bundle), weights=None if weights is None else str(weights)))
+    run = Certifying(opened, EngineOptions(threads), CertifyOptions(requests, seed), report or (lambda *_: None))
+    made = run.run()
+    if output is not None:
+        write_file(Path(output), made, signer)
+    return made
