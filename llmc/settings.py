@@ -44,6 +44,10 @@ Variables
     VLLM_HPU_LOG_STEP_GRAPH_COMPILATION, VLLM_HPU_LOG_STEP_CPU_FALLBACKS
                      true | 1: each step on Gaudi that compiled graphs, or ran operators on the host, is logged; with
                      _ALL behind the name every step is
+    VLLM_PROFILER_ENABLED   true | 1 | full: `llmc serve` writes vLLM's high-level profile of its steps to
+                     server_events_….json in the working folder; full makes no further profile
+    PT_HPU_METRICS_GC_DETAILS, PT_HPU_RECIPE_CACHE_CONFIG
+                     read by the Gaudi software itself
     VLLM_API_KEY     the same, as other servers spell it; LLMC_API_KEY wins
     LLMC_PREFILL_KEY        key that `llmc prefill` and who sends prompts to it prove to each other; default: none
     LLMC_GRAMMAR_SECONDS    processor time that compiling one request's schema, expression or grammar may take;
@@ -205,6 +209,7 @@ class Settings:
     kernel_limits: Mapping[str, str] = field(default_factory=dict)
     skip_warmup: bool = False
     enforce_eager: bool = False
+    vllm_profiler: bool = False
     hpu_lazy_mode: bool = False
     log_step_compilations: Steps = "none"
     log_step_fallbacks: Steps = "none"
@@ -269,6 +274,8 @@ class Settings:
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
             prefill_key=environ.get("LLMC_PREFILL_KEY", "").strip() or None,
+            vllm_profiler=environ.get("VLLM_PROFILER_ENABLED", "").strip().lower() == "full"
+            or _switch(environ, "VLLM_PROFILER_ENABLED"),
             enforce_eager=_switch(environ, "LLMC_ENFORCE_EAGER"),
             hpu_lazy_mode=_switch(environ, "PT_HPU_LAZY_MODE"),
             log_step_compilations=_steps(environ, "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION"),

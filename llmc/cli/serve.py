@@ -165,7 +165,7 @@ def serve_command(
         host, port, _keys(api_key, settings), max_queued_requests,
         duration("--shutdown-timeout", shutdown_timeout) or 0, size("--max-body-size", max_body_size) or 0,
         served_model_name, record_traffic, profile, max_connections,
-        max_connections_per_client, max_requests_per_client,
+        max_connections_per_client, max_requests_per_client, vllm_profile=_vllm_profile(settings),
     )  # fmt: skip
     wanted = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs, "quantize": quantize, "dtype": dtype}
     options: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
@@ -196,6 +196,17 @@ def serve_command(
             cache_counters=lambda: store.counters,
         )
     raise typer.Exit(code)
+
+
+def _vllm_profile(settings: Settings) -> Path | None:
+    """Where vLLM's high-level profile goes, if the environment asks for one; its place is logged."""
+    if not settings.vllm_profiler:
+        return None
+    from llmc.server.telemetry.vllm_trace import file_name
+
+    path = Path(file_name())
+    print(f"llmc: VLLM_PROFILER_ENABLED: {path}", file=sys.stderr)
+    return path
 
 
 def _server() -> Callable[..., int]:

@@ -26,6 +26,7 @@ from llmc.server.watchdog import Watchdog, end
 if TYPE_CHECKING:
     from llmc.server.telemetry.chrome_trace import ChromeTrace
     from llmc.server.telemetry.recorder import TrafficRecorder
+    from llmc.server.telemetry.vllm_trace import VllmTrace
     from llmc.server.warming import WarmUp
 
 _HANGUP = getattr(signal, "SIGHUP", None)  # which Windows lacks, as it does those of IGNORED
@@ -84,7 +85,7 @@ def serve(
     return code
 
 
-def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace]:
+def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace | VllmTrace]:
     if config.record_traffic is not None:
         from llmc.server.telemetry.recorder import TrafficRecorder
 
@@ -93,6 +94,10 @@ def _recorders(config: ServerConfig) -> Iterator[TrafficRecorder | ChromeTrace]:
         from llmc.server.telemetry.chrome_trace import ChromeTrace
 
         yield ChromeTrace(config.profile)
+    if config.vllm_profile is not None:
+        from llmc.server.telemetry.vllm_trace import VllmTrace
+
+        yield VllmTrace(config.vllm_profile)
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ class ServerConfig:
     max_requests_per_client: int = 128
     template_limits: ChildLimits = TEMPLATE_LIMITS
     warm_aside: bool = True
+    vllm_profile: Path | None = None
 
 
 @dataclass(frozen=True)

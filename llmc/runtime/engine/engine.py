@@ -259,6 +259,7 @@ class Engine(TokenEngine):
             executable, prepared - scheduled, executed - prepared, time.perf_counter() - executed,
             tuple(row.sequence for row in work.rows), started, scheduled - started, missed,
             len(drafts), sum(row.drafted for row in work.rows), sum(one.held for one in drafts),
+            tuple((step.past_lengths + step.new_lengths)[: len(work.rows)].tolist()),
         )  # fmt: skip
         return Outcome(record, tokens, work.admitted, handed)
 

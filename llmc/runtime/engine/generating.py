@@ -143,6 +143,7 @@ class GeneratingEngine(TokenEngine):
         record = StepRecord(
             "prompt" if first else "decode", 1, tokens, 0 if first else self.executor.capacity, 1, tokens, 0,
             self._device.executable, 0.0, executed - started, time.perf_counter() - executed, (run.number,), started,
+            lengths=(len(run.prompt) + run.produced,),
         )  # fmt: skip
         return Outcome(record, [event], admitted)
 

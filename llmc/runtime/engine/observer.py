@@ -17,10 +17,11 @@ class StepRecord:
     """A record of one step: the bucket, its live rows and padding, the executable, and seconds for each part of the
     work.
 
-    `requests` are the sequences in its live rows. `started_s` is time.perf_counter() at its start; `schedule_s` covers
-    choosing the step and copying slots, `prepare_s` padding, `execute_s` the graph, `sample_s` choosing tokens. A step
-    whose shape no bucket of the plan covers exactly as planned (a split, or a graph that had to be compiled) is `miss`.
-    `drafts` live rows had `drafted` guessed tokens in all, which count as live, of which `accepted` held.
+    `requests` are the sequences in its live rows, `lengths` the tokens that each has after the step. `started_s` is
+    time.perf_counter() at its start; `schedule_s` covers choosing the step and copying slots, `prepare_s` padding,
+    `execute_s` the graph, `sample_s` choosing tokens. A step whose shape no bucket of the plan covers exactly as
+    planned (a split, or a graph that had to be compiled) is `miss`. `drafts` live rows had `drafted` guessed tokens in
+    all, which count as live, of which `accepted` held.
     """
 
     phase: str
@@ -41,6 +42,7 @@ class StepRecord:
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    lengths: tuple[int, ...] = ()
 
     @property
     def bucket(self) -> str:
