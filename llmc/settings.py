@@ -12,6 +12,9 @@ Variables
     LLMC_REQUIRE_SIGNATURES true | 1: every bundle, and everything that comes from a remote, has to be signed
     NEURON_COMPILED_ARTIFACTS    folder of a compiled bundle: loaded when it is there; else compiled and put there
     NEURON_PLATFORM_TARGET_OVERRIDE    trn1 | inf2 | trn2: the chip of `--device neuron`, where that names none
+    NEURON_QUANT_DTYPE, NEURON_QUANT_DEVICE    have no effect, which a warning says at a compile for neuron
+    VLLM_NEURON_FRAMEWORK        neuronx-distributed-inference | transformers-neuronx: for which of vLLM's roads the
+                                 files beside a bundle for neuron are; default: vLLM Neuron's own
     NEURON_LOGICAL_NC_CONFIG     1 | 2: NeuronCores that make a logical one on trn2; default: 2
     VLLM_XLA_CACHE_PATH     folder of compiled XLA graphs: the artifact store of compiles for tpu and xla, where
                             LLMC_CACHE_DIR is not set
@@ -131,6 +134,9 @@ KERNEL_VARIABLES = (
 Steps = Literal["none", "some", "all"]
 """Which steps a log is about."""
 
+NEURON_FRAMEWORKS = ("neuronx-distributed-inference", "transformers-neuronx")
+_NEURON_QUANT = ("NEURON_QUANT_DTYPE", "NEURON_QUANT_DEVICE")
+
 _SWITCHES = {
     "": False, "0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True,
 }  # fmt: skip
@@ -202,6 +208,8 @@ class Settings:
     hyperdex_seconds: float = 120.0
     neuron_target: str | None = None
     neuron_cores: int | None = None
+    neuron_quantisation: Mapping[str, str] = field(default_factory=dict)
+    neuron_framework: str | None = None
     openvino_device: str | None = None
     openvino_kv_space: float | None = None
     openvino_kv_precision: str | None = None
@@ -270,6 +278,8 @@ class Settings:
             openvino_quantized=_optional_switch(environ, "VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS"),
             neuron_artifacts=environ.get("NEURON_COMPILED_ARTIFACTS") or None,
             neuron_target=environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "").strip().lower() or None,
+            neuron_quantisation={name: environ[name] for name in _NEURON_QUANT if environ.get(name)},
+            neuron_framework=_neuron_framework(environ),
             neuron_cores=_at_least_one(environ, "NEURON_LOGICAL_NC_CONFIG", "unset it for the chip's default"),
             kernel_limits={name: environ[name] for name in KERNEL_VARIABLES if environ.get(name)},
             skip_warmup=environ.get("VLLM_SKIP_WARMUP", "").strip().lower() in {"true", "1"},
@@ -354,6 +364,13 @@ def _switch(environ: Mapping[str, str], variable: str) -> bool:
     if text not in _SWITCHES:
         raise InputError(f"{variable}={text!r} is not true or false; set 1, or unset it")
     return _SWITCHES[text]
+
+
+def _neuron_framework(environ: Mapping[str, str]) -> str | None:
+    name = environ.get("VLLM_NEURON_FRAMEWORK", "").strip()
+    if name and name not in NEURON_FRAMEWORKS:
+        raise InputError(f"VLLM_NEURON_FRAMEWORK={name!r} is not one of {', '.join(NEURON_FRAMEWORKS)}; or unset it")
+    return name or None
 
 
 def _optional_switch(environ: Mapping[str, str], variable: str) -> bool | None:

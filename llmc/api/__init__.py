@@ -72,7 +72,11 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
     checkpoint = open_checkpoint(model)
-    made = plan if plan is not None else plan_for(checkpoint, **{"settings": settings, "device": device, **more})
+    made = (
+        plan
+        if plan is not None
+        else plan_for(checkpoint, **{"settings": settings, "device": device, "options": options, **more})
+    )
     if store is None:
         store = open_store(cache_dir, settings, device)
     return compile_and_finish(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)

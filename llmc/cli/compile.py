@@ -166,7 +166,7 @@ def compile_command(
         place, shown_in, output = None, output, journal.output
     else:
         open_target(options.device, settings)
-        checkpoint, made = _planned(model, config, plan, flags, options.device)
+        checkpoint, made = _planned(model, config, plan, flags, options)
         close_bars()
         place = None if output else place_for(options.device, checkpoint.asked, settings.neuron_artifacts)
         shown_in = output
@@ -249,7 +249,7 @@ def _trim(store: Store, max_size: int) -> None:
 
 
 def _planned(
-    model: str | None, config: str | None, plan: Path | None, flags: PlanningFlags, device: str
+    model: str | None, config: str | None, plan: Path | None, flags: PlanningFlags, options: CompileOptions
 ) -> tuple[Checkpoint, Plan]:
     """What is compiled, MODEL or the file of --config, and its plan."""
     from llmc.buckets.plan import Plan
@@ -266,7 +266,7 @@ def _planned(
         )
     checkpoint = open_checkpoint(model)
     if plan is None:
-        return checkpoint, plan_from_flags(flags, checkpoint, device=device)
+        return checkpoint, plan_from_flags(flags, checkpoint, device=options.device, options=options)
     if flags.given():
         raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
     return checkpoint, Plan.load(plan)

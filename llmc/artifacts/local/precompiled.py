@@ -41,6 +41,7 @@ def place_for(device: str, model: str, named: str | None, places: Mapping[str, s
     `named` is the folder that the environment names. Without it there is none for a model that is not a file or a
     folder here.
     """
+    device = device.partition(":")[0]
     if device not in places:
         return None
     if named is not None:

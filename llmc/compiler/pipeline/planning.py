@@ -13,7 +13,7 @@ from llmc.buckets.frontier import FrontierPoint
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
-from llmc.buckets.strategies.base import Range
+from llmc.buckets.strategies.base import Dimension, Range
 from llmc.compiler.checkpoint import Checkpoint, read_config
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
@@ -93,20 +93,27 @@ class PlanArguments:
     def _settings(self) -> Settings:
         return self.settings if self.settings is not None else Settings.from_environment()
 
+    def _decided(self, limits: Limits) -> Mapping[str, Range]:
+        """The ranges that the device's options decide."""
+        if self.device is None or self.options is None:
+            return {}
+        return open_target(self.device, self._settings).ranges(self.options, limits)
+
     def inputs(self, limits: Limits) -> PlanInputs:
         """What the planner works from."""
         unit = None if self.context_unit is None else _context_unit(self.context_unit)
         scale = limits.block_size if unit == "blocks" else 1
+        given: dict[Dimension, Range | None] = {
+            "prompt_batch": _range("prompt_batch", self.prompt_batch),
+            "prompt_query": _range("prompt_seq", self.prompt_seq),
+            "prompt_context": _range("prompt_context", self.prompt_context, scale),
+            "decode_batch": _range("decode_batch", self.decode_batch),
+            "decode_context": _range("decode_seq", self.decode_seq, scale),
+        }
         return PlanInputs(
             limits,
             self.strategy,
-            {
-                "prompt_batch": _range("prompt_batch", self.prompt_batch),
-                "prompt_query": _range("prompt_seq", self.prompt_seq),
-                "prompt_context": _range("prompt_context", self.prompt_context, scale),
-                "decode_batch": _range("decode_batch", self.decode_batch),
-                "decode_context": _range("decode_seq", self.decode_seq, scale),
-            },
+            {name: found or self._decided(limits).get(name) for name, found in given.items()},
             self._settings,
             None if self.from_file is None else BucketFile(self.from_file, unit),
             _traffic(self.traffic, self.bench),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.buckets.limits import Limits
     from llmc.buckets.plan import Plan
+    from llmc.buckets.strategies.base import Range
     from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.program.program import Program
@@ -368,6 +369,11 @@ class Target(ABC):
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
         """Texts for the device's own host, by file name: what servers there read, and a job that finishes `bundle`.
         They will be written to `folder`. None for most devices."""
+        return {}
+
+    def ranges(self, options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
+        """Ranges that its options decide in a plan for it, by name ("prompt_batch", "decode_context" …); most decide
+        none. `options` are as asked for."""
         return {}
 
     def stage_costs(self, options: CompileOptions, buckets: Sequence[Bucket]) -> Mapping[str, Cost]:

@@ -118,6 +118,11 @@ class Executor(ABC):
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
         return self.bundle.option("sample_top_k", 0)
 
+    @property
+    def most_top_k(self) -> int | None:
+        """The largest top_k that the device's sampling knows: it stands for a larger one, and for none; None: any."""
+        return None
+
     @abstractmethod
     def run(self, step: Step) -> NDArray[np.float32]:
         """Append the step's new tokens to their slots and return each row's last live logits, [B, V].

@@ -9,6 +9,7 @@ from llmc.compiler.targets.finishing import EachExecutable
 from llmc.compiler.targets.neuron import neuronx_cc
 from llmc.compiler.targets.neuron.chips import Chip
 from llmc.compiler.targets.neuron.for_compiler import modules
+from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
 from llmc.errors import DeviceError
 from llmc.runtime.executors.neuron.executor import NeuronExecutor
 from llmc.runtime.executors.neuron.files import NeuronFile, write_native
@@ -63,7 +64,8 @@ class NeuronFinisher(EachExecutable):
 
     def _lnc(self, bundle: Bundle) -> int:
         """NeuronCores of a logical one."""
-        return self._chip.lnc(self._settings.neuron_cores)
+        asked = NeuronConfig.parse(str(bundle.manifest.options.get(NEURON_CONFIG.name, ""))).lnc
+        return self._chip.lnc(self._settings.neuron_cores if asked is None else asked)
 
     def _neffs(self, bundle: Bundle, file: str, name: str) -> bytes:
         portable = NeuronFile.parse(bundle.files.read(file), f"{bundle.path}: {name}")

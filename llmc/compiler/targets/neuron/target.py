@@ -12,16 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llmc.artifacts.log import logger
+from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
 from llmc.compiler.program.stage import both_weightless
 from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
+from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
 from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
+    from llmc.buckets.limits import Limits
+    from llmc.buckets.plan import Plan
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
@@ -44,7 +50,7 @@ class NeuronTarget(XlaTarget):
     name: ClassVar[str] = "neuron"
     executor: ClassVar[str] = "neuron"
     why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
-    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS)
+    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS, NEURON_CONFIG)
     loops: ClassVar[bool] = False
     hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")
     guide: ClassVar[str] = "docs/neuron.md"
@@ -69,16 +75,45 @@ class NeuronTarget(XlaTarget):
         return chip_of(self._named or DEFAULT)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses a chip that is not known. The 256 largest logits are found on the device if no number is given."""
-        _ = self.chip
-        options = super().configure(options)
-        return options if options.sample_top_k else replace(options, sample_top_k=MAX_TOP_K)
+        """Refuses a chip that is not known, and members of --override-neuron-config that mean nothing here.
+
+        The 256 largest logits are found on the device unless another number is given.
+        """
+        asked, chip = NeuronConfig.parse(NEURON_CONFIG.of(options)), self.chip
+        chip.lnc(asked.lnc)
+        if asked.tensor_parallel is not None:
+            if TENSOR_PARALLEL.of(options) not in (1, asked.tensor_parallel):
+                raise InputError(
+                    f"{NEURON_CONFIG.flag}: tp_degree {asked.tensor_parallel} is not --tensor-parallel "
+                    f"{TENSOR_PARALLEL.of(options)}; leave one of them out"
+                )
+            options = options.changed(tensor_parallel=asked.tensor_parallel)
+        if asked.dtype is not None:
+            if options.dtype not in ("auto", asked.dtype):
+                raise InputError(
+                    f"{NEURON_CONFIG.flag}: torch_dtype is not --dtype {options.dtype}; leave one of them out"
+                )
+            options = replace(options, dtype=asked.dtype)
+        if not options.sample_top_k:
+            options = replace(options, sample_top_k=MAX_TOP_K if asked.top_k is None else asked.top_k)
+        return super().configure(options)
 
     def resolve(self, options: CompileOptions, deployment: Deployment) -> tuple[Target, CompileOptions, str]:
-        """Itself; a vocabulary below 256 tokens is all that can be found."""
+        """Itself; of a vocabulary of fewer tokens than are found by default, all are."""
+        top_k = self.configure(options).sample_top_k
         if not options.sample_top_k:
-            options = replace(options, sample_top_k=min(MAX_TOP_K, int(deployment.config["vocab_size"])))
+            options = replace(options, sample_top_k=min(top_k, int(deployment.config["vocab_size"])))
         return self, options, ""
+
+    def ranges(self, options: CompileOptions, limits: Limits) -> Mapping[str, Range]:
+        """Without bucketing, one of each phase: one prompt at a time, whole, and all sequences to the last token."""
+        if NeuronConfig.parse(NEURON_CONFIG.of(options)).bucketing:
+            return {}
+        sizes = {
+            "prompt_batch": 1, "prompt_query": limits.longest_prompt, "decode_batch": limits.max_num_seqs,
+            "decode_context": limits.max_model_len,
+        }  # fmt: skip
+        return {name: Range.of(name, [size, size, size]) for name, size in sizes.items()}
 
     def choice(self, options: CompileOptions) -> str:
         """A property of the compiler."""
@@ -102,6 +137,12 @@ class NeuronTarget(XlaTarget):
 
         return NeuronFinisher(self.chip, self.settings)
 
+    def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
+        """For vLLM on Neuron: its bucket lists, and its own compile without a device."""
+        from llmc.compiler.targets.neuron.host_files import host_files
+
+        return host_files(folder, plan, self.chip.name, self.settings.neuron_framework)
+
     def toolchain(self) -> dict[str, str]:
         """JAX, which makes the modules."""
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}
@@ -122,6 +163,8 @@ class NeuronTarget(XlaTarget):
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """As for xla, but for the largest logits, which lowering.py finds."""
         super().trace(stages, options)
+        for name, value in self.settings.neuron_quantisation.items():
+            logger().warning("%s=%s has no effect: device neuron compiles weights as they are", name, value)
         return both_weightless(stages, replace(options, sample_top_k=0))
 
     def analyse(

@@ -59,6 +59,11 @@ class NeuronExecutor(SlotExecutor):
             self._begin(JaxArrays(bundle, self._devices))
 
     @property
+    def most_top_k(self) -> int | None:
+        """As many as the graphs find, as vLLM's user guide for Neuron has it: "when top_k is -1, it is 256"."""
+        return self.top_k or None
+
+    @property
     def in_place_of(self) -> str:
         """NeuronCores, where there are none."""
         return "" if self._on_cores else self.bundle.manifest.device

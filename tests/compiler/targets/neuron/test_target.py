@@ -111,3 +111,18 @@ def test_programs_of_slots_are_data_as_modules_and_code_as_neffs() -> None:
     assert code_of_entry(Key("slots", {"target": "neuron", "state": "portable"}), {}) is None
     assert code_of_entry(Key("slots", {"target": "neuron", "state": "native"}), {})
     assert code_of_entry(Key("slots", {"target": "xla"}), {})
+
+
+def test_a_top_k_above_the_devices_and_none_are_the_devices(compiled: Compiled) -> None:
+    """As vLLM's user guide for Neuron has it; greedy requests stay greedy, and other parameters need all logits."""
+    from contextlib import closing
+
+    from llmc.runtime.engine.sampling import SamplingParams
+    from llmc.runtime.llm import BundleLLM
+
+    with closing(BundleLLM(compiled.path, threads=1)) as llm:
+        engine = llm.engine
+        assert engine.executor.most_top_k == 256
+        for asked, found in ((-1, 256), (300, 256), (10, 10)):
+            assert engine.sampler([1], SamplingParams(top_k=asked, temperature=0.8)).params.top_k == found
+        assert engine.sampler([1], SamplingParams(top_k=-1, temperature=0)).greedy
