@@ -221,10 +221,11 @@ def _hybrid(
         )
     settings = Settings.from_environment()
     open_target(decode, settings)
-    checkpoint, plan = _planned(*asked, decode)
+    options = replace(options, device=decode)
+    checkpoint, plan = _planned(*asked, options)
     close_bars()
     output = output or Path(f"{_stem(checkpoint.asked)}-{prefill}-{decode}.llmc")
-    store, options = open_store(cache_dir, settings, decode), replace(options, device=decode)
+    store = open_store(cache_dir, settings, decode)
     with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
         result = compile_hybrid(checkpoint, output, plan, prefill, options, store, progress, settings)
     print_hybrid(result, as_json)
