@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 KERNELS = "kernels"
 """A bundle's file of operators that its runtime does not have: a shared library (onnxruntime/kernels)."""
 
-CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME})
+RECIPES = "recipes.json"
+"""A bundle's index of what Gaudi's compiler wrote (executors/hpu/recipes.py)."""
+
+CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME, RECIPES})
 """Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
 with a portable half is a finished one)."""
 

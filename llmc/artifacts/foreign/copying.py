@@ -7,25 +7,33 @@ import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from llmc.artifacts.atomic_write import create_exclusive, sync_folder, write_all
-from llmc.artifacts.digest import BUFFER, digest_file, open_regular
+from llmc.artifacts.digest import BUFFER, Blob, digest_file, open_regular
 from llmc.artifacts.foreign.contents import Contents, PackedFile
 from llmc.artifacts.foreign.packing import JOBS, Progress
-from llmc.artifacts.store.store import Store
 from llmc.errors import CapacityError
 
 REMEDY = "choose another folder with -o"
 
 
+class Source(Protocol):
+    """What has the files of a packed cache: a store, or a bundle."""
+
+    def path(self, blob: Blob, /) -> Path:
+        """A file with the content of `blob`, verified."""
+        ...
+
+
 class Files:
-    """Compares the files of a packed cache with what is there, and copies them out of the store.
+    """Compares the files of a packed cache with what is there, and copies them out of their source.
 
     `progress` is told of the bytes that were compared, and then anew of those that were copied.
     """
 
-    def __init__(self, store: Store, contents: Contents, progress: Progress | None) -> None:
-        self._store = store
+    def __init__(self, source: Source, contents: Contents, progress: Progress | None) -> None:
+        self._source = source
         self._size = contents.size
         self._total = self._copied = self._compared = 0
         self._progress = progress
@@ -72,7 +80,7 @@ class Files:
             self._progress(self._compared, self._size)
 
     def _copy(self, path: Path, file: PackedFile) -> int:
-        source = self._store.path(file.blob)
+        source = self._source.path(file.blob)
         fd = create_exclusive(path, 0o777 if file.executable else 0o666)
         try:
             with open_regular(source) as stream:

@@ -2,7 +2,9 @@
 
     <graph>_<device, hex>_syn<version>.recipe, and .metadata beside it
 
-The names: mcv/pkg/cache/habana.go of redhat-et/GKM (September 2026). With another number of KV cache blocks every
+The names: mcv/pkg/cache/habana.go of redhat-et/GKM (September 2026). What it calls the device is a hash of the Gaudi
+libraries and of variables that compiling depends on (HabanaAI/gaudi-pytorch-bridge, habana_serialization/
+cache_version.h). With another number of KV cache blocks every
 recipe misses (HabanaAI/vllm-fork#1054). No file says that number: it is given when the cache is packed.
 """
 

@@ -17,11 +17,10 @@ from llmc.artifacts.atomic_write import discard, make_folder, sync_folder, writi
 from llmc.artifacts.folder_swap import FolderSwap
 from llmc.artifacts.foreign.base import ForeignCache
 from llmc.artifacts.foreign.contents import Contents, PackedFile
-from llmc.artifacts.foreign.copying import REMEDY, Files
+from llmc.artifacts.foreign.copying import REMEDY, Files, Source
 from llmc.artifacts.foreign.facts import Comparison, compare, merge, versions
 from llmc.artifacts.foreign.packing import Progress
 from llmc.artifacts.store.layout import scan
-from llmc.artifacts.store.store import Store
 from llmc.errors import ArtifactError
 
 SHOWN = 3
@@ -72,7 +71,7 @@ def compare_with_host(
 
 
 def unpack(
-    store: Store,
+    source: Source,
     cache: ForeignCache,
     contents: Contents,
     folder: Path,
@@ -83,12 +82,12 @@ def unpack(
     """Put a cache into `folder`, which need not exist; other caches in it stay.
 
     Equal parts are left alone. A part that is there with other content is refused before anything is written, unless
-    `differing` says otherwise. Raises ArtifactError for that, BlobMissingError for a cache that the store has not
+    `differing` says otherwise. Raises ArtifactError for that, BlobMissingError for a cache that the source has not
     whole, CapacityError or UnwritableError where the folder cannot be written.
     """
     folder = Path(os.path.realpath(folder))
     units = _units(cache, contents)
-    files = Files(store, contents, progress)
+    files = Files(source, contents, progress)
     with writing(folder, contents.size, REMEDY):
         if not folder.exists():
             with suppress(_OccupiedError):

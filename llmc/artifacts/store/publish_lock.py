@@ -81,7 +81,12 @@ def is_of_one_machine(layout: Layout) -> bool:
 
     Elsewhere they may not: a network file system can be mounted with locks that stay on each machine (`nolock`).
     """
-    return _file_system(layout.base) in _ONE_MACHINE
+    return is_local(layout.base)
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a folder, which exists, is on a file system of this machine alone; false where that is not known."""
+    return _file_system(folder) in _ONE_MACHINE
 
 
 def _file_system(folder: Path) -> str:

@@ -28,6 +28,7 @@ from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR, PORTABLE_NAME
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.digest import is_digest
 from llmc.artifacts.key import Key, Value
 from llmc.buckets.servers.export import write_texts
 from llmc.compiler.code import code_digest
@@ -156,7 +157,8 @@ def finish_bundle(
     states = [item.state for item in final.executables]
     return FinishResult(
         bundle=str(path), device=final.device, finished_for=dict(finisher.host()), built=len(states) - reused,
-        reused=reused, portable=states.count("portable"), native=states.count("native"), files=sorted(files),
+        reused=reused, portable=states.count("portable"), native=states.count("native"),
+        files=[name for name in sorted(files) if not is_digest(name)],
         unsigned=signed, seconds=round(time.perf_counter() - began, 3), bytes=final.size, verification=outcome,
     )  # fmt: skip
 
@@ -299,8 +301,9 @@ def _assemble(
 ) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
     """The finished manifest, and the file of each blob it names."""
     old = half.manifest
-    added = dict(files) | {PORTABLE_NAME: store.put_bytes(old.to_bytes())}
-    blobs = [*added.values(), *(entry.outputs["executable"] for entry in made.values())]
+    added = {name: blob for name, blob in files.items() if not is_digest(name)}
+    added[PORTABLE_NAME] = store.put_bytes(old.to_bytes())
+    blobs = [*files.values(), added[PORTABLE_NAME], *(entry.outputs["executable"] for entry in made.values())]
     executables: list[dict[str, Any]] = []
     for item in old.executables:
         changes: dict[str, Any] = {"state": "native"}

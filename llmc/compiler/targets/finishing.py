@@ -82,7 +82,8 @@ class WholeBundle(Finisher):
     @abstractmethod
     def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, told: Told) -> Mapping[str, Path]:
         """Run every executable of the portable `bundle` on the device, and return the files that it left, by their
-        names in the finished bundle. `folder` is empty, on a local disk, and removed afterwards.
+        names in the finished bundle; one that another names by its digest has that digest as its name. `folder` is
+        empty, and removed afterwards.
 
         Raises CompileError and DeviceError.
         """

@@ -1,8 +1,9 @@
 """Intel Gaudi, first stage: portable programs that a host without a Gaudi can make, verify and run on its CPU.
 
-There is no supported way to compile for Gaudi without a card, so this target never claims a native executable. Before
+There is no supported way to compile for Gaudi without a card, so a compile never claims a native executable. Before
 deployment, it fixes the plan, each bucket's graph at its fixed shape, and the weights in the device's form, and it
-proves the numbers with NaN in the unused cache. `remaining` lists the work that is left for the device's host.
+proves the numbers with NaN in the unused cache. `remaining` lists the work that is left for the device's host, where
+finisher.py does it.
 
 Programs and weights are those of programs.py.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
+    from llmc.compiler.targets.finishing import Finisher
     from llmc.runtime.accelerators import Cards
 
 GAUDI_BYTES = 128 * 10**9
@@ -58,6 +60,12 @@ class HpuTarget(ProgramTarget):
             "graph compiler into the recipe cache (PT_HPU_RECIPE_CACHE_CONFIG), capture an HPU graph for each bucket, "
             "and warm up"
         )
+
+    def finisher(self) -> Finisher:
+        """By the recipes that the card's compiler writes; imported here, so that no portable program's key has it."""
+        from llmc.compiler.targets.hpu.finisher import RecipeFinisher
+
+        return RecipeFinisher()
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:
         """vllm-gaudi's bucket file and variables, and a job that finishes the bundle."""

@@ -8,17 +8,20 @@ executor "torch" does, and says so (`in_place_of`): their numbers are proven the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmc.runtime.executors.base import require_held
+from llmc.artifacts.bundle.native import RECIPES
+from llmc.runtime.executors.base import Content, require_held
 from llmc.runtime.executors.hpu.cache import CardCache
 from llmc.runtime.executors.hpu.graphs import HpuGraphs
 from llmc.runtime.executors.hpu.habana import Card, Graph, is_installed, open_card
+from llmc.runtime.executors.hpu.host import host
 from llmc.runtime.executors.hpu.memory_log import took
 from llmc.runtime.executors.hpu.modes import Mode
+from llmc.runtime.executors.hpu.recipes import pinned_slots, place
 from llmc.runtime.executors.hpu.step_program import Run, inputs, step_program
 from llmc.runtime.executors.hpu.watch import CompilationWatch, GraphCompilations
 from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor, release, torch_releases
@@ -37,6 +40,7 @@ class HpuExecutor(TorchExecutor):
     """Opens as what this host has: `OnCard` or `OnCpu`."""
 
     name: ClassVar[str] = "hpu"
+    opens: ClassVar[Mapping[str, Content]] = {**TorchExecutor.opens, RECIPES: "code"}
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -53,10 +57,17 @@ class HpuExecutor(TorchExecutor):
                 bundle.path, made_with or "of an unknown version", here,
             )  # fmt: skip
 
+    @classmethod
+    def host(cls) -> Mapping[str, str]:
+        """Card, driver, Synapse and mode, see host.py."""
+        return host()
+
     def __new__(cls, bundle: Bundle, *_: object) -> HpuExecutor:
-        """One of the two."""
-        mode = Mode.of(bundle.settings)
-        card = open_card(mode.lazy)
+        """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
+        mode, card = Mode.of(bundle.settings), None
+        if not bundle.settings.open_portable and is_installed():
+            place(bundle)  # before the bridge is imported
+            card = open_card(mode.lazy)
         made: HpuExecutor = object.__new__(OnCpu if card is None else OnCard)
         if isinstance(made, OnCard):
             made.card, made.mode = card, mode  # type: ignore[assignment] # there is one
@@ -82,7 +93,7 @@ class OnCard(HpuExecutor):
         self._compile_events = GraphCompilations(self.card)
         self._on_card: dict[str, Any] = {}
         self._runs: dict[str, Run] = {}
-        super().__init__(bundle, slots, capacity, threads)
+        super().__init__(bundle, pinned_slots(bundle, capacity) or slots, capacity, threads)
         self._graphs: dict[str, Graph] = {}
         self._watch = CompilationWatch(self.card, self.compilations, bundle.settings)
         _log.info("%s: %s on %s", bundle.path, self.mode, self.card.name)
@@ -153,6 +164,12 @@ class OnCard(HpuExecutor):
         with self._watch.step("moves of the cache"):
             self._cache.copy(0, 0)
             self._cache.write(0, self._cache.read(0))
+        if RECIPES in self.bundle.manifest.files and (compiled := self._compile_events.count()):
+            _log.warning(
+                "%s: %d graphs were compiled at this start, though the bundle has recipes: they are of no use here, or "
+                "the Gaudi software does not read them; finish it again: llmc compile --resume -o %s",
+                self.bundle.path, compiled, self.bundle.path,
+            )  # fmt: skip
 
     def _replay(self, step: Step, opened: Opened) -> list[Any]:
         del opened  # with its cache and in its mode, see _open
@@ -232,7 +249,8 @@ class OnCard(HpuExecutor):
         }
 
     def close(self) -> None:
-        """Give back what the card holds."""
+        """Give back what the card holds; recipes that were compiled meanwhile are on disk then."""
+        self.card.flush_recipes()
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()

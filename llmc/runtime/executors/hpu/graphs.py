@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from llmc.errors import InputError
+from llmc.runtime.executors.hpu.recipes import KV_BLOCKS
 from llmc.runtime.step import pad
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class HpuGraphs:
             self._cache.drop()
 
     def allocate(self, blocks: int) -> None:
-        """As many sequences of the plan's full length as these blocks hold whole."""
+        """As many sequences of the plan's full length as these blocks hold whole, or those that the bundle pins."""
+        blocks = self._executor.bundle.option(KV_BLOCKS, 0) or blocks
         tokens, capacity = blocks * self._executor.bundle.plan.limits.block_size, self._executor.capacity
         if tokens < capacity:
             raise InputError(

@@ -170,6 +170,15 @@ class Card:
         with self._metrics().metric_localcontext(metric) as local:
             yield local.stats
 
+    def flush_recipes(self) -> None:
+        """Wait until what was compiled is in the recipe cache's folder, if there is one: the bridge writes it in a
+        thread of its own. A release that cannot be asked writes it until the process ends."""
+        from habana_frameworks.torch.utils import debug
+
+        flush = getattr(debug, "_flush_disk_cache", None)
+        if flush is not None:
+            flush()
+
     def _metrics(self) -> Any:
         from habana_frameworks.torch.hpu import metrics
 

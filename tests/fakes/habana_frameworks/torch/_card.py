@@ -69,7 +69,7 @@ class Card:
 
     def compile(self, text: str) -> None:
         """Compile a graph, unless this process or the recipe cache on disk has it."""
-        digest = hashlib.sha256(f"{VERSION} {text}".encode()).hexdigest()
+        digest = _cache_id(text)
         if digest in self.recipes:
             return
         self.recipes.add(digest)
@@ -104,14 +104,27 @@ class Card:
         folder = recipe_folder()
         for digest, text in self.unwritten.items():
             assert folder is not None
+            folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{digest}.recipe").write_text(text)
             (folder / f"{digest}.metadata").write_text(f"{time.time_ns()}\n")
         self.unwritten.clear()
 
 
+def _cache_id(text: str) -> str:
+    """<hash of the graph>_<hash of the libraries>_syn<driver>, as backend/kernel/hpu_recipe_cache.cpp has it."""
+    graph, libraries = (hashlib.sha256(part.encode()).digest() for part in (text, VERSION))
+    driver = os.environ.get("FAKE_HPU_DRIVER", VERSION)
+    return f"{int.from_bytes(graph[:8], 'little')}_{int.from_bytes(libraries[:8], 'little')}_syn{driver}"
+
+
 def _usable(recipe: Path) -> bool:
-    """Whether a recipe is there, whole, and of this version; any other is compiled again, and not reported."""
-    return recipe.exists() and recipe.read_text().startswith(f"recipe {VERSION} ")
+    """Whether a recipe is there, whole, and of this version, with its metadata (recipe_cache.cpp, lookup); any other is
+    compiled again, and only the bridge's own log says so."""
+    metadata = recipe.with_suffix(".metadata")
+    if not recipe.exists() or not metadata.exists() or not metadata.stat().st_size:
+        return False
+    text = recipe.read_text()
+    return text.startswith(f"recipe {VERSION} ") and text.endswith("\n")
 
 
 def recipe_folder() -> Path | None:

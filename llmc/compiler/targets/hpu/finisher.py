@@ -1,0 +1,134 @@
+"""Finishing a bundle on a Gaudi host: every bucket is run, and the recipes that its compiler writes join the bundle.
+
+The programs stay as they are. What is pinned, because recipes are of no use without: the number of KV cache blocks, for
+as many whole sequences as a server holds at once; dtype and tensor parallel size are named beside it. A rerun after an
+interrupt finds the recipes of the first run in the same folder, and compiles the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from llmc.artifacts.atomic_write import make_folder
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.native import RECIPES
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.digest import Blob, digest_bytes, digest_file
+from llmc.artifacts.foreign.facts import merge
+from llmc.artifacts.foreign.gaudi import VARIABLE, GaudiCache
+from llmc.artifacts.foreign.tree import scan_tree
+from llmc.artifacts.key import Value, canonical_json
+from llmc.compiler.targets.finishing import Told, WholeBundle
+from llmc.errors import CompileError, DeviceError, InputError
+from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
+from llmc.runtime.startup.opening import EngineOptions
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+
+RECORDING = "llmc.compiler.targets.hpu.recording"
+ROOM_MIB = 1 << 20
+"""The bridge deletes the oldest recipes of a larger folder: none of one recording."""
+
+INSTALL = "install Intel's Gaudi software (docs.habana.ai, Installation), and llmc in its Python environment"
+LAST = 3
+"""Lines of the recording's log that an error shows."""
+
+_log = logging.getLogger("llmc")
+
+
+class RecipeFinisher(WholeBundle):
+    """See the module's docstring."""
+
+    executor: ClassVar[str] = "hpu"
+
+    def lacks(self) -> str:
+        """The Gaudi software, or a card."""
+        if find_spec("habana_frameworks") is None:
+            return f"habana_frameworks.torch is not installed; {INSTALL}"
+        return "" if self.host() else "this host has no Gaudi card that its driver names, or no habana-torch-plugin"
+
+    def pins(self, bundle: Bundle) -> Mapping[str, Value]:
+        """The KV cache of the sequences that a server runs and the prefixes that it keeps, in blocks."""
+        plan = bundle.plan
+        sequences = max(plan.limits.max_num_seqs, *(b.batch for b in plan.buckets)) + EngineOptions().prefix_slots
+        capacity = max(plan.limits.max_model_len, *(b.context + b.query for b in plan.buckets))
+        blocks = -(-sequences * capacity // plan.limits.block_size)
+        return {KV_BLOCKS: blocks, "dtype": str(bundle.manifest.options.get("dtype")), "tensor_parallel": 1}
+
+    def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, told: Told) -> Mapping[str, Path]:
+        """See WholeBundle. The cache's folder outlives an interrupt, for the next run; a failure names its log."""
+        manifest = bundle.manifest
+        if "weights" not in manifest.files:
+            raise InputError(f"{bundle.path}: it has no weights, so it cannot run; bind them (docs/config-only.md)")
+        members = {name: value for name, value in manifest.to_dict().items() if name not in ("schema", "kind")}
+        members["options"] = {**members["options"], **pins}
+        draft = Manifest.create(**members)
+        write_bundle(folder / "draft", draft, {digest: bundle.files.path(digest) for digest in draft.blobs})
+        identity = digest_bytes(canonical_json([draft.digest, dict(self.host())]))
+        cache = local_folder(bundle.settings, f"recording-{identity[7:23]}")
+        make_folder(cache)
+        self._run(folder / "draft", cache, bundle, told)
+        return self._left(cache, folder)
+
+    def _run(self, draft: Path, cache: Path, bundle: Bundle, told: Told) -> None:
+        """Record in a process of its own, which is ended with this one's work."""
+        log = cache.with_suffix(".log")
+        environment = {**os.environ, VARIABLE: f"{cache}/,false,{ROOM_MIB}"}
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", RECORDING, str(draft)], stdout=subprocess.PIPE, stderr=errors, env=environment,
+                text=True,
+            )  # fmt: skip
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.strip().isdecimal():
+                        told(bundle.manifest.executables[int(line)])
+                code = process.wait()
+            finally:
+                process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+        if code == 0:
+            log.unlink()
+            return
+        words = " | ".join(_last_lines(log)) or f"it ended with {code}"
+        kind = DeviceError if code == DeviceError.exit_code else CompileError
+        raise kind(f"{bundle.path}: its start on this Gaudi card failed: {words}; the log: {log}")
+
+    def _left(self, cache: Path, folder: Path) -> Mapping[str, Path]:
+        """The index of the recipes, and each file of theirs by digest, moved to `folder`."""
+        foreign = GaudiCache()
+        whole = scan_tree(cache, foreign.leaves_out)
+        torn = foreign.incomplete(whole)
+        for unit, why in sorted(torn.items()):
+            _log.info("recipe %s %s: left out", unit, why)
+        tree = whole.without(torn, foreign.unit)
+        if not list(foreign.entries(tree)):
+            raise CompileError(f"{cache}: the Gaudi software wrote no recipes; see whether it may write to this folder")
+        found: dict[str, Path] = {}
+        files = {}
+        for path, file in tree.files.items():
+            digest = digest_file(cache / path)
+            files[path] = Blob(digest, file.size)
+            found[digest] = folder / digest.removeprefix("sha256:")
+            shutil.move(cache / path, found[digest])
+        index = folder / RECIPES
+        index.write_bytes(Recipes(files, merge(foreign.facts(tree))).to_bytes())
+        shutil.rmtree(cache, ignore_errors=True)
+        return {RECIPES: index, **found}
+
+
+def _last_lines(log: Path) -> Sequence[str]:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return [line[:300] for line in lines if line][-LAST:]

@@ -1,0 +1,71 @@
+"""A start of a bundle on a Gaudi card in a process of its own, for the recipes that the card's compiler then writes.
+
+    python -m llmc.compiler.targets.hpu.recording BUNDLE
+
+Runs every bucket twice, as `llmc warmup` does, with the KV cache that the bundle pins. A process of its own has read
+PT_HPU_RECIPE_CACHE_CONFIG before anything imported the bridge, and gives the card back when it ends. Prints the number
+of each executable, as in the manifest, when its bucket ran first; an error is the last line on stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from llmc.artifacts.bundle.reader import BundleFiles
+from llmc.buckets.warmup.options import CaptureOptions
+from llmc.errors import CompileError, DeviceError, LlmcError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.startup.capturing import CaptureChoice, Capturing
+from llmc.runtime.startup.opening import EngineOptions, open_executor
+from llmc.runtime.startup.outcome import Outcome
+from llmc.runtime.startup.warming import Warmed, Warming
+from llmc.settings import Settings
+
+
+def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
+    """Warm the bundle up, and tell the number of each executable that ran.
+
+    Raises DeviceError without a card, CompileError for a bucket that does not run, and what opening raises.
+    """
+    numbers = {(e.phase, e.batch, e.query, e.context): i for i, e in enumerate(bundle.manifest.executables)}
+    told: set[int] = set()
+
+    def ran(found: object, _done: int, _of: int) -> None:
+        if not isinstance(found, Warmed) or found.error is not None:
+            return
+        b = found.bucket
+        number = numbers[b.phase, b.batch, b.query, b.context]
+        if number not in told:
+            told.add(number)
+            tell(number)
+
+    executor = open_executor(bundle, EngineOptions())
+    try:
+        if executor.in_place_of:
+            raise DeviceError(f"{bundle.path}: this process found no {executor.in_place_of} card")
+        choice = CaptureChoice(CaptureOptions.of(bundle.settings))
+        capturing = Capturing.of(executor, bundle.plan, choice)
+        outcome = Outcome(executor, Warming(executor, bundle.plan), capturing)
+        outcome.run(ran)
+    finally:
+        executor.close()
+    if outcome.failed:
+        bucket, error = next(iter(outcome.failed.items()))
+        raise CompileError(f"{len(outcome.failed)} buckets do not run on this card, first {bucket}: {error}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    try:
+        bundle = Bundle(BundleFiles.open(Path(arguments[0])), Settings.from_environment())
+        record(bundle, lambda number: print(number, flush=True))
+    except LlmcError as error:
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
