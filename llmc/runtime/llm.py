@@ -84,7 +84,8 @@ class BundleLLM:
     @property
     def compilations(self) -> int:
         """Compilations since the bundle was opened, as its executor counts: 0, unless something was missing from it."""
-        return self.executor.compilations.count
+        prefiller = self.engine.prefiller
+        return self.executor.compilations.count + (0 if prefiller is None else prefiller.compilations)
 
     @property
     def compilations_at_open(self) -> tuple[str, ...]:

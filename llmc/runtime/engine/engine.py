@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmc.errors import DeviceError
 from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
-from llmc.runtime.engine.observer import EngineStats, FinishReason, StepRecord
+from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, FinishReason, StepRecord
 from llmc.runtime.engine.replay import StepResult, choose, replay, step_of
 from llmc.runtime.engine.sampling import SequenceSampler
 from llmc.runtime.engine.scheduling import open_scheduler
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 RAGGED_PREFILL_BUDGET = 512
 """Prompt tokens beside the decoding rows of a ragged step, where nothing else is asked for: over 256, fewer steps have
 prompts in them (benchmarks/RESULTS.md: 1.02 of the throughput, 0.90 of the 95th percentile between tokens)."""
-
-HANDED_OVER = "handed over"
-"""Stands in step records for the executable of a step that put prompts into their slots."""
 
 OnCompilation = Literal["ignore", "warn", "refuse"]
 """The reaction to a step that compiled a graph missing from the bundle; "refuse" raises DeviceError."""
@@ -158,10 +155,11 @@ class Engine(TokenEngine):
     def stats(self) -> EngineStats:
         """Gauges of now, in sequences."""
         o = self.scheduler.occupancy
+        compiled = self.executor.compilations.count + (0 if self.prefiller is None else self.prefiller.compilations)
         places = self.config.cache_tokens or self.config.slots * self.plan.limits.max_model_len
         return EngineStats(
             o.prefilling + o.decoding, o.waiting, self.config.slots, o.retained_slots, o.live_tokens / places,
-            self.steps, self.executor.compilations.count, len(self.executor.compilations.at_open),
+            self.steps, compiled, len(self.executor.compilations.at_open),
         )  # fmt: skip
 
     def step(self) -> Outcome | None:

@@ -113,6 +113,11 @@ class Prefiller(ABC):
     def on_news(self, call: Callable[[], None]) -> None:
         """Call `call` from now on whenever there is news, in any thread."""
 
+    @property
+    @abstractmethod
+    def compilations(self) -> int:
+        """Graphs that its executor compiled while serving; 0 where another process has it, and tells itself."""
+
     @abstractmethod
     def prepare(self, work: Callable[[Executor], object]) -> None:
         """Do `work`, such as a warm-up, on the executor in this process, and forget what its slots held before.

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+HANDED_OVER = "handed over"
+"""Stands for the executable of a step that put prompts into their slots."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A record of one step: the bucket, its live rows and padding, the executable, and seconds for each part of the
@@ -43,6 +47,11 @@ class StepRecord:
     drafted: int = 0
     accepted: int = 0
     lengths: tuple[int, ...] = ()
+
+    @property
+    def handed(self) -> bool:
+        """Whether it put prompts into their slots that another executor had computed, and computed nothing."""
+        return self.executable == HANDED_OVER
 
     @property
     def bucket(self) -> str:

@@ -43,6 +43,10 @@ class Worker(Protocol):
     ended: str | None
     longest_prompt: int
 
+    @property
+    def compilations(self) -> int:
+        """Graphs that its executor compiled while serving."""
+
     def cancel(self, job: Job) -> None:
         """Compute a prompt that runs no further; called under the lock."""
 
@@ -140,6 +144,11 @@ class WorkerClient(Prefiller):
     def on_news(self, call: Callable[[], None]) -> None:
         """See Prefiller."""
         self._call = call
+
+    @property
+    def compilations(self) -> int:
+        """See Prefiller."""
+        return self._worker.compilations
 
     def prepare(self, work: Callable[[Executor], object]) -> None:
         """See Prefiller."""

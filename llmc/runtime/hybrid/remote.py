@@ -145,6 +145,11 @@ class RemotePrefiller(Prefiller):
                 self._frames.close()
         self._thread.join(CONNECT_S)
 
+    @property
+    def compilations(self) -> int:
+        """See Prefiller."""
+        return 0
+
     def prepare(self, work: Callable[[Executor], object]) -> None:
         """Nothing: `llmc prefill` has done its own."""
 

@@ -78,6 +78,11 @@ class PrefillWorker:
         if self._live.pop(job.sequence, None) is not None:
             self._cancelled.append(job.sequence)
 
+    @property
+    def compilations(self) -> int:
+        """Graphs that its executor compiled while serving."""
+        return self.executor.compilations.count
+
     def leave(self, client: WorkerClient) -> None:
         """A client is closed; it holds the lock."""
         self.clients.discard(client)

@@ -131,6 +131,7 @@ def open_engine(bundle: Bundle, executor: Executor, options: EngineOptions) -> T
         from llmc.runtime.hybrid.opening import open_prefiller
 
         prefiller = open_prefiller(prefill, bundle, executor, lambda other: open_executor(other, options), min_prefix)
+        min_prefix = 0  # prefixes are the prefill side's to keep: copies of them would only take time here
     return Engine(
         bundle.plan, executor, vocab_size, prefill_budget=options.prefill_budget, min_prefix=min_prefix,
         on_compilation="refuse" if bundle.settings.check_recompilation else "warn",

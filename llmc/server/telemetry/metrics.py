@@ -25,6 +25,7 @@ from llmc.server.telemetry.histogram import (
     INTER_TOKEN_S,
     REQUEST_S,
     STEP_TOKENS,
+    TRANSFER_S,
     Histogram,
     one_two_five,
 )
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from llmc.buckets.plan import Plan
+    from llmc.runtime.engine.handover import HandOver
 
 PREFIX = "llmc:"
 REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
@@ -49,6 +51,8 @@ COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked for in retained prefixes.",
     "prefix_cache_hits": "Prompt tokens found in a retained prefix.",
     "bucket_miss": "Steps that no bucket covered as planned.",
+    "kv_transfer_prompts": "Prompts that another device computed.",
+    "kv_transfer_bytes": "Bytes of their keys, values and logits.",
     "spec_decode_num_drafts": "Rows of decode steps that had a draft.",
     "spec_decode_num_draft_tokens": "Tokens drafted.",
     "spec_decode_num_accepted_tokens": "Drafted tokens that held.",
@@ -61,6 +65,8 @@ HISTOGRAMS = {
     "request_inference_time_seconds": ("Seconds from a request's slot to its end.", REQUEST_S),
     "request_prefill_time_seconds": ("Seconds from a request's slot to its first token.", REQUEST_S),
     "request_decode_time_seconds": ("Seconds from a request's first token to its end.", REQUEST_S),
+    "kv_transfer_time_seconds": ("Seconds that moving a prompt's keys and values took.", TRANSFER_S),
+    "kv_transfer_wait_seconds": ("Seconds that a computed prompt waited for its transport and slot.", TRANSFER_S),
     "request_prompt_tokens": ("Prompt tokens of a request.", None),
     "request_generation_tokens": ("Tokens generated for a request, all its choices together.", None),
     "request_params_max_tokens": ("max_tokens of a request that gave it.", None),
@@ -148,7 +154,9 @@ class Metrics(Observer, Collector):
             counts["prefix_cache_hits"] += cached_tokens
 
     def stepped(self, record: StepRecord) -> None:
-        """Count the step for its bucket."""
+        """Count the step for its bucket; one that put prompts into their slots has none."""
+        if record.handed:
+            return
         with self._lock:
             self._uses.add(record)
             self._steps.observe(record.live_tokens)
@@ -159,6 +167,14 @@ class Metrics(Observer, Collector):
                 counts["spec_decode_num_drafts"] += record.drafts
                 counts["spec_decode_num_draft_tokens"] += record.drafted
                 counts["spec_decode_num_accepted_tokens"] += record.accepted
+
+    def handed_over(self, cost: HandOver) -> None:
+        """Count the prompt, its bytes, and what moving it took."""
+        with self._lock:
+            self._counts["kv_transfer_prompts"] += 1
+            self._counts["kv_transfer_bytes"] += cost.bytes
+            self._histograms["kv_transfer_time_seconds"].observe(cost.moving_s)
+            self._histograms["kv_transfer_wait_seconds"].observe(cost.wait_s)
 
     def emitted(self, first_token_s: Sequence[float], inter_token_s: Sequence[float]) -> None:
         """Count the tokens, and their times."""

@@ -86,7 +86,8 @@ class Snapshot(Observer):
         """Count the step for its bucket."""
         with self._lock:
             second = self._second()
-            self._uses.add(record)
+            if not record.handed:
+                self._uses.add(record)
             if record.phase == "prompt":
                 second.prompt_tokens += record.live_tokens
             if record.miss:

@@ -11,7 +11,7 @@ from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import HANDED_OVER, Engine
+from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
@@ -75,7 +75,7 @@ def test_tokens_are_those_of_one_device(
     while engine.has_work:
         outcome = engine.step()
         assert outcome is not None
-        if outcome.record.executable != HANDED_OVER:
+        if not outcome.record.handed:
             assert outcome.record.phase == "decode", "no prompt runs where tokens are decoded"
         handed |= set(outcome.handed)
         for token in outcome.tokens:

@@ -17,7 +17,7 @@ from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.engine.engine import HANDED_OVER, Engine
+from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.handover import Prefilled, PrefillFailed
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
@@ -68,7 +68,7 @@ class Hybrid:
         while self.engine.has_work:
             outcome = self.engine.step()
             assert outcome is not None
-            if outcome.record.executable == HANDED_OVER:
+            if outcome.record.handed:
                 assert set(outcome.handed) == set(outcome.record.requests)
             for token in outcome.tokens:
                 assert token.token_id is not None
@@ -119,7 +119,7 @@ def test_every_choice_of_a_request_comes_from_one_computed_prompt(toys: dict[str
     prompt = [5, 6, 7, 8, 9]
     with BundleLLM(toys["static"].bundle, keep_steps=True, prefill=toys["ragged"].bundle) as llm:
         [output] = llm.generate([{"prompt_token_ids": prompt}], greedy(4, n=3, temperature=1, top_k=1))
-        assert [step.live_rows for step in llm.records if step.executable == HANDED_OVER] == [3]
+        assert [step.live_rows for step in llm.records if step.handed] == [3]
     assert [o.token_ids for o in output.outputs] == [trusted.greedy(prompt, 4)] * 3
     cost = output.timings.handover
     assert cost is not None and cost.tokens == len(prompt) and cost.bytes == 4 * (5 * 8 + VOCAB)

@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmc import __version__
 from llmc.buckets.traffic.reader import Trace
-from llmc.runtime.engine.observer import EngineStats, Observers
+from llmc.runtime.engine.handover import HandOver
+from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, Observers
 from llmc.server.telemetry.histogram import Histogram
 from llmc.server.telemetry.metrics import Metrics
 from llmc.testing.toy import toy_plan
@@ -50,7 +52,8 @@ def test_a_fresh_server_has_every_name_at_zero() -> None:
         "request_decode_time_seconds_count", "request_inference_time_seconds_count", "request_prompt_tokens_count",
         "request_generation_tokens_count", "request_params_n_count", "request_params_max_tokens_count",
         "iteration_tokens_total_count", "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total",
-        "spec_decode_num_accepted_tokens_total",
+        "spec_decode_num_accepted_tokens_total", "kv_transfer_prompts_total", "kv_transfer_bytes_total",
+        "kv_transfer_time_seconds_count", "kv_transfer_wait_seconds_count",
     ):  # fmt: skip
         assert found[(f"llmc:{name}",)] == 0, name
     for reason in ("stop", "length", "abort", "error"):
@@ -310,3 +313,14 @@ def test_traffic_is_read_from_what_a_server_exports(tmp_path: Path) -> None:
     assert found is not None
     assert (found.prompt.number, found.prompt.total) == (3, 712)
     assert (found.output.number, found.output.total) == (3, 33)
+
+
+def test_prompts_of_another_device_are_counted_by_what_moving_them_cost() -> None:
+    metrics = Metrics("m")
+    metrics.handed_over(HandOver(7, 0, 1000, 0.1, 0.5, 0.001, 0.002, 0.25, 0.003))
+    metrics.stepped(replace(step(), executable=HANDED_OVER))
+    found = samples(metrics)
+    assert found["llmc:kv_transfer_prompts_total",] == 1 and found["llmc:kv_transfer_bytes_total",] == 1000
+    moved, waited = (histogram(found, f"llmc:kv_transfer_{name}_seconds") for name in ("time", "wait"))
+    assert moved["sum"] == pytest.approx(0.006) and waited["sum"] == 0.25
+    assert found["llmc:iteration_tokens_total_count",] == 0, "no bucket ran"
