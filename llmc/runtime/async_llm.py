@@ -54,7 +54,8 @@ class BundleAsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         """Yield the output as it grows: whole, or with output_kind DELTA what was added, or with FINAL_ONLY once.
 
-        Leaving the generator ends the request. Raises InputError, OverloadedError or EngineDeadError.
+        Leaving the generator ends the request. Raises InputError, OverloadedError, EngineDeadError, or DeviceError
+        where the device failed in the middle of this request alone.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
@@ -70,6 +71,8 @@ class BundleAsyncLLM:
                 if params.output_kind is RequestOutputKind.DELTA:
                     _forget(builder.output)
                 for update in updates:
+                    if update.error is not None:
+                        raise update.error
                     builder.take(update)
                 if builder.output.finished or params.output_kind is not RequestOutputKind.FINAL_ONLY:
                     yield builder.output

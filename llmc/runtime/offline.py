@@ -74,6 +74,8 @@ class Offline:
                         if sequence in owners:
                             owners[sequence].steps.append(record)
                 for update in updates:
+                    if update.error is not None:
+                        raise update.error
                     if update.request_id in builders:
                         index, builder = builders[update.request_id]
                         builder.take(update)

@@ -56,7 +56,7 @@ def test_requests_queue_stream_and_are_refused_by_name(server: Live) -> None:
     assert 'bucket="1x1+48"' in metrics
 
 
-def test_a_device_that_dies_is_told_and_the_server_is_not_healthy(
+def test_a_device_that_dies_fails_one_request_and_is_opened_again(
     lpu: LpuHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -64,6 +64,13 @@ def test_a_device_that_dies_is_told_and_the_server_is_not_healthy(
         server.ready()
         executor = server.server.state.served.engine.generator.engine.executor  # type: ignore[union-attr]
         executor._hyperdex.kill()  # type: ignore[attr-defined]
+        answer = server.ask("POST", "/v1/completions", asked())
+        assert (answer.status, answer.json["choices"][0]["finish_reason"]) == (200, "error")
+        again = server.ask("POST", "/v1/completions", asked())
+        assert again.json["choices"][0]["token_ids"] == tiny.greedy(CASE, [5, 6, 7], 6)
+        executor._hyperdex.kill()  # type: ignore[attr-defined]
+        monkeypatch.setenv("FAKE_HYPERDEX", "kill:import")
+        assert server.ask("POST", "/v1/completions", asked()).json["choices"][0]["finish_reason"] == "error"
         answer = server.ask("POST", "/v1/completions", asked())
         assert (answer.status, answer.json["error"]["code"]) == (503, "engine_dead")
         assert server.ask("GET", "/health").status == 503

@@ -17,6 +17,7 @@ from llmc.runtime.engine.sampling import Constraint, SamplingParams, SequenceSam
 
 if TYPE_CHECKING:
     from llmc.buckets.plan import Plan
+    from llmc.errors import LlmcError
     from llmc.runtime.engine.handover import HandOver, Prefiller
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
     from llmc.runtime.executors.base import Executor
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 class TokenEvent:
     """Token `token_id` of a sequence; `finish_reason` is set on its last one. `ends`: it is an end or stop token.
 
-    A sequence may end without a token, with None: it failed ("error"), or its device ended it ("stop").
+    A sequence may end without a token, with None: it failed ("error"), or its device ended it ("stop"). `error` is what
+    its device failed with, where others go on.
     """
 
     sequence: int
@@ -34,6 +36,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
     ends: bool = False
+    error: LlmcError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class TokenEngine(ABC):
         """
 
     def complete(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-        """Run prompts to their ends beside whatever else runs; the new tokens of each."""
+        """Run prompts to their ends beside whatever else runs; the tokens of each. Raises what a device fails with."""
         made: dict[int, list[int]] = {-1 - i: [] for i in range(len(prompts))}
         left = set(made)
         for sequence, prompt, one in zip(made, prompts, params, strict=True):
@@ -168,6 +171,8 @@ class TokenEngine(ABC):
             for token in outcome.tokens if outcome else ():
                 if token.sequence in made and token.token_id is not None:
                     made[token.sequence].append(token.token_id)
+                if token.error is not None:
+                    raise token.error
                 if token.finish_reason is not None:
                     left.discard(token.sequence)
         return list(made.values())

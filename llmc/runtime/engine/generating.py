@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
@@ -40,6 +40,9 @@ class _Waiting:
 class GeneratingEngine(TokenEngine):
     """Runs sequences one after the other on `executor`, lower priorities first, then in the order of arrival.
 
+    Where the device fails, its sequence fails alone, and the next one has the device opened again; a second failure
+    without a token in between is the engine's end.
+
     Parameters of a request that neither the device nor the host can meet are refused by name; those that are not given
     have the device's defaults.
     """
@@ -50,6 +53,7 @@ class GeneratingEngine(TokenEngine):
         self._queue: list[_Waiting] = []
         self._running: _Waiting | None = None
         self._stream: Generator[int, None, None] | None = None
+        self._failed = False
 
     @property
     def max_num_seqs(self) -> int:
@@ -120,22 +124,27 @@ class GeneratingEngine(TokenEngine):
         """One token of the sequence that runs. See TokenEngine."""
         started = time.perf_counter()
         admitted: tuple[tuple[int, int], ...] = ()
+        if self._running is None:
+            if not self._queue:
+                return None
+            self._running = self._queue.pop(0)
+            admitted = ((self._running.number, 0),)
+        run = self._running
+        first = not run.produced
         try:
-            if self._running is None:
-                if not self._queue:
-                    return None
-                one = self._running = self._queue.pop(0)
-                sampling = {name: getattr(one.params, name) for name in self._device.parameters}
-                self._stream = self._device.generate(one.prompt, one.budget, sampling)
-                admitted = ((one.number, 0),)
-            assert self._stream is not None
-            run, token = self._running, next(self._stream, None)
+            event = self._event(run, self._next(run))
+            self._failed = False
+        except DeviceError as error:
+            if self._failed:
+                self._forget()
+                raise
+            self._failed = True
+            _log.error("sequence %d failed with its device: %s", run.number, error)
+            event = TokenEvent(run.number, None, "error", error=error)
         except BaseException:
             self._forget()
             raise
-        first = not run.produced
         executed = time.perf_counter()
-        event = self._event(run, token)
         if event.finish_reason is not None:
             self._end()
         self.steps += 1
@@ -147,6 +156,12 @@ class GeneratingEngine(TokenEngine):
         )  # fmt: skip
         return Outcome(record, [event], admitted)
 
+    def _next(self, run: _Waiting) -> int | None:
+        if self._stream is None:
+            sampling = {name: getattr(run.params, name) for name in self._device.parameters}
+            self._stream = self._device.generate(run.prompt, run.budget, sampling)
+        return next(self._stream, None)
+
     def _event(self, run: _Waiting, token: int | None) -> TokenEvent:
         if token is None:
             if run.produced < run.params.min_tokens:
@@ -156,15 +171,14 @@ class GeneratingEngine(TokenEngine):
                 )  # fmt: skip
             return TokenEvent(run.number, None, "stop")
         if not 0 <= token < self.vocab_size:
-            self._fail(f"token {token}, which is not in its vocabulary of {self.vocab_size}")
+            raise DeviceError(
+                f"{self.executor.name}: the device gave token {token}, which is not in its vocabulary of "
+                f"{self.vocab_size}; the bundle is not for this device"
+            )
         run.produced += 1
         ends = token in run.ends and run.produced >= run.params.min_tokens
         reason: FinishReason | None = "stop" if ends else "length" if run.produced >= run.budget else None
         return TokenEvent(run.number, token, reason, ends=ends)
-
-    def _fail(self, what: str) -> NoReturn:
-        self._forget()
-        raise DeviceError(f"{self.executor.name}: the device gave {what}; the bundle is not for this device")
 
     def _end(self) -> None:
         stream, self._running, self._stream = self._stream, None, None

@@ -231,7 +231,8 @@ class Generator:
             running, choice = self._choices[token.sequence]
             if token.token_id is None:
                 reason = token.finish_reason or "error"
-                updates += self._told(running, [self._end(running, choice, reason, choice.text.flush())])
+                ended = self._end(running, choice, reason, choice.text.flush())
+                updates += self._told(running, [replace(ended, error=token.error)])
                 continue
             running.first_s = running.first_s or now
             if choice.tokens:

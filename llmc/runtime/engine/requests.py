@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llmc.runtime.engine.observer import FinishReason
 
 if TYPE_CHECKING:
+    from llmc.errors import LlmcError
     from llmc.runtime.engine.handover import HandOver
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.engine.sampling.logprobs import TokenLogprobs
@@ -36,6 +37,7 @@ class Update:
     a token may hold part of a character or of a stop string. `finish_reason` is set on the last update of the choice;
     `stop_reason` then is the stop string or stop token id that was met, if one was. A request is over when each of its
     n choices is. `handover` comes with the first update of a request whose prompt another executor computed.
+    `error` is what the device failed with, where the reason is "error" and that is known.
     """
 
     request_id: str
@@ -47,3 +49,4 @@ class Update:
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     handover: HandOver | None = None
+    error: LlmcError | None = None

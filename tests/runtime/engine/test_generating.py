@@ -185,13 +185,37 @@ def test_cancelling_stops_the_device_or_takes_from_the_queue(bundle: Bundle) -> 
     requests.engine.forget_slots()
 
 
-@pytest.mark.parametrize("device", [{"fails": 12}, {"fails": 11}])
-def test_a_device_that_fails_fails_all_and_the_engine_can_be_used_again(bundle: Bundle, device: dict[str, int]) -> None:
-    engine = generator(bundle, Counting(bundle, **device)).engine
+@pytest.mark.parametrize("at", [11, 12])
+def test_a_device_that_fails_fails_one_sequence_alone(
+    bundle: Bundle, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = generator(bundle, Counting(bundle, fails=at))
+    for name, start in (("fails", 10), ("next", 20)):
+        add(requests, name, [start], max_tokens=3)
+    news = drain(requests)
+    ended = {u.request_id: u for u in news if u.finish_reason}
+    assert {name: u.finish_reason for name, u in ended.items()} == {"fails": "error", "next": "length"}
+    assert str(ended["fails"].error) == "the device gave up" and ended["next"].error is None
+    assert tokens(news, "next") == [21, 22, 23] and len(tokens(news, "fails")) == at - 11
+    assert "failed with its device: the device gave up" in caplog.text
+
+
+def test_a_second_failure_in_a_row_ends_all_and_the_engine_can_be_used_again(bundle: Bundle) -> None:
+    device = Counting(bundle, fails=11)
+    requests = generator(bundle, device)
+    for name in ("a", "b", "c"):
+        add(requests, name, [10], max_tokens=3)
+    assert requests.step()[-1].finish_reason == "error"
     with pytest.raises(DeviceError, match="gave up"):
-        engine.complete([[10], [20]], [SamplingParams(max_tokens=4)] * 2)
-    assert not engine.has_work
-    assert engine.complete([[20]], [SamplingParams(max_tokens=2)]) == [[21, 22]]
+        requests.step()
+    assert not requests.engine.has_work
+    device.fails = None
+    assert requests.engine.complete([[20]], [SamplingParams(max_tokens=2)]) == [[21, 22]]
+
+
+def test_who_completes_prompts_hears_of_a_failure(bundle: Bundle) -> None:
+    with pytest.raises(DeviceError, match="gave up"):
+        generator(bundle, Counting(bundle, fails=12)).engine.complete([[10]], [SamplingParams(max_tokens=4)])
 
 
 def test_a_token_that_the_model_lacks_is_the_devices_error(bundle: Bundle) -> None:
