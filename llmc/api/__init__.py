@@ -97,7 +97,7 @@ class LLM(BundleLLM):
         self, model: str | Path, *, device: str | None = None, threads: int | None = None, keep_steps: bool = False,
         weights: str | Path | None = None, **arguments: Any,
     ) -> None:  # fmt: skip
-        compiled, engine = split(arguments)
+        compiled, engine = split(arguments, device)
         bundle = bundle_of(str(model), device, compiled, weights=None if weights is None else str(weights))
         super().__init__(bundle, threads, keep_steps, **engine)
 

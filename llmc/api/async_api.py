@@ -27,7 +27,7 @@ class AsyncLLM(BundleAsyncLLM):
         self, model: str | Path, *, device: str | None = None, threads: int | None = None,
         weights: str | Path | None = None, **arguments: Any,
     ) -> None:  # fmt: skip
-        compiled, engine = split(arguments)
+        compiled, engine = split(arguments, device)
         bundle = bundle_of(str(model), device, compiled, weights=None if weights is None else str(weights))
         super().__init__(bundle, threads, **engine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,14 +30,18 @@ _WITHOUT_EFFECT = {
     "tokenizer_mode": "the tokenizer is the checkpoint's own",
     "trust_remote_code": "no code of a checkpoint is run",
 }
+_OPTIONS = {"override_neuron_config": "override_neuron_config", "tensor_parallel_size": "tensor_parallel"}
+"""vLLM's name of an option that some devices declare → its name here."""
+
 _ONE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments of `llmc.compile`, arguments of the engine) of what was given to LLM().
+def split(arguments: Mapping[str, Any], device: str | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of `llmc.compile`, arguments of the engine) of what was given to LLM() for a device.
 
-    An argument without effect here is a warning. So is more than one device: a bundle holds the graphs of one device,
-    or of those that it was compiled for. Raises InputError for an argument that neither vLLM nor llmc knows, naming the
+    An argument without effect here is a warning. So is more than one device, where `device` is not one whose graphs can
+    be sharded: a bundle holds the graphs of one device, or of those that it was compiled for. Raises InputError for an
+    argument that neither vLLM nor llmc knows, naming the
     nearest.
     """
     compiled: dict[str, Any] = {}
@@ -44,6 +49,8 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     for name, value in arguments.items():
         if name in ENGINE:
             engine[name] = value
+        elif value and name in _OPTIONS and _takes(device, _OPTIONS[name]):
+            compiled[_OPTIONS[name]] = json.dumps(value) if isinstance(value, dict) else value
         elif name in _WITHOUT_EFFECT:
             if value:
                 _warn(f"{name} has no effect: {_WITHOUT_EFFECT[name]}")
@@ -60,6 +67,12 @@ def split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     if compiled:
         _require_known(compiled)
     return compiled, engine
+
+
+def _takes(device: str | None, option: str) -> bool:
+    from llmc.compiler.targets.declared import declared
+
+    return device is not None and device.partition(":")[0] in declared()[option].devices
 
 
 def _require_known(compiled: Mapping[str, Any]) -> None:

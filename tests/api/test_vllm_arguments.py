@@ -43,6 +43,13 @@ def test_what_has_no_effect_is_said(given: dict[str, Any], said: str, caplog: py
     assert said in caplog.text
 
 
+def test_a_device_that_knows_an_option_takes_it() -> None:
+    given = {"override_neuron_config": {"enable_bucketing": False}, "tensor_parallel_size": 2}
+    wanted = {"override_neuron_config": '{"enable_bucketing": false}', "tensor_parallel": 2}
+    assert split(given, "neuron:trn2") == (wanted, {})
+    assert split({"tensor_parallel_size": 2}, "xla") == ({"tensor_parallel": 2}, {})
+
+
 @pytest.mark.parametrize("given", [{"tensor_parallel_size": 1}, {"trust_remote_code": False}, {"tokenizer": None}])
 def test_defaults_are_not_worth_a_word(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     assert split(given) == ({}, {}) and not caplog.records

@@ -25,6 +25,7 @@ from llmc.strict_json import loads_object
 NEURON_CONFIG: Option[str] = Option(
     "override_neuron_config", str, "",
     'Members of NxD Inference\'s neuron_config, as in {"enable_bucketing": false}.', metavar="JSON",
+    shapes_executable=False,
 )  # fmt: skip
 
 _DTYPES = {"bfloat16": "bf16", "float32": "f32"}
@@ -71,6 +72,11 @@ class NeuronConfig:
             bucketing, _top_k(found), _positive(found, "tp_degree"), _positive(found, "logical_nc_config"),
             None if dtype is None else _DTYPES[dtype],
         )  # fmt: skip
+
+
+def canonical(text: str) -> str:
+    """The text of a configuration that `NeuronConfig.parse` reads, the same whatever its spaces and order."""
+    return json.dumps(loads_object(text.encode()), sort_keys=True)
 
 
 def _top_k(found: Mapping[str, Any]) -> int | None:

@@ -20,7 +20,7 @@ from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
-from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
+from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
 from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
 from llmc.errors import InputError
@@ -81,6 +81,8 @@ class NeuronTarget(XlaTarget):
         """
         asked, chip = NeuronConfig.parse(NEURON_CONFIG.of(options)), self.chip
         chip.lnc(asked.lnc)
+        if text := NEURON_CONFIG.of(options):
+            options = options.changed(override_neuron_config=canonical(text))
         if asked.tensor_parallel is not None:
             if TENSOR_PARALLEL.of(options) not in (1, asked.tensor_parallel):
                 raise InputError(

@@ -94,6 +94,8 @@ def test_two_ranks_exchange_what_they_have_and_give_the_same_logits(tmp_path: Pa
     assert "all-reduce" in found["operators"]
     whole, part = found["cache"]
     assert (whole[2], part[2]) == (2, 1)
+    assert found["on cores"]["top1"] == 1
+    assert found["on cores"]["mean_kl"] < 1e-9
 
 
 def test_chips_and_their_number_of_largest_logits() -> None:
