@@ -80,9 +80,22 @@ def is_fast(path: Path) -> bool:
     return any(name == one or name.startswith(f"{one}/") for one in FAST) and name not in SLOW
 
 
+def _is_slow_folder(path: Path) -> bool:
+    """Whether no file of the fast tier is below a folder of tests."""
+    tests = Path(__file__).parent
+    if path == tests or not path.is_relative_to(tests):
+        return False
+    name = path.relative_to(tests).as_posix()
+    return not any(f"{name}/".startswith(f"{one}/") or one.startswith(f"{name}/") for one in FAST)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --fast other files are not even imported; their first lines would import what is heavy."""
-    return True if config.getoption("--fast") and collection_path.is_file() and not is_fast(collection_path) else None
+    """With --fast other files, and the conftest.py of other folders, are not even imported: their first lines would
+    import what is heavy."""
+    if not config.getoption("--fast"):
+        return None
+    slow = _is_slow_folder(collection_path) if collection_path.is_dir() else not is_fast(collection_path)
+    return True if slow else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from typing import Any
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Target
 from llmc.compiler.targets.declared import devices
+from llmc.cpus import usable_cpus
 from llmc.platforms import exists_here
 from llmc.runtime.accelerators import CARDS, CPU
 from llmc.runtime.host import host_memory
@@ -31,7 +31,7 @@ def survey() -> list[dict[str, Any]]:
 def host() -> str:
     """This host's CPU, CPUs and memory in words."""
     memory = host_memory()
-    sizes = [f"{os.cpu_count() or 1} CPUs", *([] if memory is None else [f"{memory / (1 << 30):.1f} GiB"])]
+    sizes = [f"{usable_cpus()} CPUs", *([] if memory is None else [f"{memory / (1 << 30):.1f} GiB"])]
     return f"{CPU.found() or 'a CPU of unknown name'}; {', '.join(sizes)}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
+from llmc.cpus import usable_cpus
 from llmc.errors import LlmcError, VerificationError
 from llmc.runtime.certificate.document import BucketUsed, Certificate, Host, Numbers, Requests, Used
 from llmc.runtime.certificate.driving import Driven, StepCounter, drive
@@ -250,7 +250,7 @@ def _require_none_compiled(accounts: list[Account], blinded: list[str]) -> None:
 def host(threads: int) -> Host:
     """This host, and the threads that an executor has on it."""
     return Host(
-        platform.system(), platform.machine(), cpu_features(), os.cpu_count() or 1, threads, host_memory()
+        platform.system(), platform.machine(), cpu_features(), usable_cpus(), threads, host_memory()
     )  # fmt: skip
 
 

@@ -48,7 +48,9 @@ def test_a_bundle_among_several_is_judged_too(tmp_path: Path, store: Store) -> N
     assert "native code" in refused(store, export_all(theirs, tmp_path / "all.tar"))
 
 
-@pytest.mark.parametrize("of", [key("kernels"), key("slots"), key(state="native"), key(target="new"), key("new")])
+@pytest.mark.parametrize(
+    "of", [key("kernels"), key("slots", target="xla"), key(state="native"), key(target="new"), key("new")]
+)
 def test_an_entry_of_code_needs_one(tmp_path: Path, store: Store, of: Key) -> None:
     theirs = Store(tmp_path / "theirs")
     theirs.publish(of, {"code": theirs.put_bytes(b"code")})

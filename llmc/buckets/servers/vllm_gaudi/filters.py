@@ -113,19 +113,20 @@ def drafted(view: View, shape: Shape) -> set[Shape]:
 
 def with_drafts(view: View, decode: set[Shape]) -> set[Shape]:
     """`decode` and what speculation adds; a list that has this for some of its buckets already is whole."""
-    if not view.drafts or _expanded(view, _seeds(view, decode)) == decode:
+    if not view.drafts or expanded(view, _seeds(view, decode)) == decode:
         return decode
-    return _expanded(view, decode)
+    return expanded(view, decode)
 
 
 def seeds(view: View, prepared: Iterable[Shape]) -> set[Shape]:
     """Decode buckets of which the server prepares just `prepared`, or `prepared` where there are none such."""
     known = set(prepared)
     found = _seeds(view, known)
-    return found if _expanded(view, found) == known else known
+    return found if expanded(view, found) == known else known
 
 
-def _expanded(view: View, decode: set[Shape]) -> set[Shape]:
+def expanded(view: View, decode: set[Shape]) -> set[Shape]:
+    """`decode` and what speculation adds for each of its buckets."""
     return decode.union(*(drafted(view, shape) for shape in decode)) if view.drafts else decode
 
 

@@ -70,7 +70,7 @@ class VllmGaudi:
         decodes = filters.decodes(view, ranges.decode(view))
         _check_left(PROMPT, prompts)
         _check_left(DECODE, decodes)
-        return _lists(prompts, filters.with_drafts(view, decodes))
+        return _lists(prompts, filters.expanded(view, decodes))
 
     def accept(self, setup: Setup, lists: Lists) -> Accepted:
         """What a file with `lists` leaves: filtered and clipped, with the buckets that drafts add where they are not

@@ -28,6 +28,13 @@ def test_its_own_buckets_are_the_planners(made: Setup) -> None:
     assert set(lists["decode"]) == planner.decode_buckets(seen)
 
 
+def test_drafts_widen_the_servers_own_buckets_even_where_some_are_there_already() -> None:
+    made = setup(
+        300, 8, 128, block_size=128, bucketing_strategy="lin", contiguous_pa=False, num_speculative_tokens=3,
+    )  # fmt: skip
+    assert set(GAUDI.default(made)["decode"]) == planner.decode_buckets(View.of(made)) >= {(16, 1, 32), (32, 1, 96)}
+
+
 def test_a_product_of_prompts_is_bounded_by_the_tokens_of_a_step() -> None:
     made = Ranges([1, 2, 4, 8, 16], [512, 1024], [0, 1, 2, 3, 4])
     assert len(filters.prompts(view(max_model_len=2048, block_size=64), made)) == 25
