@@ -22,8 +22,9 @@ from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig, canonical
 from llmc.compiler.targets.neuron.neuronx_cc import SECONDS
-from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
-from llmc.errors import InputError
+from llmc.compiler.targets.xla.capacity import gib
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget, tensors
+from llmc.errors import CompileError, InputError
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
@@ -159,8 +160,8 @@ class NeuronTarget(XlaTarget):
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the cores that a graph is sharded over."""
-        cores, chip = TENSOR_PARALLEL.of(options), self.chip
-        return cores * chip.memory[chip.default_lnc], f"of {cores} cores of {chip.name}"
+        cores = TENSOR_PARALLEL.of(options)
+        return cores * self._room(options), f"of {cores} cores of {self.chip.name}"
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """As for xla, but for the largest logits, which lowering.py finds."""
@@ -169,12 +170,40 @@ class NeuronTarget(XlaTarget):
             logger().warning("%s=%s has no effect: device neuron compiles weights as they are", name, value)
         return both_weightless(stages, replace(options, sample_top_k=0))
 
+    def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
+        """Raise CompileError where weights and cache alone do not fit a core."""
+        weights, cache = _shares(layout, TENSOR_PARALLEL.of(options))
+        room = self._room(options)
+        if weights + cache > room:
+            raise CompileError(
+                f"weights take {gib(weights)} of a core of {self.chip.name} and the cache {gib(cache)}; a core has "
+                f"{gib(room)}: compile for fewer or shorter sequences, or with more --tensor-parallel"
+            )
+
     def analyse(
         self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
     ) -> dict[str, Any]:
-        """How weights are split where they are."""
+        """Memory of a core that weights and cache take, and how weights are split where they are."""
         assert isinstance(lowered, XlaLowered)
-        return {"tensor_parallel": lowered.split} if TENSOR_PARALLEL.of(options) > 1 else {}
+        weights, cache = _shares(lowered.layout, TENSOR_PARALLEL.of(options))
+        found = {"core_memory": {"weights": weights, "cache": cache, "available": self._room(options)}}
+        return {**found, "tensor_parallel": lowered.split} if TENSOR_PARALLEL.of(options) > 1 else found
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """Memory, and what is split."""
+        memory = analysis["core_memory"]
+        found = [
+            f"a core of {self.chip.name}: weights {gib(memory['weights'])}, cache {gib(memory['cache'])}, of "
+            f"{gib(memory['available'])}; what graphs take, neuronx-cc decides"
+        ]
+        if split := analysis.get("tensor_parallel"):
+            found += [f"tensor parallel over {split['degree']} cores: cache {split['cache']}", *split["notes"]]
+        return found
+
+    def _room(self, options: CompileOptions) -> int:
+        """Bytes of a core."""
+        asked = NeuronConfig.parse(NEURON_CONFIG.of(options)).lnc
+        return self.chip.memory[self.chip.lnc(self.settings.neuron_cores if asked is None else asked)]
 
     def build(self, job: Job, options: CompileOptions) -> bytes:
         """The module of a function."""
@@ -191,3 +220,11 @@ class NeuronTarget(XlaTarget):
 
         core = super()._sharded(core, config, options)
         return TopCore(core, options.sample_top_k) if options.sample_top_k else core
+
+
+def _shares(layout: Mapping[str, Any], cores: int) -> tuple[int, int]:
+    """Bytes of weights and of cache on a core."""
+    from llmc.runtime.executors.neuron.files import share_bytes
+
+    weights, cache = (sum(share_bytes(t, cores) for t in tensors(layout[name])) for name in ("weights", "cache"))
+    return weights, cache

@@ -318,10 +318,10 @@ class XlaTarget(StaticTarget):
         core = self._core(lowered.inputs[CACHED if context else FIRST], shape.sizes, options, lowered.rolled)
         core = self._sharded(core, lowered.config, options)
         layout = lowered.layout
-        weights = {tensor.name: tensor for tensor in _tensors(layout["weights"])}
+        weights = {tensor.name: tensor for tensor in tensors(layout["weights"])}
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
-        inputs = (*rows, *_tensors(layout["cache"]), *(weights[name] for name in core.weights))
+        inputs = (*rows, *tensors(layout["cache"]), *(weights[name] for name in core.weights))
         return Job("step", step_function(core, shape.phase, context, self.loops), inputs, (4, 5), str(shape))
 
     def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
@@ -351,7 +351,7 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
     target = open_target(options.device)
     assert isinstance(target, XlaTarget)
     target.machine(options)  # JAX is configured before anything imports it
-    keys, values = _tensors(cache)
+    keys, values = tensors(cache)
     return {
         name: target.build(Job("slots", function, inputs, (0, 1) if changes else (), name), options)
         for name, (function, inputs, changes) in slot_programs(keys, values).items()
@@ -375,7 +375,8 @@ def _stack(described: Sequence[Described]) -> list[Described]:
     return found
 
 
-def _tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+def tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """Of a layout's description, as an envelope's header has them."""
     from llmc.runtime.executors.xla.envelope import Tensor
 
     return [Tensor(d["name"], tuple(d["shape"]), d["dtype"], tuple(d["dims"])) for d in described]
