@@ -10,7 +10,7 @@ from llmc.compiler.targets.neuron import neuronx_cc
 from llmc.compiler.targets.neuron.chips import Chip
 from llmc.compiler.targets.neuron.for_compiler import modules
 from llmc.compiler.targets.neuron.neuron_config import NEURON_CONFIG, NeuronConfig
-from llmc.errors import DeviceError
+from llmc.errors import CompileError, DeviceError
 from llmc.runtime.executors.neuron.executor import NeuronExecutor
 from llmc.runtime.executors.neuron.files import NeuronFile, write_native
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
@@ -37,7 +37,12 @@ class NeuronFinisher(EachExecutable):
             neuronx_cc.require()
         except DeviceError as e:
             return str(e)
-        here = NeuronExecutor.host().get("target", self._chip.name)
+        here = NeuronExecutor.host().get("target")
+        if here is None:
+            return (
+                f"this host has no NeuronCores; to compile for {self._chip.name} all the same, set "
+                f"NEURON_PLATFORM_TARGET_OVERRIDE={self._chip.name}"
+            )
         if here != self._chip.name:
             return (
                 f"this host is for {here}, the bundle for {self._chip.name}; compile it again with --device "
@@ -69,6 +74,11 @@ class NeuronFinisher(EachExecutable):
 
     def _neffs(self, bundle: Bundle, file: str, name: str) -> bytes:
         portable = NeuronFile.parse(bundle.files.read(file), f"{bundle.path}: {name}")
+        if (made_for := portable.header.topology) != self._chip.name:
+            raise CompileError(
+                f"{bundle.path}: its modules are for {made_for}, this host is for {self._chip.name}; compile it again "
+                f"with --device neuron:{self._chip.name}"
+            )
         compiler = neuronx_cc.require()
         lnc, seconds = self._lnc(bundle), bundle.option("neuronx_cc_timeout", neuronx_cc.SECONDS)
         arguments = neuronx_cc.arguments(self._chip, lnc)

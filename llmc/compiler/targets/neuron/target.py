@@ -2,7 +2,7 @@
 
 Graphs, weights and cache are those of the xla target: weights are inputs, so that all buckets share one file, and the
 cache is contiguous, slots × max_model_len. A module is portable: it is verified on this host's CPU, and neuronx-cc
-makes a NEFF of it where that is installed (compiler.py).
+makes a NEFF of it where that is installed (finisher.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
-from llmc.compiler.program.stage import both_weightless
 from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
@@ -124,7 +123,7 @@ class NeuronTarget(XlaTarget):
 
     @property
     def state(self) -> State:
-        """Portable without neuronx-cc."""
+        """Portable: neuronx-cc makes NEFFs afterwards."""
         return "portable"
 
     def remaining(self) -> str:
@@ -164,11 +163,14 @@ class NeuronTarget(XlaTarget):
         return cores * self._room(options), f"of {cores} cores of {self.chip.name}"
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
-        """As for xla, but for the largest logits, which lowering.py finds."""
-        super().trace(stages, options)
+        """As for xla."""
         for name, value in self.settings.neuron_quantisation.items():
             logger().warning("%s=%s has no effect: device neuron compiles weights as they are", name, value)
-        return both_weightless(stages, replace(options, sample_top_k=0))
+        return super().trace(stages, options)
+
+    def _traced(self, options: CompileOptions) -> CompileOptions:
+        """The largest logits are found by lowering.py."""
+        return replace(options, sample_top_k=0)
 
     def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
         """Raise CompileError where weights and cache alone do not fit a core."""

@@ -171,7 +171,11 @@ class XlaTarget(StaticTarget):
         devices, where = self._devices(options)
         require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
         self._other_lowering(options)  # missing packages are reported before anything is made
-        return both_weightless(stages, options)
+        return both_weightless(stages, self._traced(options))
+
+    def _traced(self, options: CompileOptions) -> CompileOptions:
+        """The options that the model is traced with."""
+        return options
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,9 @@ class NeuronArrays(DeviceArrays):
     def __init__(self, bundle: Bundle, ranks: int) -> None:
         import nrtpy
 
+        if ranks > 1:
+            with suppress(nrtpy.NrtpyError):  # the runtime runs in this process already, with its cores
+                nrtpy.configure(visible_cores=list(range(ranks)))
         self._nrtpy = nrtpy
         self._ranks = ranks
         self._source = str(bundle.path)

@@ -159,6 +159,17 @@ def test_without_a_compiler_the_line_that_installs_it_is_told(bundles: Bundles, 
         finish_bundle(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
 
 
+def test_a_host_that_is_told_of_no_chip_and_one_of_another_are_told_what_to_do(
+    bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_compiler(monkeypatch, tmp_path, chip="trn1")
+    with pytest.raises(DeviceError, match=r"this host is for trn1, the bundle for trn2; compile it again with"):
+        finish_bundle(bundles.copy(tmp_path / "b"), bundles.store, lambda _: None)
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
+    with pytest.raises(DeviceError, match=r"no NeuronCores; to compile for trn2 all the same, set NEURON_PLATFORM_TAR"):
+        finish_bundle(tmp_path / "b", bundles.store, lambda _: None)
+
+
 def test_a_bundle_of_one_chip_is_refused_on_another(
     bundles: Bundles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
