@@ -161,6 +161,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
         pending += new
     assert {name for name in behind if name.startswith(("llmc.compiler.", "llmc.runtime."))} <= {
         "llmc.compiler.checkpoint.base",  # stages.py: what a configuration says of its place
+        "llmc.runtime.host",  # accelerators.py: what this CPU has, for people
         *FAMILIES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
     }
 
