@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.finishing import Finisher
 
 REFERENCE = "its portable executables"
-UNBOUND = "no weights: bound weights can be verified with llmc verify BUNDLE --reference MODEL"
 
 
 def agree(
@@ -43,10 +42,9 @@ def agree(
     """
     if options.verify == "none":
         return {"mode": "none"}
-    if "weights" not in manifest.files:
-        return {"mode": "none", "why": UNBOUND}
     plan, limits = half.plan, target.limits(options)
-    parameters = manifest.blobs[manifest.files["weights"]] * 8 // DTYPE_BITS[options.dtype]
+    weights = manifest.files.get("weights")
+    parameters = (manifest.blobs[weights] if weights else 0) * 8 // DTYPE_BITS[options.dtype]
     chosen = choose(plan.buckets, plan.limits, options.verify == "all", target, manifest.executables, parameters)
     parts = [part for part in chosen.parts if not isinstance(part, str)]
     beyond = steps_beyond(plan.limits, parameters)

@@ -33,6 +33,7 @@ from llmc.artifacts.key import Key, Value
 from llmc.buckets.servers.export import write_texts
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.agree import agree
+from llmc.compiler.pipeline.bind import is_unbound
 from llmc.compiler.pipeline.compile import CompileResult, ExecutableReport, Reporter, compile_bundle
 from llmc.compiler.pipeline.resolve import target_of
 from llmc.compiler.targets.base import Shape
@@ -84,7 +85,8 @@ def compile_and_finish(
 ) -> CompileResult:  # fmt: skip
     """`compile_bundle`, and on the device's own host `finish_bundle` of what it leaves portable."""
     result = compile_bundle(model, destination, plan, options, store, report, settings)
-    if not result.portable or finisher_here(target_of(read_manifest(destination))) is None:
+    manifest = read_manifest(destination)
+    if not result.portable or is_unbound(manifest) or finisher_here(target_of(manifest)) is None:
         return result
     done = finish_bundle(destination, store, report, jobs=options.jobs, verify=options.verify, settings=settings)
     return replace(
@@ -114,7 +116,9 @@ def finisher_here(target: Target) -> Finisher | None:
 
 
 def unfinished(bundle: Bundle) -> str:
-    """In words, why a bundle still has to be finished on this host; "" where it has not to be."""
+    """In words, why a bundle still has to be finished on this host; "" where it has not to be, or has no weights."""
+    if is_unbound(bundle.manifest):
+        return ""
     if any(item.state == "portable" for item in bundle.manifest.executables):
         return "portable"
     wanted = bundle.manifest.options.get(FINISHED_FOR)
@@ -170,6 +174,11 @@ def _require_finisher(half: Bundle, target: Target) -> Finisher:
         raise InputError(f"{half.path}: cannot be finished from its own files: {left}")
     if finisher is None or all(item.state == "native" for item in half.manifest.executables):
         raise InputError(f"{half.path}: nothing to finish: its executables are final for {half.manifest.device}")
+    if is_unbound(half.manifest):
+        raise InputError(
+            f"{half.path}: compiled from a configuration alone, so it cannot be run and compared; finish a "
+            "bundle that was compiled from the checkpoint: MODEL in place of --config"
+        )
     if lacks := finisher.lacks():
         raise DeviceError(f"{half.path}: cannot be finished here: {lacks}")
     return finisher

@@ -15,7 +15,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.bundle.writer import write_bundle
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import ExecutableReport
-from llmc.compiler.pipeline.finish import FinishResult, compile_and_finish, finish_bundle
+from llmc.compiler.pipeline.finish import FinishResult, compile_and_finish, finish_bundle, unfinished
 from llmc.compiler.targets.fake_finisher import FakeFinisher
 from llmc.errors import ArtifactError, CompileError, DeviceError, InputError, VerificationError
 from llmc.runtime.bundle import Bundle
@@ -114,6 +114,20 @@ def test_a_native_bundle_has_nothing_to_finish(toy: Toy, put_in: Any) -> None:
     toy.compile(device="fake")
     with pytest.raises(InputError, match="nothing to finish"):
         finish(toy)
+
+
+def test_a_bundle_without_weights_is_refused_and_its_compile_is_no_error(
+    toy: Toy, put_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in()
+    before = Bundle.open(toy.bundle).manifest
+    monkeypatch.setattr("llmc.compiler.pipeline.finish.is_unbound", lambda _: True)
+    with pytest.raises(InputError, match="compiled from a configuration alone"):
+        finish(toy)
+    assert not unfinished(Bundle.open(toy.bundle)) and Bundle.open(toy.bundle).manifest == before
+    options = CompileOptions.of("fake:portable")
+    result = compile_and_finish(str(toy.model), toy.bundle, toy.plan, options, toy.store, toy.events.append)
+    assert result.portable and not result.finished
 
 
 @pytest.mark.parametrize(("changes", "said"), [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from llmc.artifacts.foreign.gaudi import VARIABLE, GaudiCache
 from llmc.artifacts.foreign.tree import scan_tree
 from llmc.artifacts.key import Value, canonical_json
 from llmc.compiler.targets.finishing import Told, WholeBundle
-from llmc.errors import CompileError, DeviceError, InputError
+from llmc.errors import CompileError, DeviceError
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, Recipes, local_folder
 from llmc.runtime.startup.opening import EngineOptions
 
@@ -39,6 +40,9 @@ ROOM_MIB = 1 << 20
 """The bridge deletes the oldest recipes of a larger folder: none of one recording."""
 
 INSTALL = "install Intel's Gaudi software (docs.habana.ai, Installation), and llmc in its Python environment"
+FLUSH_SECONDS = 30.0
+"""How long an interrupted recording may take to write its recipes."""
+
 LAST = 3
 """Lines of the recording's log that an error shows."""
 
@@ -67,8 +71,6 @@ class RecipeFinisher(WholeBundle):
     def finish(self, bundle: Bundle, pins: Mapping[str, Value], folder: Path, told: Told) -> Mapping[str, Path]:
         """See WholeBundle. The cache's folder outlives an interrupt, for the next run; a failure names its log."""
         manifest = bundle.manifest
-        if "weights" not in manifest.files:
-            raise InputError(f"{bundle.path}: it has no weights, so it cannot run; bind them (docs/config-only.md)")
         members = {name: value for name, value in manifest.to_dict().items() if name not in ("schema", "kind")}
         members["options"] = {**members["options"], **pins}
         draft = Manifest.create(**members)
@@ -95,10 +97,7 @@ class RecipeFinisher(WholeBundle):
                         told(bundle.manifest.executables[int(line)])
                 code = process.wait()
             finally:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
+                _end(process)
         if code == 0:
             log.unlink()
             return
@@ -127,6 +126,19 @@ class RecipeFinisher(WholeBundle):
         index.write_bytes(Recipes(files, merge(foreign.facts(tree))).to_bytes())
         shutil.rmtree(cache, ignore_errors=True)
         return {RECIPES: index, **found}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a recording that still runs: interrupted, it waits until its recipes are on disk."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(FLUSH_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def _last_lines(log: Path) -> Sequence[str]:

@@ -51,6 +51,8 @@ def record(bundle: Bundle, tell: Callable[[int], None]) -> None:
         outcome.run(ran)
     finally:
         executor.close()
+    if outcome.interrupted:
+        raise CompileError("it was interrupted")
     if outcome.failed:
         bucket, error = next(iter(outcome.failed.items()))
         raise CompileError(f"{len(outcome.failed)} buckets do not run on this card, first {bucket}: {error}")

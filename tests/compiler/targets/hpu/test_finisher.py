@@ -22,7 +22,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
 from llmc.compiler.targets.hpu import finisher, recording
-from llmc.errors import ArtifactError, DeviceError, LlmcError
+from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
 from llmc.runtime import accelerators
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.hpu.recipes import KV_BLOCKS, place
@@ -95,8 +95,8 @@ class InProcess:
     def wait(self) -> int:
         return self.code
 
-    def kill(self) -> None:
-        """It has ended."""
+    def poll(self) -> int:
+        return self.code
 
 
 @pytest.fixture(scope="session")
@@ -123,10 +123,11 @@ Finish = Callable[..., FinishResult]
 def finish(bundle: Path) -> Finish:
     """Finishes a bundle with a store that these tests share, or another one."""
 
-    def finish(path: Path, events: list[Any] | None = None, store: Path | None = None) -> FinishResult:
-        return finish_bundle(
-            path, Store(store or bundle.parent / "store"), [].append if events is None else events.append
-        )
+    def finish(
+        path: Path, events: list[Any] | None = None, store: Path | None = None, **given: Any
+    ) -> FinishResult:  # fmt: skip
+        tell = [].append if events is None else events.append
+        return finish_bundle(path, Store(store or bundle.parent / "store"), tell, **given)
 
     return finish
 
@@ -232,7 +233,7 @@ def test_recipes_that_the_bridge_does_not_find_are_warned_of(
 @pytest.mark.parametrize("mode", ["torch.compile", "HPU Graphs"])
 def test_other_modes_have_recipes_of_their_own(host: Host, finish: Finish, mine: Path, mode: str) -> None:
     host(mode)
-    assert finish(mine).finished_for["mode"] == mode
+    assert finish(mine, verify="none").finished_for["mode"] == mode
     host(mode)
     assert start(mine) == ([], [])
 
@@ -256,6 +257,16 @@ def test_an_interrupt_keeps_the_recipes(
     finally:
         card.listeners.pop()
     assert compiled == []
+
+
+def test_an_interrupted_recording_is_not_taken_for_a_whole_one(host: Host, mine: Path) -> None:
+    host()
+
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(CompileError, match="it was interrupted"):
+        recording.record(Bundle.open(mine), interrupt)
 
 
 def test_without_the_software_the_way_out_is_named(finish: Finish, mine: Path) -> None:
