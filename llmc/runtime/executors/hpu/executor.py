@@ -66,7 +66,7 @@ class HpuExecutor(TorchExecutor):
         """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
         mode, card = Mode.of(bundle.settings), None
         if not bundle.settings.open_portable and is_installed():
-            place(bundle)  # before the bridge is imported
+            place(bundle, str(mode))  # before the bridge is imported
             card = open_card(mode.lazy)
         made: HpuExecutor = object.__new__(OnCpu if card is None else OnCard)
         if isinstance(made, OnCard):

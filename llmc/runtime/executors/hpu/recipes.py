@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.atomic_write import make_folder
+from llmc.artifacts.bundle.manifest_schema import FINISHED_FOR
 from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.digest import Blob, digest_bytes, is_digest
 from llmc.artifacts.foreign.contents import Contents, PackedFile
@@ -95,15 +96,23 @@ def pinned_slots(bundle: Bundle, capacity: int) -> int | None:
     return max(1, blocks * bundle.plan.limits.block_size // capacity) if blocks else None
 
 
-def place(bundle: Bundle) -> Path | None:
+def place(bundle: Bundle, mode: str) -> Path | None:
     """Put a finished bundle's recipes where the bridge will look for them, and tell it, before it is imported.
 
     The folder is that of PT_HPU_RECIPE_CACHE_CONFIG where it is set, else one of this user's. Files are copied, since
     the bridge writes to them; those that are there with the same content stay, others, also torn ones, are replaced.
-    None for a bundle without recipes. Raises ArtifactError for recipes that are damaged, InputError where the variable
-    asks for the folder to be deleted, DeviceError without a local disk, CapacityError or UnwritableError.
+    None for a bundle without recipes, and, with a warning, where its recipes are for another `mode`. Raises
+    ArtifactError for recipes that are damaged, InputError where the variable asks for the folder to be deleted,
+    DeviceError without a local disk, CapacityError or UnwritableError.
     """
     if RECIPES not in bundle.manifest.files:
+        return None
+    made_for = bundle.manifest.options.get(FINISHED_FOR, {}).get("mode", mode)
+    if made_for != mode:
+        _log.warning(
+            "%s: its recipes are for the mode %s, of no use in %s: graphs are compiled at this start", bundle.path,
+            made_for, mode,
+        )  # fmt: skip
         return None
     bundle.files.require_native(RECIPES)
     recipes = Recipes.parse(bundle.files.read(RECIPES), str(bundle.path))

@@ -190,6 +190,18 @@ def test_recipes_of_another_host_are_refused(
     assert said in str(refused.value)
 
 
+def test_a_flag_for_another_mode_leaves_the_recipes_alone_and_says_so(
+    host: Host, finish: Finish, mine: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host()
+    finish(mine)
+    host()
+    with caplog.at_level(logging.WARNING):
+        opened = Bundle.open(mine)
+        assert place(Bundle(opened.files, opened.settings), "torch.compile") is None
+    assert "its recipes are for the mode PyTorch eager mode, of no use in torch.compile" in caplog.text
+
+
 def test_the_pinned_cache_is_used_whatever_is_asked_for(host: Host, finish: Finish, mine: Path) -> None:
     host()
     finish(mine)
@@ -207,7 +219,7 @@ def test_a_recipe_that_was_cut_on_the_disk_is_replaced(host: Host, finish: Finis
     host()
     finish(mine)
     host()
-    folder = place(Bundle.open(mine))
+    folder = place(Bundle.open(mine), EAGER)
     assert folder is not None
     for recipe in folder.rglob("*.recipe"):
         recipe.write_text("rec")
