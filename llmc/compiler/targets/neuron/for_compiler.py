@@ -19,18 +19,8 @@ from llmc.runtime.executors.xla import wire
 
 TOP_K = "AwsNeuronTopK"
 
-_NAME, _OPCODE, _SHAPE, _LITERAL, _PARAMETER, _TARGET, _CONFIG, _ATTRIBUTES, _K, _LARGEST = (
-    1,
-    2,
-    3,
-    8,
-    9,
-    28,
-    43,
-    68,
-    81,
-    85,
-)
+_OPCODE, _SHAPE, _LITERAL, _PARAMETER, _TARGET, _CONFIG = 2, 3, 8, 9, 28, 43
+_ATTRIBUTES, _K, _LARGEST = 68, 81, 85
 _ALIASES, _ENTRY = 8, 6
 _COMPUTATION_ID = 5
 _MUST = 2
@@ -57,7 +47,7 @@ def _module(hlo: bytes, rank: int, outputs: int) -> bytes:
 
 def _computation(message: bytes, rank: int, entry: int | bytes, outputs: int) -> bytes:
     listed = list(wire.fields(message))
-    is_entry = any(number == _COMPUTATION_ID and value == entry for number, _, value in listed)
+    is_entry = next((value for number, _, value in listed if number == _COMPUTATION_ID), 0) == entry
     root = next((value for number, _, value in listed if number == ROOT_ID), 0) if is_entry else None
     return b"".join(
         wire.field(n, _instruction(wire.as_bytes(v), rank, is_entry, root, outputs) if n == INSTRUCTIONS else v, k)
