@@ -28,8 +28,8 @@ SHORT_ANSWER = 12
 """Tokens of most answers at most."""
 LONG_ANSWER = 1024
 """Tokens of the longest answers."""
-REMEMBERED = 16
-"""Prompts that later ones may begin like."""
+REMEMBERED = 4
+"""Prompts that later ones may begin like: slots keep no older ones."""
 STRUCTURED = "structured output"
 FORMS: tuple[Mapping[str, Any], ...] = (
     {"regex": "[a-z]+"}, {"choice": ("yes", "no")}, {"json_object": True}, {"regex": "a"},

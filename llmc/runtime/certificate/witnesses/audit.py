@@ -75,12 +75,14 @@ def command_name(words: Sequence[str]) -> str:
     if program in ("sh", "bash", "dash") and rest[:1] == ["-c"] and len(rest) > 1:
         with suppress(ValueError):
             return f"{program} -c {os.path.basename(shlex.split(rest[1])[0])}"  # noqa: PTH119
-    if program.startswith("python") and rest:
-        if rest[0] == "-c":
+    if program.startswith("python"):
+        while rest and rest[0].startswith("-") and rest[0] not in ("-c", "-m"):
+            rest.pop(0)
+        if rest[:1] == ["-c"]:
             return f"{program} -c {_module(rest[1:])}".strip()
-        if rest[0] == "-m":
+        if rest[:1] == ["-m"]:
             return " ".join([program, *rest[:2]])
-        if not rest[0].startswith("-"):
+        if rest:
             return f"{program} {os.path.basename(rest[0])}"  # noqa: PTH119
     return program
 

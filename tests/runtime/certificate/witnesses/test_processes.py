@@ -133,8 +133,9 @@ def test_once_it_has_stopped_it_hears_nothing(witness: ProcessWitness) -> None:
         (["/usr/bin/python3", "-m", "triton.tools.compile", "secret"], "python3 -m triton.tools.compile"),
         (["/usr/bin/python3", "/opt/build.py", "secret"], "python3 build.py"),
         (["python3", "-c", "import secret"], "python3 -c"),
+        (["python3", "-I"], "python3"),
         (
-            ["python3", "-c", "import sys; from llmc.runtime.confined.nursery import main; main(3)"],
+            ["python3", "-S", "-c", "import sys; from llmc.runtime.confined.nursery import main; main(3)"],
             "python3 -c llmc.runtime.confined.nursery",
         ),
     ],
