@@ -50,6 +50,8 @@ def main() -> None:
     commands.add_parser("report").add_argument("-o", "--output", type=Path)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
+    if args.command != "report" and (args.model, args.device) == ("smollm2", "openvino-static"):
+        parser.error("72 models of smollm2 do not fit into the memory of a small host")
     if args.command == "report":
         report(args.work, args.output)
     elif args.command == "compile":
@@ -64,7 +66,7 @@ def compile_(work: Path, model: str, device: str) -> None:
     run("plan", checkpoint, *GUIDE, "-o", plan)
     run(
         "compile", checkpoint, "--plan", plan, *FLAGS[device], "--quantize", "none", "--cache-dir", work / "cache",
-        "-o", work / f"{model}-{device}",
+        "--verify", "none" if model == "smollm2" else "sample", "-o", work / f"{model}-{device}",
     )  # fmt: skip
 
 

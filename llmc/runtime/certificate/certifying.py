@@ -130,7 +130,9 @@ class Certifying:
             with self._timed("requests"):
                 driven = self._driven(generator, counter, random)
             with self._timed("repeats"):
-                repeats = repeat(open_closing(replace(self.options, enable_prefix_caching=False)), driven.answers)
+                alone = open_closing(replace(self.options, enable_prefix_caching=False))
+                count = len(driven.answers)
+                repeats = repeat(alone, driven.answers, lambda n: self.tell("repeats", f"{n} repeats", n, count))
             accounts, blinded = watch.accounts(), watch.blinded
         _require_none_compiled(accounts, blinded)
         return self._certificate(executor, accounts, replays, counter, driven, refused, self._numbers(repeats))

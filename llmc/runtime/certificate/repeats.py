@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -25,11 +25,16 @@ class Repeats:
     differing: tuple[str, ...] = ()
 
 
-def repeat(generator: Generator, answers: Sequence[tuple[RandomRequest, list[int]]]) -> Repeats:
-    """Run each request again, alone. `generator` reuses no prefix. Raises whatever the executor raises."""
+def repeat(
+    generator: Generator,
+    answers: Sequence[tuple[RandomRequest, list[int]]],
+    tell: Callable[[int], None] = lambda _: None,
+) -> Repeats:
+    """Run each request again, alone; `tell` hears how many have. `generator` reuses no prefix. Raises whatever the
+    executor raises."""
     equal = ties = 0
     differing = []
-    for one, answer in answers:
+    for number, (one, answer) in enumerate(answers, 1):
         alone = [token for update in _run(generator, one.request) for token in update.token_ids]
         if alone == answer:
             equal += 1
@@ -37,6 +42,7 @@ def repeat(generator: Generator, answers: Sequence[tuple[RandomRequest, list[int
             ties += 1
         else:
             differing.append(one.request.request_id)
+        tell(number)
     return Repeats(len(answers), equal, ties, tuple(differing))
 
 
