@@ -128,13 +128,13 @@ class RandomRequests:
         return RandomRequest(request, kind)
 
     def _prompt(self) -> tuple[int, ...]:
-        """Of any length; some begin like an earlier one."""
-        length = self._length()
-        begins: tuple[int, ...] = ()
-        if self._earlier and self._random.random() < _SHARED:
-            earlier = self._random.choice(self._earlier)
-            begins = earlier[: self._random.randint(1, len(earlier))][:length]
-        return begins + self._tokens(length - len(begins))
+        """Of any length; some begin like an earlier one, and go on for some tokens."""
+        draw = self._random
+        if self._earlier and draw.random() < _SHARED:
+            earlier = draw.choice(self._earlier)
+            begins = earlier[: draw.randint(1, len(earlier))]
+            return (begins + self._tokens(draw.randint(1, SHORT_ANSWER)))[: self.longest]
+        return self._tokens(self._length())
 
     def _length(self) -> int:
         """At the ends of buckets, or anywhere, short ones more often than long ones."""
