@@ -56,7 +56,7 @@ PLAN = (
 )  # fmt: skip
 WORKLOADS = ((128, 128), (512, 64), (1024, 16))
 """Prompt and output tokens."""
-REQUESTS = 16
+REQUESTS = 12
 HANDED = 1024
 SAMPLES = 12
 
@@ -87,7 +87,7 @@ def _handed(args: argparse.Namespace, prefill: str) -> dict[str, float]:
     costs: list[HandOver] = []
     with BundleLLM(args.work / DECODE, threads=2, prefill=prefill, enable_prefix_caching=False) as llm:
         for prompt in _prompts(SAMPLES + 1, HANDED, seed=1):
-            handed = llm.generate([prompt], _sampling(1), use_tqdm=False)[0].handover
+            handed = llm.generate([prompt], _sampling(1), use_tqdm=False)[0].timings.handover
             assert handed is not None
             costs.append(handed)
     seconds = median(cost.moving_s for cost in costs[1:])
@@ -178,7 +178,7 @@ def serve(args: argparse.Namespace) -> None:
                     llm.generate(given, _sampling(output), use_tqdm=False)
                     rate = REQUESTS * output / (time.perf_counter() - began)
                     found[name].setdefault(_label(prompt, output), []).append(rate)
-    _save(args, f"serve-{args.threads}", found)
+        _save(args, f"serve-{args.threads}", found)
     for name, rates in found.items():
         print(name, {label: f"{median(some):.1f} tokens/s" for label, some in rates.items()})
 
@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".bench/hybrid"))
     parser.add_argument("--model", default=DEMO)
     parser.add_argument("--threads", type=int, default=2, help="of each device: 1 apart, 2 shared")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("-o", dest="output", type=Path)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
