@@ -30,9 +30,9 @@ PrefillFlag = Annotated[
     str | None,
     option(
         "--prefill",
-        "BUNDLE|ADDRESS",
-        "What computes the prompts and hands keys and values over: a bundle, or tcp://HOST:PORT or unix:PATH of "
-        "llmc prefill.",
+        "[process:]BUNDLE|ADDRESS",
+        "What computes the prompts and hands keys and values over: a bundle (process:BUNDLE: in a process of its "
+        "own), or tcp://HOST:PORT or unix:PATH of llmc prefill.",
     ),
 ]
 EagerFlag = Annotated[

@@ -43,6 +43,9 @@ def prefill(
         int | None, option("--prefix-slots", "N", "Slots for prefixes beside a full batch.", min=0)
     ] = None,
     threads: ThreadsFlag = None,
+    end_with_input: Annotated[
+        bool, typer.Option("--end-with-input", help="End when standard input does: with the process that started this.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line when listening, and at the end.")] = False,
 ) -> None:
     """Compute prompts for llmc serve and llmc generate, in other processes or on other hosts: --prefill tcp://HOST:PORT.
@@ -75,6 +78,8 @@ def prefill(
         server = serve_prefill(opened, options, listener.socket, max_waiting)
         try:
             _tell(server, listener, time.perf_counter() - began, as_json)
+            if end_with_input:
+                threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
             stop.wait()
         finally:
             server.close()
@@ -84,6 +89,12 @@ def prefill(
         typer.echo(json.dumps({"event": "stopped", "served": server.served}))
     elif not messages.quiet:
         print(f"llmc: stopped; {server.served} prompts handed over", file=sys.stderr)
+
+
+def _watch_input(stop: threading.Event) -> None:
+    while sys.stdin.buffer.read(1 << 16):
+        pass
+    stop.set()
 
 
 def _listener(text: str, key: str | None) -> Listener:

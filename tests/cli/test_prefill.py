@@ -7,12 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from llmc.errors import DeviceError
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.hybrid.child import ChildPrefiller
 from llmc.runtime.llm import BundleLLM
 from tests.cli.helpers import Llmc
 from tests.toy import greedy
@@ -100,3 +103,30 @@ def test_it_says_where_it_listens(bundle: Path, tmp_path: Path) -> None:
     process.terminate()
     process.communicate(timeout=20)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no Unix sockets: Windows")
+def test_a_process_of_its_own_is_started_again_and_ends_with_this_one(bundle: Path, toy: Path) -> None:
+    asked = [{"prompt_token_ids": [place + 1, 2, 3]} for place in range(6)]
+    wanted = greedy(toy, [[place + 1, 2, 3] for place in range(6)], 6)
+    with BundleLLM(bundle, prefill=f"process:{bundle}") as llm:
+        child = llm.engine.prefiller
+        assert isinstance(child, ChildPrefiller)
+        first = child.process
+        assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted
+        os.kill(first, signal.SIGKILL)
+        assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted
+        ends = time.monotonic() + 20
+        while child.connections < 2 and time.monotonic() < ends:
+            time.sleep(0.02)
+        assert [o.outputs[0].token_ids for o in llm.generate(asked, GREEDY)] == wanted
+        second = child.process
+        assert second != first and child.connections == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(second, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no Unix sockets: Windows")
+def test_a_bundle_that_cannot_be_opened_there_is_an_error_here(bundle: Path) -> None:
+    with pytest.raises(DeviceError, match="the process that was to compute prompts ended with code 5"):
+        BundleLLM(bundle, prefill="process:nowhere")

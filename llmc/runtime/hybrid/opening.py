@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmc.artifacts.log import logger
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.hybrid.addresses import Address
+from llmc.runtime.hybrid.child import ChildPrefiller
 from llmc.runtime.hybrid.facts import Facts, require_fit
 from llmc.runtime.hybrid.remote import RemotePrefiller
 from llmc.runtime.hybrid.worker import PrefillWorker
@@ -19,26 +20,33 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 
+PROCESS = "process:"
+"""Before a bundle: it is opened in a process of its own."""
+
+
 def open_prefiller(
     prefill: str | Path, bundle: Bundle, executor: Executor, open_executor: Callable[[Bundle], Executor],
     min_prefix: int | None = None,
 ) -> Prefiller:  # fmt: skip
-    """What computes the prompts of `bundle`, which is open on `executor`: the bundle `prefill`, or who listens at that
-    address.
+    """What computes the prompts of `bundle`, which is open on `executor`: the bundle `prefill`, in this process or
+    with "process:" before it in a process of its own, or who listens at that address.
 
     `open_executor` opens the other one, in the thread that is to run it; `min_prefix` as in SchedulerConfig. Raises
     ArtifactError or DeviceError where the prefill side cannot be opened, or does not fit `bundle`.
     """
+    if str(prefill).startswith(PROCESS):
+        other = str(prefill).removeprefix(PROCESS)
+        return ChildPrefiller(other, Facts.of(bundle, executor), bundle.settings.prefill_key)
     address = Address.parse(str(prefill))
     if address is not None:
         return RemotePrefiller(address, Facts.of(bundle, executor), bundle.settings.prefill_key)
-    other = Bundle.open(prefill, bundle.settings)
-    worker = PrefillWorker(other, lambda: open_executor(other), min_prefix)
+    opened = Bundle.open(prefill, bundle.settings)
+    worker = PrefillWorker(opened, lambda: open_executor(opened), min_prefix)
     try:
         told = require_fit(worker.facts, Facts.of(bundle, executor))
     except BaseException:
         worker.close()
         raise
     for difference in told:
-        logger().warning("hybrid of %s and %s: %s", other.path, bundle.path, difference)
+        logger().warning("hybrid of %s and %s: %s", opened.path, bundle.path, difference)
     return worker.client(owned=True)
