@@ -31,8 +31,8 @@ from llmc.errors import CompileError, DeviceError
 
 TOOL = "neuronx-cc"
 INSTALL = (
-    "pip install neuronx-cc --extra-index-url https://pip.repos.neuron.amazonaws.com (x86-64 Linux), or a Neuron image "
-    "of AWS, and have it on PATH"
+    "on x86-64 Linux, pip install neuronx-cc from AWS's Neuron repository (setup guide of the Neuron documentation), "
+    "or take a Neuron image of AWS, and have it on PATH"
 )
 SECONDS = 7200
 """What a run may take unless --neuronx-cc-timeout says."""
