@@ -29,6 +29,8 @@ def listen(tell: Tell) -> None:
         _tells.append(tell)
         if not _hooked:
             sys.addaudithook(_heard)
+            if hasattr(os, "register_at_fork"):  # what a fork starts is its own, and nobody there frees a lock
+                os.register_at_fork(after_in_child=_tells.clear)
             _hooked = True
 
 

@@ -60,6 +60,19 @@ def test_every_way_that_python_starts_a_process_is_seen_once(witness: ProcessWit
     assert list(witness.what()) == ["sh -c true", "true", "sh -c true", "a fork of this process"]
 
 
+def test_what_a_fork_starts_is_not_told_to_the_locks_that_it_copied(witness: ProcessWitness) -> None:
+    assert audit._tells == [witness._tell]
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, b"%d" % len(audit._tells))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 1) == b"0"
+    os.close(read)
+    os.close(write)
+
+
 def test_a_process_that_did_not_start_hides_no_other(witness: ProcessWitness) -> None:
     with pytest.raises(FileNotFoundError):
         os.posix_spawn("/missing/ptxas", ["ptxas"], {})
