@@ -183,7 +183,11 @@ class GeneratingEngine(TokenEngine):
     def _end(self) -> None:
         stream, self._running, self._stream = self._stream, None, None
         if stream is not None:
-            stream.close()
+            try:
+                stream.close()
+            except DeviceError as error:  # its sequence is over; whether the device is, the next one shows
+                self._failed = True
+                _log.error("the device failed as a sequence ended: %s", error)
 
     def _forget(self) -> None:
         self._queue.clear()

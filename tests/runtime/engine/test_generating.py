@@ -40,6 +40,7 @@ class Counting(GeneratingExecutor):
         self.ends, self.fails = ends, fails
         self.told: list[tuple[list[int], int, dict[str, Any]]] = []
         self.open = 0
+        self.dies_at_end = False
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -59,7 +60,12 @@ class Counting(GeneratingExecutor):
                     return
                 if token == self.fails:
                     raise DeviceError("the device gave up")
-                yield token
+                try:
+                    yield token
+                except GeneratorExit:
+                    if self.dies_at_end:
+                        raise DeviceError("the device is gone") from None
+                    raise
         finally:
             self.open -= 1
 
@@ -211,6 +217,20 @@ def test_a_second_failure_in_a_row_ends_all_and_the_engine_can_be_used_again(bun
     assert not requests.engine.has_work
     device.fails = None
     assert requests.engine.complete([[20]], [SamplingParams(max_tokens=2)]) == [[21, 22]]
+
+
+def test_a_device_that_fails_as_a_sequence_is_cancelled_fails_no_other(
+    bundle: Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = Counting(bundle)
+    device.dies_at_end = True
+    requests = generator(bundle, device)
+    add(requests, "cancelled", [10], max_tokens=9)
+    add(requests, "next", [20], max_tokens=2)
+    requests.step()
+    assert requests.cancel("cancelled")[0].finish_reason == "abort"
+    assert "the device failed as a sequence ended: the device is gone" in caplog.text
+    assert tokens(drain(requests), "next") == [21, 22]
 
 
 def test_who_completes_prompts_hears_of_a_failure(bundle: Bundle) -> None:
