@@ -226,7 +226,7 @@ def test_weights_are_views_of_the_file_that_all_processes_share(compiled: Compil
     weights = DeviceWeights(Bundle.open(compiled.path), open_client("cpu"))
     array = weights.array(Tensor("model.norm.weight", (64,), "float32", (None,)))
 
-    start = np.frombuffer(weights._mapped, np.uint8).ctypes.data
+    start = np.frombuffer(weights._views._mapped, np.uint8).ctypes.data
     assert start <= array.unsafe_buffer_pointer() < start + weights.nbytes
 
 
@@ -350,7 +350,7 @@ def test_a_process_whose_jax_has_too_few_devices_is_told_to_be_a_new_one(compile
 def test_options_of_xla_are_refused_for_other_devices(options: dict[str, object]) -> None:
     name = next(iter(options)).replace("_", "-")
 
-    with pytest.raises(InputError, match=rf"--{name} is for tpu, xla; leave it out"):
+    with pytest.raises(InputError, match=rf"--{name} is for (neuron, )?tpu, xla; leave it out"):
         open_target("cpu").configure(CompileOptions.of("cpu", **options))  # type: ignore[arg-type]
 
 
