@@ -35,6 +35,7 @@ class HpuTarget(ProgramTarget):
     name: ClassVar[str] = "hpu"
     executor: ClassVar[str] = "hpu"
     why_static: ClassVar[str] = "HPU graphs need static shapes, since a captured graph replays fixed sizes"
+    guide: ClassVar[str] = "docs/hpu.md"
     hardware: ClassVar[Hardware] = contract_tested("the programs were run and verified on CPU")
     device_seconds: ClassVar[float] = 29 * 60 / 126
     device_source: ClassVar[str] = "126 buckets in 29 minutes on a Gaudi host (vllm-gaudi#1160)"

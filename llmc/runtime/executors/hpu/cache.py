@@ -1,11 +1,13 @@
 """The KV cache on the card: one tensor [2 · layers, slots, capacity, kv_heads, head_dim].
 
 Whatever is asked for runs at shapes that do not depend on lengths, because another shape is another graph to compile:
-a slot is copied, read and written whole.
+a slot is copied, read and written whole. Each raises OutOfDeviceMemoryError where the card has no room for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,11 +33,11 @@ class CardCache:
         return 0 if self.tensor is None else int(self.tensor.numel() * self.tensor.element_size())
 
     def make(self, slots: int) -> None:
-        """An empty cache. Raises OutOfDeviceMemoryError, and keeps what was there."""
+        """An empty cache; what was there is kept where there is no room."""
         import torch
 
         tensors, heads, head_dim = self._sizes
-        with self._card.guarded(), torch.inference_mode():
+        with self._guarded():
             self.tensor = torch.zeros(
                 (tensors, slots, self._capacity, heads, head_dim), dtype=self._dtype, device=self._card.device
             )
@@ -47,28 +49,29 @@ class CardCache:
 
     def copy(self, source: int, target: int) -> None:
         """Make slot `target` what slot `source` is."""
-        import torch
-
-        with torch.inference_mode():
+        with self._guarded():
             rows = self.tensor.index_select(1, self._index(source))
             self.tensor.index_copy_(1, self._index(target), rows)
         self._card.mark_step()
 
     def read(self, slot: int) -> Any:
         """A slot on the host, [2 · layers, capacity, kv_heads, head_dim]."""
-        import torch
-
-        with torch.inference_mode():
+        with self._guarded():
             row = self.tensor.index_select(1, self._index(slot)).cpu().squeeze(1)
         return row.clone()  # one that may be written to
 
     def write(self, slot: int, row: Any) -> None:
         """Put what `read` gave, or such a tensor, into a slot."""
-        import torch
-
-        with torch.inference_mode():
+        with self._guarded():
             self.tensor.index_copy_(1, self._index(slot), self._card.put(row.to(self._dtype).unsqueeze(1)))
         self._card.mark_step()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        import torch
+
+        with self._card.guarded(), torch.inference_mode():
+            yield
 
     def _index(self, slot: int) -> Any:
         import torch

@@ -135,9 +135,11 @@ class OnCard(HpuExecutor):
                 self.resize(self.slots)
 
     def resize(self, slots: int) -> None:
-        """An empty cache of so many slots. Raises OutOfDeviceMemoryError."""
-        with self._watch.step("the cache"):
+        """An empty cache of so many slots; moves within it are compiled now. Raises OutOfDeviceMemoryError."""
+        with self._watch.step("the cache and its moves"):
             self._cache.make(slots)
+            self._cache.copy(0, 0)
+            self._cache.write(0, self._cache.read(0))
         self.slots, self._used = slots, [0] * slots
 
     def _open(self, executable: Executable) -> Opened:
@@ -158,12 +160,9 @@ class OnCard(HpuExecutor):
         return opened
 
     def open_all(self) -> None:
-        """Every executable; and moves within the cache, which the card compiles too."""
+        """Every executable, and the cache."""
         super().open_all()
         self.require_cache()
-        with self._watch.step("moves of the cache"):
-            self._cache.copy(0, 0)
-            self._cache.write(0, self._cache.read(0))
         if RECIPES in self.bundle.manifest.files and (compiled := self._compile_events.count()):
             _log.warning(
                 "%s: %d graphs were compiled at this start, though the bundle has recipes: they are of no use here, or "
