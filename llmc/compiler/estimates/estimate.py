@@ -64,7 +64,9 @@ def beyond(
         found.append(_sentence(f"compiling takes about {seconds / 60:,.0f} minutes, above an hour", flags))
     shrinks = {
         "weights": smaller, "KV cache": ["--max-num-seqs", "--max-model-len"],
-        "graph memory": [*fewer, *(["--max-graph-memory"] if many else []), "--max-num-batched-tokens"],
+        "graph memory": [
+            *fewer, *(["--max-graph-memory"] if many else []), *smaller, "--max-num-batched-tokens"
+        ],
     }  # fmt: skip
     parts = sorted((estimates[name] for name in shrinks if name in estimates), key=lambda part: -part.value)
     total, there = sum(part.value for part in parts), target.memory(options)

@@ -160,6 +160,10 @@ class Footprint:
         """Bytes that all executables of the buckets take when open, weights and KV cache not counted."""
         return int(self._graph_memory(buckets).value)
 
+    def executable_bytes(self, bucket: Bucket) -> int:
+        """Bytes that the executable of a bucket takes for itself, without what all share. Raises CheckpointError."""
+        return self._target.graph_bytes(self._sized(), bucket, self._options)
+
     def estimates(self, buckets: Sequence[Bucket]) -> list[Estimate]:
         """Everything, in the order of `text`."""
         found = [
@@ -248,22 +252,34 @@ class Footprint:
                 if one.memory_bytes is not None:
                     bucket = one.bucket
                     known[bucket.phase, bucket.batch, bucket.query, bucket.context] = one.memory_bytes
-        if self._model is None:
-            raise CheckpointError("the model's sizes are not known, so graph memory cannot be estimated")
-        largest = self._target.step_tokens(max(bucket.tokens for bucket in buckets), self._options)
-        total = 0
-        found = 0
+        model = self._sized()
+        any_shape = Bucket("prompt", 1, self._target.step_tokens(max(b.tokens for b in buckets), self._options), 0)
+        total = shared = found = 0
         for shape in shapes:
             measured = known.get((shape.phase, shape.batch, shape.query, shape.context))
-            found += measured is not None
-            tokens = largest if shape.query is None or shape.batch is None else shape.batch * shape.query
-            total += self._target.graph_bytes(self._model, tokens) if measured is None else measured
+            if measured is not None:
+                found += 1
+                total += measured
+                continue
+            bucket = any_shape
+            if shape.batch is not None and shape.query is not None:
+                bucket = Bucket(
+                    "decode" if shape.query == 1 else "prompt", shape.batch, shape.query, shape.context or 0
+                )
+            total += self._target.graph_bytes(model, bucket, self._options)
+            shared = max(shared, self._target.workspace_bytes(model, bucket, self._options))
+        total += shared
         source = self._target.graph_bytes_source
         if found:
             source = f"{found} of {len(shapes)} measured in the bench file" + (
                 f", else {source}" * (found < len(shapes))
             )
         return Estimate("graph memory", total, "bytes", source)
+
+    def _sized(self) -> ModelSize:
+        if self._model is None:
+            raise CheckpointError("the model's sizes are not known, so graph memory cannot be estimated")
+        return self._model
 
     def _measured(self, name: str) -> float | None:
         if self._bench is None:

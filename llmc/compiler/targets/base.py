@@ -410,9 +410,13 @@ class Target(ABC):
         """New tokens of the largest step that an executable for every shape runs; `largest` is the largest bucket's."""
         return largest
 
-    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
-        """Memory in bytes of one open executable whose step has `tokens` new tokens, weights and cache not counted."""
-        return 4 * model.working_set * tokens
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """Bytes that one open executable keeps, weights and cache not counted; `bucket` is the largest step it runs."""
+        return 4 * model.working_set * bucket.tokens
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """Bytes that such a step takes of a memory that all executables share: of several, the most counts."""
+        return 0
 
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
         """A target with its options, whose executables serve until this target's are open; None if there is none."""

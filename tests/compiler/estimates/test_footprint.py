@@ -47,6 +47,50 @@ def test_graph_memory_is_what_the_gaudi_guide_logged():
     assert footprint().graph_bytes(buckets) == pytest.approx(14.03 * 2**30, rel=0.02)
 
 
+SMOL = {
+    "num_hidden_layers": 30, "hidden_size": 576, "intermediate_size": 1536, "vocab_size": 49152, "head_dim": 64,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
+}  # fmt: skip
+SMALL = [Bucket("prompt", *b) for b in ((4, 256, 0), (1, 128, 0), (1, 256, 256))]
+SMALL += [Bucket("decode", batch, 1, 512) for batch in (1, 2, 4)]
+
+
+def smol(device, **options):
+    size = ModelSize.of(SMOL, "config.json")
+    return Footprint(size, open_target(device), CompileOptions.of(device, **options), Limits(512, 4))
+
+
+@pytest.mark.parametrize("device", ["onnxruntime", "xla"])
+def test_a_workspace_that_executables_share_is_counted_once(device):
+    found = smol(device, quantize="none", specialise=True)
+    shared = [found.graph_bytes([bucket]) - found.executable_bytes(bucket) for bucket in SMALL]
+    assert min(shared) > 0
+    assert found.graph_bytes(SMALL) == sum(map(found.executable_bytes, SMALL)) + max(shared)
+
+
+@pytest.mark.parametrize(
+    ("device", "bucket", "megabytes"),
+    [("onnxruntime", SMALL[0], 2.3), ("onnxruntime", SMALL[5], 2.3), ("xla", SMALL[0], 27.3), ("xla", SMALL[5], 38.0)],
+)
+def test_an_executable_takes_what_was_measured(device, bucket, megabytes):
+    """benchmarks/graph_memory.py, float32, on SmolLM2-135M."""
+    found = smol(device, quantize="none", specialise=True).executable_bytes(bucket)
+    assert found == pytest.approx(megabytes * 1e6, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "megabytes"),
+    [
+        ("openvino", {"quantize": "int8"}, 184.3),
+        ("openvino", {"quantize": "none"}, 587.6),
+        ("onnxruntime", {"quantize": "none"}, 556.7),
+    ],
+)
+def test_a_graph_for_every_shape_takes_what_was_measured(device, options, megabytes):
+    """The packed weights among it, and the activations of the largest chunk."""
+    assert smol(device, **options).graph_bytes(SMALL) == pytest.approx(megabytes * 1e6, rel=0.15)
+
+
 def test_126_graphs_take_half_an_hour_on_a_gaudi():
     buckets = [Bucket("prompt", 1, query, 0) for query in range(1, 127)]
     found = footprint(verify="none")

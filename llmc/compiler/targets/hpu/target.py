@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from llmc.buckets.bucket import Bucket
     from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.finishing import Finisher
@@ -78,6 +79,6 @@ class HpuTarget(ProgramTarget):
         """Of the largest Gaudi."""
         return GAUDI_BYTES, "of a Gaudi 3"
 
-    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """A captured HPU graph keeps every layer's values apart, in bf16: linear in its new tokens in both phases."""
-        return 2 * model.activations * tokens
+        return 2 * model.activations * bucket.tokens

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
-from llmc.compiler.targets.base import Executable, State
+from llmc.compiler.targets.base import Executable, State, StaticTarget
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
@@ -57,6 +57,9 @@ class NeuronTarget(XlaTarget):
     executable_seconds: ClassVar[float] = 1.5
     executable_bytes: ClassVar[int] = 400_000
     device_seconds: ClassVar[float] = 60.0
+    graph_bytes = StaticTarget.graph_bytes
+    workspace_bytes = StaticTarget.workspace_bytes
+    graph_bytes_source: ClassVar[str] = StaticTarget.graph_bytes_source
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=1.0), opened=Cost(fixed=3.0), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )

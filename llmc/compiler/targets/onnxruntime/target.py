@@ -34,6 +34,7 @@ from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
 from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
+from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
 from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 INT8_BLOCK = 64
 BLOCK = 32
-SESSION_BYTES = 2_400_000
 TWICE_BITS = {"q8": 9 + 9.7, "kept8": 9 + 10, "kept4": 6 + 6.1, "q4": 6 + 7}
 """By family (onnxruntime/formats.py), as they are and packed for the kernels (benchmarks/RESULTS.md)."""
 PANEL_BITS = {"q8": 8.5, "kept8": 8.5, "kept4": 4.5, "q4": 5}
@@ -76,6 +76,7 @@ class OnnxRuntimeTarget(Target):
     )
     guide: ClassVar[str] = "docs/kernels.md"
     options: ClassVar[tuple[Option[Any], ...]] = (KERNELS_OPTION,)
+    graph_bytes_source: ClassVar[str] = "graph objects of each session, and the arena of the largest step, as measured"
 
     def cards(self) -> tuple[Cards, ...]:
         """The CPU."""
@@ -169,9 +170,15 @@ class OnnxRuntimeTarget(Target):
         """Where any shape runs, long prompts run in chunks."""
         return min(largest, KERNELS_PROMPT_CHUNK if _ours(options) else PROMPT_CHUNK)
 
-    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
-        """ONNX Runtime's graph objects, measured (benchmarks/RESULTS.md), and the arena of the largest step."""
-        return SESSION_BYTES + super().graph_bytes(model, tokens)
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """ONNX Runtime's graph objects, and the matrices that it packs when it opens what was not packed before."""
+        quantised = options.quantize != "none"
+        packed = 0 if quantised or options.specialise else 4 * model.parameters
+        return session_bytes(model, quantised) + packed
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """The arena that all sessions share."""
+        return (kernels_arena_bytes if _ours(options) else arena_bytes)(model, bucket.tokens)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Once, for every shape and quantisation."""

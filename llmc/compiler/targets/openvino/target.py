@@ -28,6 +28,7 @@ from llmc.compiler.targets.openvino.base_target import (
     Models,
     OpenVinoBase,
 )
+from llmc.compiler.targets.openvino.memory import activation_bytes, model_bytes
 from llmc.compiler.targets.openvino.precision import (
     ACTIVATIONS,
     FEW_ROWS,
@@ -38,6 +39,7 @@ from llmc.compiler.targets.openvino.precision import (
     require_precision,
 )  # fmt: skip
 from llmc.errors import InputError
+from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -143,9 +145,18 @@ class OpenVinoTarget(OpenVinoBase):
         """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
         return CACHE_BYTES[KV_CACHE_DTYPE.of(self.configure(options)) or "f32"]
 
-    def graph_bytes(self, model: ModelSize, tokens: int) -> int:
-        """The packed copy of the weights, which OpenVINO keeps beside the file, and the activations of a step."""
-        return model.parameters + super().graph_bytes(model, tokens)
+    def step_tokens(self, largest: int, options: CompileOptions) -> int:
+        """Long prompts run in chunks."""
+        return min(largest, RAGGED_PREFILL_BUDGET)
+
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """The packed copy of the weights, which OpenVINO keeps beside the file, and its graph."""
+        packed = sum(weights.count * self.weight_bits(options, weights) for weights in model.weights) / 8
+        return int(packed) + model_bytes(model)
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """The activations of a step."""
+        return activation_bytes(model, bucket.tokens, options.quantize != "none")
 
     def shapes(self, buckets: Sequence[Bucket], options: CompileOptions) -> list[Shape]:
         """The shape of everything, and the decode batches that are fixed."""

@@ -22,9 +22,10 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, StaticTarget
+from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.costs import WEIGHTS, Cost, Verifying, traces
 from llmc.compiler.targets.hardware import Hardware
+from llmc.compiler.targets.xla.memory import XlaMemory
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
@@ -75,7 +76,7 @@ class XlaLowered(Lowered):
     config: Mapping[str, Any]
 
 
-class XlaTarget(StaticTarget):
+class XlaTarget(XlaMemory):
     """See the module's docstring."""
 
     name: ClassVar[str] = "xla"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.stages import version_of
+from llmc.compiler.targets.base import StaticTarget
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
@@ -49,6 +50,9 @@ class TpuTarget(XlaTarget):
     executable_seconds: ClassVar[float] = 4.0
     # verification compiles each program for this CPU first, and does not run the TPU's executables
     verifies_each: ClassVar[bool] = False
+    graph_bytes = StaticTarget.graph_bytes
+    workspace_bytes = StaticTarget.workspace_bytes
+    graph_bytes_source: ClassVar[str] = StaticTarget.graph_bytes_source
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
