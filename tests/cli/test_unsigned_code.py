@@ -108,7 +108,7 @@ def for_an_executor_that_says_portable(store: Store, sound: BundleFiles, code: b
 
 
 def for_an_unknown_executor(store: Store, sound: BundleFiles, code: bytes) -> Entry:
-    return publish(store, sound, {}, executor="neuron")
+    return publish(store, sound, {}, executor="nobody-knows")
 
 
 def as_weights(store: Store, sound: BundleFiles, code: bytes) -> Entry:
@@ -210,7 +210,7 @@ def test_results_of_stages_that_make_code_are_not_taken_by_pull_read_through_or_
     from llmc.artifacts.signing.keyring import Keyring
 
     theirs, far = Store(tmp_path / "theirs"), tmp_path / "far"
-    entry = theirs.publish(key(kind), {"slot_copy": theirs.put_bytes(b"code" * 100)})
+    entry = theirs.publish(key(kind, target="xla"), {"slot_copy": theirs.put_bytes(b"code" * 100)})
     remote = FolderRemote(str(far))
     push(theirs, [entry], remote)
     write_archive(entry_contents(theirs, [entry]), tmp_path / "far.tar")

@@ -193,6 +193,7 @@ class Certifying:
             ),
             numbers=numbers,
             host=host(executor.threads),
+            card=dict(executor.host()),
             toolchain=toolchain(),
             seconds=self._seconds,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from llmc.artifacts.key import canonical_json
 from llmc.errors import ArtifactError, VerificationError
 from llmc.runtime.certificate.certifying import host, installed
 from llmc.runtime.certificate.document import Certificate, read_file
+from llmc.runtime.executors import executor_class
 from llmc.runtime.executors.witness import CounterWitness
 
 if TYPE_CHECKING:
@@ -124,6 +125,10 @@ def _require_here(path: str, made: Certificate) -> None:
         )
         if theirs != mine
     ]  # fmt: skip
+    card = executor_class(made.executor).host()
+    for name in sorted({*made.card, *card}):
+        if made.card.get(name) != card.get(name):
+            differ.append(f"{name} {made.card.get(name, 'none'):.80}, here {card.get(name, 'none'):.80}")
     for package, version in made.toolchain.items():
         if package != "python" and (found := installed(package)) != version:
             differ.append(f"{package} {version:.80}, here {found or 'none'}")

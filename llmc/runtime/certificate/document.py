@@ -103,7 +103,8 @@ class Host:
 class Certificate:
     """A certificate. `bundle` and `verification` are digests, of the manifest and of the outcome in it; `made` is a
     time, UTC; `any_shape`: the buckets of the plan are no shapes of its executables; `graphs`: how many buckets have a
-    captured graph, None on a device that captures none; `seconds` by stage."""
+    captured graph, None on a device that captures none; `card`: what Executor.host says of the device, its driver and
+    compiler, empty on a CPU; `seconds` by stage."""
 
     llmc: str
     made: str
@@ -120,6 +121,7 @@ class Certificate:
     requests: Requests
     numbers: Numbers
     host: Host
+    card: Mapping[str, str]
     toolchain: Mapping[str, str]
     seconds: Mapping[str, float]
 
@@ -206,6 +208,7 @@ def _parsed(given: Fields) -> Certificate:
         requests=_members(Requests, given.nested("requests")),
         numbers=_members(Numbers, given.nested("numbers")),
         host=_members(Host, given.nested("host")),
+        card=_map(given.nested("card"), Fields.text),
         toolchain=_map(given.nested("toolchain"), Fields.text),
         seconds=_map(given.nested("seconds"), Fields.number),
     )

@@ -7,6 +7,7 @@ Chrome's trace event format, with the names and fields of vLLM's HabanaHighLevel
     prepare_input_tensors · execute_model ⊃ model_PHASE_bsB_seqS_graphsT · sample
 
 Times are microseconds since the epoch. `seq` is a prompt's padded query, and a decode step's padded context, in tokens.
+`graphsT` says that the step's bucket was planned, whether or not a graph of it was captured.
 What counts blocks of the KV cache is not among the counters (cache_…, const_…): /metrics has its use.
 """
 

@@ -19,6 +19,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.certificate import checking, document
 from llmc.runtime.certificate.checking import Checked, check
 from llmc.runtime.certificate.document import Certificate, content, read_file, to_file
+from llmc.runtime.executors.fake import card
 from tests.artifacts.signing.helpers import keyring, signer
 from tests.hostile import as_json, changed
 from tests.toy import Toy
@@ -170,6 +171,21 @@ def test_one_of_another_device_or_toolchain_is_refused(
 ) -> None:
     with pytest.raises(ArtifactError, match=f"made on another device or toolchain: {words}"):
         believed(tmp_path, certified, bundle, edit)
+
+
+def test_one_of_another_card_or_driver_is_refused(
+    tmp_path: Path, certified: Certificate, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(members: dict[str, Any]) -> None:
+        members["card"] = {"card": "fake-1", "driver": "1.0"}
+
+    with pytest.raises(ArtifactError, match=r"card fake-1, here none; driver 1\.0, here none"):
+        believed(tmp_path, certified, bundle, told)
+    monkeypatch.setattr(card, "here", card.Card(driver="2.0"))
+    with pytest.raises(ArtifactError, match=r"toolchain: driver 1\.0, here 2\.0; certify here"):
+        believed(tmp_path, certified, bundle, told)
+    with pytest.raises(ArtifactError, match="card none, here fake-1"):
+        believed(tmp_path, certified, bundle)
 
 
 # What certifies nothing
