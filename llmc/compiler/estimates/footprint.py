@@ -245,14 +245,14 @@ class Footprint:
         return Estimate("compile time", fixed + count * each + verify, "s", parts)
 
     def _graph_memory(self, buckets: Sequence[Bucket]) -> Estimate:
-        shapes = self._target.shapes(buckets, self._options)
+        model = self._sized()
+        shapes = self._target.open_at_once(self._target.shapes(buckets, self._options), model, self._options)
         known: dict[tuple[str, int | None, int | None, int | None], int] = {}
         if self._bench is not None:
             for one in self._bench.measurements:
                 if one.memory_bytes is not None:
                     bucket = one.bucket
                     known[bucket.phase, bucket.batch, bucket.query, bucket.context] = one.memory_bytes
-        model = self._sized()
         any_shape = Bucket("prompt", 1, self._target.step_tokens(max(b.tokens for b in buckets), self._options), 0)
         total = shared = found = 0
         for shape in shapes:

@@ -418,6 +418,10 @@ class Target(ABC):
         """Bytes that such a step takes of a memory that all executables share: of several, the most counts."""
         return 0
 
+    def open_at_once(self, shapes: Sequence[Shape], model: ModelSize, options: CompileOptions) -> Sequence[Shape]:
+        """Those of a bundle's shapes whose executables are open at the same time."""
+        return shapes
+
     def starter(self, options: CompileOptions) -> tuple[Target, CompileOptions] | None:
         """A target with its options, whose executables serve until this target's are open; None if there is none."""
         return None

@@ -82,6 +82,7 @@ def test_an_executable_takes_what_was_measured(device, bucket, megabytes):
     ("device", "options", "megabytes"),
     [
         ("openvino", {"quantize": "int8"}, 184.3),
+        ("openvino", {"quantize": "int8", "specialise": True}, 515.2),
         ("openvino", {"quantize": "none"}, 587.6),
         ("onnxruntime", {"quantize": "none"}, 556.7),
     ],
@@ -89,6 +90,13 @@ def test_an_executable_takes_what_was_measured(device, bucket, megabytes):
 def test_a_graph_for_every_shape_takes_what_was_measured(device, options, megabytes):
     """The packed weights among it, and the activations of the largest chunk."""
     assert smol(device, **options).graph_bytes(SMALL) == pytest.approx(megabytes * 1e6, rel=0.15)
+
+
+@pytest.mark.parametrize(("memory", "fixed"), [(0, 0), (210 << 20, 1), (512 << 20, 2), (1 << 30, 3)])
+def test_of_models_of_fixed_batches_those_count_that_open_in_their_budget(memory, fixed):
+    alone = smol("openvino", quantize="int8").graph_bytes(SMALL)
+    found = smol("openvino", quantize="int8", specialise=True, specialise_memory=memory).graph_bytes(SMALL)
+    assert round((found - alone) / smol("openvino", quantize="int8").executable_bytes(SMALL[0])) == fixed
 
 
 def test_126_graphs_take_half_an_hour_on_a_gaudi():

@@ -151,8 +151,17 @@ class OpenVinoTarget(OpenVinoBase):
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """The packed copy of the weights, which OpenVINO keeps beside the file, and its graph."""
-        packed = sum(weights.count * self.weight_bits(options, weights) for weights in model.weights) / 8
-        return int(packed) + model_bytes(model)
+        return self._packed(model, options) + model_bytes(model)
+
+    def _packed(self, model: ModelSize, options: CompileOptions) -> int:
+        return int(sum(weights.count * self.weight_bits(options, weights) for weights in model.weights) / 8)
+
+    def open_at_once(self, shapes: Sequence[Shape], model: ModelSize, options: CompileOptions) -> Sequence[Shape]:
+        """The executable for every shape, and as many of fixed sizes as the executor opens in its memory budget."""
+        from llmc.runtime.executors.openvino.paged_models import PACKED  # at the top it would be in keys
+
+        every, *fixed = shapes
+        return [every, *fixed[: int(_budget(options) / (PACKED * self._packed(model, options)))]]
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """The activations of a step."""
@@ -254,8 +263,7 @@ class OpenVinoTarget(OpenVinoBase):
         """What the executor opens executables with."""
         found = self.plugin_settings(options)
         if options.specialise:
-            asked = SPECIALISE_MEMORY.of(options)
-            found[SPECIALISE_MEMORY.name] = DEFAULT_BUDGET if asked is None else asked
+            found[SPECIALISE_MEMORY.name] = _budget(options)
         return found
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
@@ -266,6 +274,12 @@ class OpenVinoTarget(OpenVinoBase):
 def _name(rows: int | None) -> str:
     """Of the model of `rows` decode rows, or of the one for every shape (None)."""
     return "model" if rows is None else f"model_{rows}"
+
+
+def _budget(options: CompileOptions) -> int:
+    """Bytes that executables of fixed sizes may take."""
+    asked = SPECIALISE_MEMORY.of(options)
+    return DEFAULT_BUDGET if asked is None else asked
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
