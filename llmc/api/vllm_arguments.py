@@ -10,7 +10,7 @@ from llmc.errors import InputError
 
 ENGINE = (
     "prefill_budget", "prefix_slots", "enable_prefix_caching", "seed", "observer", "max_queued_requests",
-    "speculative_config", "enforce_eager", "prefill",
+    "speculative_config", "enforce_eager", "prefill", "warm_up",
 )  # fmt: skip
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 
@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = {
     "disable_log_stats": "there is no statistics log",
     "download_dir": "checkpoints are taken from where they are",
     "enable_chunked_prefill": "prompts are always cut where the plan's buckets ask for it",
-    "gpu_memory_utilization": "the plan's limits size the cache",
+    "gpu_memory_utilization": "the plan's limits size the cache; of a device that captures graphs, warm_up does",
     "load_format": "the format is read from the files",
     "override_neuron_config": "the plan says what is compiled",
     "revision": "checkpoints are taken as they are",

@@ -17,7 +17,7 @@ from llmc.runtime.engine.outputs import CompletionOutput, OutputBuilder, Request
 from llmc.runtime.engine.requests import Request
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
+from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator, warm_up
 from llmc.runtime.text.chat import ChatTemplate, check_messages, plain_data
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.runtime.text.confined_chat import ConfinedTemplate
@@ -42,7 +42,12 @@ class BundleAsyncLLM:
         self._token_text = text_of(tokenizer)
         how = EngineOptions(threads, **options)
         executor = open_executor(self.bundle, how)
-        generator = open_generator(self.bundle, executor, how, observer)
+        try:
+            warm_up(executor, how)
+            generator = open_generator(self.bundle, executor, how, observer)
+        except BaseException:
+            executor.close()
+            raise
         self.engine = AsyncEngine(generator, max_queued_requests, on_close=executor.close)
         self.prompts = Prompts(self.bundle)
         self._ids = itertools.count()

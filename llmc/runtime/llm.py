@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from llmc.runtime.bundle import Bundle
-from llmc.runtime.startup.opening import EngineOptions
+from llmc.runtime.startup.opening import EngineOptions, warm_up
 from llmc.runtime.startup.overlapped import StartingExecutor
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class BundleLLM:
             self.prompts: Prompts = Prompts(self.bundle)
             self.prompts.prepare(lambda: opening.is_opening)
             self.executor: Executor = opening.executor
+            warm_up(self.executor, how)
             self._offline = Offline(
                 self.bundle, self.executor, how, self.prompts, keep_steps=keep_steps, seed=seed, observer=observer
             )

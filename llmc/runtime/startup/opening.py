@@ -14,6 +14,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.confined.limits import Limits
 
 if TYPE_CHECKING:
+    from llmc.buckets.warmup.options import CaptureOptions
     from llmc.runtime.engine.base import TokenEngine
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.engine.observer import Observer
@@ -33,6 +34,8 @@ class EngineOptions:
     `grammar_limits`: what compiling a request's grammar may take; None: as the environment says. `prefill`: a bundle of
     the same checkpoint, or the address of `llmc prefill`, that computes the prompts, whose keys and values are handed
     over; see docs/hybrid.md. `enforce_eager`: steps run without compiled or captured graphs, on a device that can.
+    `warm_up`: every bucket runs before the first request, and a device that captures graphs divides its memory and
+    captures them, as a server's does; CaptureOptions say how, True as the environment says.
     """
 
     threads: int | None = None
@@ -43,6 +46,7 @@ class EngineOptions:
     grammar_limits: Limits | None = None
     prefill: str | Path | None = None
     enforce_eager: bool = False
+    warm_up: bool | CaptureOptions = False
 
     def __post_init__(self) -> None:
         if self.speculative_config is not None:
@@ -84,6 +88,31 @@ def open_executor(bundle: Bundle, options: EngineOptions) -> Executor:
             executor.close()
             raise
     return executor
+
+
+def warm_up(executor: Executor, options: EngineOptions) -> None:
+    """Run every bucket, and capture graphs where the device does, if `options` ask for it; before there is an engine.
+
+    Raises what a bucket raises, InputError for memory that does not hold the cache of one sequence, and
+    KeyboardInterrupt.
+    """
+    if not options.warm_up:
+        return
+    from llmc.buckets.warmup.options import CaptureOptions
+    from llmc.runtime.startup.capturing import CaptureChoice, Capturing
+    from llmc.runtime.startup.outcome import Outcome
+    from llmc.runtime.startup.warming import Warming
+
+    bundle, chosen = executor.bundle, options.warm_up
+    capture = CaptureOptions.of(bundle.settings) if isinstance(chosen, bool) else chosen
+    outcome = Outcome(
+        executor, Warming(executor, bundle.plan), Capturing.of(executor, bundle.plan, CaptureChoice(capture))
+    )
+    outcome.run()
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    for error in outcome.failed.values():
+        raise error
 
 
 def open_generator(

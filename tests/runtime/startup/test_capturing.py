@@ -16,9 +16,12 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.warmup.options import CaptureOptions
 from llmc.buckets.warmup.order import STRATEGIES
 from llmc.errors import DeviceError, InputError, OutOfDeviceMemoryError
+from llmc.runtime.async_llm import BundleAsyncLLM
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
+from llmc.runtime.llm import BundleLLM
 from llmc.runtime.startup.capturing import CaptureChoice, Capturing
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from llmc.runtime.startup.outcome import Outcome
@@ -314,3 +317,36 @@ def test_progress_counts_runs_captures_and_replays(toy: Toy) -> None:
     assert told[0][1] == 3 * len(toy.plan.buckets)
     assert told[-1] == (2 * len(toy.plan.buckets) + graphs,) * 2
     assert {bucket.phase for bucket in captured(capturing)} <= set(PHASES)
+
+
+# From Python
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+def torn(*_: object) -> None:
+    raise DeviceError("torn")
+
+
+@pytest.mark.parametrize("chosen", [True, CaptureOptions(gpu_memory_utilization=0.5, graph_reserved_mem=0.2)])
+def test_llm_captures_where_it_is_asked_to_warm_up(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, chosen: bool | CaptureOptions
+) -> None:
+    begun = failing(monkeypatch, DeviceError("never"), at=-1)
+    with BundleLLM(toy.bundle) as lazy:
+        assert not begun
+        wanted = lazy.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids
+    with BundleLLM(toy.bundle, warm_up=chosen) as llm:
+        assert sorted(begun) == sorted(toy.plan.buckets)
+        assert llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids == wanted
+        assert llm.compilations == 0
+
+
+def test_an_async_llm_does_too_and_what_fails_in_it_is_raised(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = failing(monkeypatch, DeviceError("never"), at=-1)
+    BundleAsyncLLM(toy.bundle, warm_up=True).shutdown()
+    assert sorted(begun) == sorted(toy.plan.buckets)
+    for kind in (BundleLLM, BundleAsyncLLM):
+        monkeypatch.setattr(FakeGraphDevice, "inputs", torn)
+        with pytest.raises(DeviceError, match="torn"):
+            kind(toy.bundle, warm_up=True)
