@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from llmc.artifacts.atomic_write import write_atomic, writing
+from llmc.artifacts.digest import open_regular
 from llmc.errors import ArtifactError
 from llmc.strict_json import loads_object
 
@@ -20,8 +21,7 @@ MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
-@dataclass(frozen=True)
-class Halves:
+class Halves(NamedTuple):
     """The two bundle folders."""
 
     prefill: Path
@@ -37,7 +37,7 @@ class Halves:
         """Those of the hybrid `folder`; None where it is none. Raises ArtifactError for a file that says nothing."""
         path = folder / FILE_NAME
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
