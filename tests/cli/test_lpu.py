@@ -47,7 +47,7 @@ def test_without_hyperdex_the_guides_line_installs_it(
     monkeypatch.delenv("LLMC_HYPERDEX_PYTHON")
     assert main(["generate", str(lpu.bundle), "--prompt", "Hello"]) == 3
     error = capsys.readouterr().err
-    assert "uv pip install -i https://${PYPI_ID}:${PYPI_PW}@pypi.hyperaccel.ai/simple vllm-orion==0.9.0+orion" in error
+    assert 'uv pip install -i "$HYPERACCEL_INDEX" vllm-orion==0.9.0+orion' in error
     assert error.count("\n") == 1
 
 

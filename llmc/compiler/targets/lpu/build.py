@@ -13,8 +13,7 @@ from llmc.artifacts.key import canonical_json
 from llmc.compiler.code import code_digest
 from llmc.compiler.targets.base import Lowered
 from llmc.errors import CompileError
-from llmc.runtime.executors.lpu.artifact import Artifact
-from llmc.runtime.executors.lpu.executor import MODEL
+from llmc.runtime.executors.lpu.artifact import MODEL, Artifact
 from llmc.runtime.executors.lpu.process import HyperDex
 from llmc.runtime.executors.lpu.toolchain import PACKAGE, Toolchain
 

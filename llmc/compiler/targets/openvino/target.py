@@ -39,7 +39,6 @@ from llmc.compiler.targets.openvino.precision import (
     require_precision,
 )  # fmt: skip
 from llmc.errors import InputError
-from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
 
@@ -147,6 +146,8 @@ class OpenVinoTarget(OpenVinoBase):
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Long prompts run in chunks."""
+        from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET  # at the top it would be in keys
+
         return min(largest, RAGGED_PREFILL_BUDGET)
 
     def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:

@@ -21,6 +21,10 @@ from llmc.strict_json import loads_object
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
 
+MODEL = Path("llmc/model")
+"""The folder of a model ends as a hub's name does (Hyper-Accel/docs, docs/model_compile.md at fab45db); always this
+name, so that what is compiled does not depend on the checkpoint's."""
+
 FORMAT = 1
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 _KINDS: Mapping[str, type] = {

@@ -17,15 +17,11 @@ from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.compatibility import require_version
 from llmc.runtime.executors.generating import GeneratingExecutor, Sampling
 from llmc.runtime.executors.lpu import toolchain
-from llmc.runtime.executors.lpu.artifact import Artifact
+from llmc.runtime.executors.lpu.artifact import MODEL, Artifact
 from llmc.runtime.executors.lpu.process import HyperDex
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-
-MODEL = Path("llmc/model")
-"""The folder of a model ends as a hub's name does (Hyper-Accel/docs, docs/model_compile.md at fab45db); always this
-name, so that what is compiled does not depend on the checkpoint's."""
 
 _GREEDY_BELOW = 1e-5
 OPEN_S = 1800.0

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 PACKAGE = "hyperdex-toolchain"
 """Its distribution, as Hyper-Accel/docs, docs/install_hyperdex.md at 0ad882a names it."""
 
-INSTALL = (
-    "uv pip install -i https://${PYPI_ID}:${PYPI_PW}@pypi.hyperaccel.ai/simple "
-    "vllm-orion==0.9.0+orion.toolchain151.fpga"
-)
+INSTALL = 'uv pip install -i "$HYPERACCEL_INDEX" vllm-orion==0.9.0+orion.toolchain151.fpga'
 """The line of HyperAccel's vLLM guide, which installs HyperDex-Toolchain 1.5.1 with it; "hybrid" in place of "fpga" is
-the one with GPUs."""
+the one with GPUs. HYPERACCEL_INDEX is HyperAccel's private package index with one's credentials, see there."""
 
 _ASK = f"from importlib.metadata import version; print(version({PACKAGE!r}))"
 _LIMIT_S = 60.0

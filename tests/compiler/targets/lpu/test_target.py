@@ -167,7 +167,7 @@ def test_a_dry_run_and_the_lowered_form_name_the_artifact(lpu: LpuHost, monkeypa
 def test_without_hyperdex_programs_are_portable_and_what_is_left_is_named(lpu: LpuHost, tmp_path: Path) -> None:
     result, _ = lpu.compile(tmp_path / "portable", settings=NOWHERE, verify="sample")
     assert (result.native, result.portable) == (0, len(plan_for(None, max_model_len=LENGTH, max_num_seqs=1).buckets))
-    assert "uv pip install -i https://${PYPI_ID}:${PYPI_PW}@pypi.hyperaccel.ai/simple vllm-orion" in result.remaining
+    assert 'uv pip install -i "$HYPERACCEL_INDEX" vllm-orion' in result.remaining
     assert result.verification["top1"] == 1.0 and result.verification["leak"] == 0
     bundle = Bundle.open(tmp_path / "portable")
     assert (bundle.manifest.executor, bundle.manifest.options["dtype"]) == ("torch", "bf16")
