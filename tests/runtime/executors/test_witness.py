@@ -87,7 +87,7 @@ def test_a_session_that_anybody_makes_is_seen(request: pytest.FixtureRequest) ->
     from llmc.runtime.executors.onnxruntime.session import open_session, session_witness
 
     witness = started(session_witness(), request)
-    with pytest.raises(Exception, match="protobuf|global thread pool"):  # it has begun to make one
+    with pytest.raises(Exception, match=r"protobuf|global thread pool"):  # it has begun to make one
         ort.InferenceSession(b"no model", providers=["CPUExecutionProvider"])
     with pytest.raises(Exception, match="missing"):
         open_session("models/missing.onnx", threads=1)
