@@ -81,7 +81,7 @@ def test_an_executor_that_is_not_known_runs_code() -> None:
     assert code_of_bundle(manifest(**portable(executor="onnxruntime2")))
 
 
-@pytest.mark.parametrize("file", sorted(CODE_FILES))
+@pytest.mark.parametrize("file", ["kernels", "portable.json", "recipes.json", "starter.json"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_file_of_code_makes_every_bundle_native(file: str, executor: str) -> None:
     assert code_of_bundle(manifest(**portable(executor=executor, files={file: DIGESTS["weights"]})))
