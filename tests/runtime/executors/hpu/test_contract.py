@@ -22,5 +22,5 @@ def rounds() -> int:
 
 
 class TestContract(ExecutorContract):
-    """In the modes whose steps differ: what has no HPU graph runs as in the lazy mode. torch.compile, which traces every
-    bucket for half a second, is in test_modes.py."""
+    """In the modes whose steps differ: what has no HPU graph runs as in the lazy mode. torch.compile, which traces
+    every bucket for half a second, is in test_modes.py."""
