@@ -18,7 +18,7 @@ def opened(bundle: Path, host: Host, request: pytest.FixtureRequest) -> Open:
 
 @pytest.fixture
 def rounds() -> int:
-    return 10
+    return 25
 
 
 class TestContract(ExecutorContract):
