@@ -35,8 +35,10 @@ them, and under any TPU_ACCELERATOR_TYPE, so they are in no key.
 """
 
 
-Platform = Literal["cpu", "tpu"]
-INSTALL = {"cpu": "pip install 'llmc[xla]'", "tpu": "pip install 'llmc[tpu]'"}
+Platform = Literal["cpu", "tpu", "cuda"]
+INSTALL = {"cpu": "pip install 'llmc[xla]'", "tpu": "pip install 'llmc[tpu]'", "cuda": "pip install 'llmc[cuda]'"}
+COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda13-pjrt"}
+"""The package that holds XLA's compiler for a platform, where jaxlib does not."""
 
 
 def jax_version() -> str:
@@ -48,9 +50,12 @@ def jax_version() -> str:
 
 
 def toolchain_version(platform: str) -> str:
-    """What native code for `platform` belongs to: jax and jaxlib, and for a TPU libtpu; raises DeviceError."""
-    libtpu = metadata.version("libtpu") if platform == "tpu" and find_spec("libtpu") is not None else ""
-    return f"{jax_version()} {libtpu}".strip()
+    """What native code for `platform` belongs to: jax, jaxlib and its compiler's package; raises DeviceError."""
+    try:
+        compiler = metadata.version(COMPILERS[platform]) if platform in COMPILERS else ""
+    except metadata.PackageNotFoundError:
+        compiler = ""
+    return f"{jax_version()} {compiler}".strip()
 
 
 def has_tpu() -> bool:

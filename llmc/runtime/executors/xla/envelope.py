@@ -10,7 +10,7 @@
 llmc writes two sections: `native`, PJRT's own serialisation of a compiled program, and `export`, the portable program
 it was compiled from (a blob of jax.export). The header's members are those of StepHeader; others are passed over:
 
-    step     = {"platform": "cpu" | "tpu" | "neuron", "topology": str, "devices": int, "jax": str,
+    step     = {"platform": "cpu" | "tpu" | "cuda" | "neuron", "topology": str, "devices": int, "jax": str,
                "kind": "step" | "slots", "inputs": [tensor, …], "outputs": [tensor, …],
                "donated": [[output, input], …], …}
     tensor   = {"name": str, "shape": [int, …], "dtype": "float32" | "bfloat16" | "int32", "dims": [null | "tp", …]}
@@ -43,7 +43,7 @@ MAX_HEADER = 16 << 20
 RESERVED = frozenset({"digest", "sections", "version"})
 """Members of the header that are the format's own."""
 
-PLATFORMS = ("cpu", "tpu", "neuron")
+PLATFORMS = ("cpu", "tpu", "cuda", "neuron")
 KINDS = ("step", "slots")
 DTYPES = ("float32", "bfloat16", "int32")
 AXIS = "tp"
