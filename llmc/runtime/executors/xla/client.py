@@ -73,8 +73,10 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
     if not has_tpu():
         os.environ.update({k: v for k, v in LIBTPU_ENVIRONMENT.items() if k not in os.environ})
     import jax
+    from jax._src import lib
 
     jax.config.update("jax_traceback_in_locations_limit", 0)  # else executables hold this source's path and lines
+    lib.cuda_path = None  # else executables of every platform hold the path of the nvidia packages
     if platform == "cpu":
         if threads is not None:
             os.environ.setdefault("NPROC", str(threads))  # XLA sizes its thread pool by it

@@ -228,7 +228,7 @@ TENSOR = {"name": "x", "shape": [8], "dtype": "int32", "dims": [None]}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"platform": "cuda"}, "'platform' must be one of cpu, tpu"),
+        ({"platform": "rocm"}, "'platform' must be one of cpu, tpu, cuda"),
         ({"platform": ["cpu"]}, "'platform' must be one of"),
         ({"kind": None}, "'kind' must be one of step, slots"),
         ({"topology": 3}, "'topology' must be a string"),
