@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.bucket import Bucket
-from llmc.runtime.executors.hpu.step_program import inputs
+from llmc.runtime.executors.whole_step.step_program import inputs
 from llmc.runtime.step import Step, pad
 
 CAPACITY = 16

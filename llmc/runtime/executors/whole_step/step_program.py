@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.hpu.cache import CardCache
+    from llmc.runtime.executors.whole_step.cache import CardCache
     from llmc.runtime.portable_program import PortableProgram
     from llmc.runtime.step import Step
 
@@ -29,12 +29,17 @@ Run: TypeAlias = Callable[..., Sequence[Any]]
 """A step's function; its tensors, in and out, are on the card."""
 
 
-def step_program(program: PortableProgram, weights: Sequence[Any], cache: CardCache, context: int) -> Run:
-    """A program with its weights, over the cache. A call with `inputs` gives logits, and the top where it has one."""
+def flat_step(program: PortableProgram, context: int) -> Run:
+    """A program over any cache: `inputs`, the cache's tensor, then the weights, all on one device.
+
+    It writes the new tokens into the cache's tensor, [2 · layers, slots, capacity, kv_heads, head_dim], and returns
+    logits [B, V], and the top values and ids [B, K] where the program has them.
+    """
     import torch
 
-    def step(token_ids: Any, past: Any, new: Any, slots: Any, sources: Any, places: Any) -> list[Any]:
-        kept = cache.tensor
+    def step(
+        token_ids: Any, past: Any, new: Any, slots: Any, sources: Any, places: Any, kept: Any, *weights: Any
+    ) -> list[Any]:
         tensors, rows, capacity, heads, head_dim = kept.shape
         held: tuple[Any, ...] = ()
         if context:
@@ -44,6 +49,15 @@ def step_program(program: PortableProgram, weights: Sequence[Any], cache: CardCa
         made = made.reshape(tensors, -1, heads, head_dim).index_select(1, sources)
         kept.view(tensors, rows * capacity, heads, head_dim).index_copy_(1, places, made)
         return list(found[:-tensors])
+
+    return step
+
+
+def step_program(flat: Run, weights: Sequence[Any], cache: CardCache) -> Run:
+    """A step over the cache, as it is when it is called. A call with `inputs` gives what `flat_step` does."""
+
+    def step(token_ids: Any, past: Any, new: Any, slots: Any, sources: Any, places: Any) -> list[Any]:
+        return list(flat(token_ids, past, new, slots, sources, places, cache.tensor, *weights))
 
     return step
 

@@ -13,7 +13,7 @@ from llmc.buckets.warmup.sizes import size_text
 from llmc.runtime.host import available_memory, host_memory
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.hpu.habana import Card
+    from llmc.runtime.executors.whole_step.card import Card
 
 _log = logging.getLogger("llmc")
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmc.runtime.executors.hpu.habana import Card
+    from llmc.runtime.executors.whole_step.card import Card
 
 
 class CardCache:

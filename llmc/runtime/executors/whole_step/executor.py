@@ -1,0 +1,186 @@
+"""Executors whose steps are graphs of fixed shapes on a card, from the cache to the cache (step_program.py).
+
+Weights are copied to the card once; the KV cache lives there (cache.py). A subclass says what runs a step, how inputs
+get to the card, and how graphs are captured.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor
+from llmc.runtime.executors.whole_step.cache import CardCache
+from llmc.runtime.executors.whole_step.memory_log import took
+from llmc.runtime.executors.whole_step.step_program import Run
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.whole_step.card import Card, Graph, Mode
+    from llmc.runtime.step import Step
+
+_log = logging.getLogger("llmc")
+
+
+class CardExecutor(TorchExecutor):
+    """See the module's docstring. `card` and `mode` are there before `__init__`."""
+
+    card: Card
+    mode: Mode
+    _cache: CardCache
+    _graphs: dict[str, Any]
+    """Captured graphs by executable; what they are is the subclass's, a card.Graph at least."""
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        self._on_card: dict[str, Any] = {}
+        self._runs: dict[str, Run] = {}
+        self._graphs = {}
+        super().__init__(bundle, slots, capacity, threads)
+        _log.info("%s: %s on %s", bundle.path, self.mode, self.card.name)
+        with took(self.card, f"Pre-loading model weights on {self.card.device}"):
+            for name in self._weights.names():
+                self._on_card[name] = self.card.put(self._weights.tensor(name))
+
+    @abstractmethod
+    def _run_of(self, executable: Executable, opened: Opened) -> Run:
+        """What runs a step of `executable`; its tensors are on the card."""
+
+    @abstractmethod
+    def _outputs(self, executable: Executable, step: Step) -> Sequence[Any]:
+        """Run a step, which has a live row: logits, and the top where programs return it, on the host."""
+
+    @abstractmethod
+    def _captured(self, executable: Executable, step: Step) -> Graph:
+        """The graph of an executable that is open. Raises OutOfDeviceMemoryError, DeviceError."""
+
+    def _watched(self, what: str) -> AbstractContextManager[None]:
+        """Inside, what the card's software compiles is counted as `what`'s, where it counts itself."""
+        del what
+        return nullcontext()
+
+    def _make_cache(self) -> CardCache:
+        """Empty: it is made when memory was divided, or before the first step."""
+        return CardCache(self.card, (self._tensors, self._heads, self._head_dim), self.capacity, self._dtype)
+
+    @property
+    def _runs_on(self) -> Any:
+        return self.card.device
+
+    def _weight(self, name: str) -> Any:
+        if name not in self._on_card:
+            raise ValueError(f"weights.json does not place {name!r:.80}")
+        return self._on_card[name]
+
+    @property
+    def eager(self) -> bool:
+        """As the mode says."""
+        return self.mode.eager
+
+    def require_cache(self) -> None:
+        """Make the cache for the slots that were asked for, where nobody sized it."""
+        if self._cache.tensor is None:
+            with took(self.card, "Initializing cache engine"):
+                self.resize(self.slots)
+
+    def resize(self, slots: int) -> None:
+        """An empty cache of so many slots; moves within it are compiled now. Raises OutOfDeviceMemoryError."""
+        with self._watched("the cache and its moves"):
+            self._cache.make(slots)
+            self._cache.copy(0, 0)
+            self._cache.write(0, self._cache.read(0))
+        self.slots, self._used = slots, [0] * slots
+
+    def _open(self, executable: Executable) -> Opened:
+        """And what runs it."""
+        opened = super()._open(executable)
+        if executable.blob not in self._runs:
+            self._runs[executable.blob] = self._run_of(executable, opened)
+        return opened
+
+    def open_all(self) -> None:
+        """Every executable, and the cache."""
+        super().open_all()
+        self.require_cache()
+
+    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+        del opened  # with its cache and in its mode, see _open
+        if not step.slots:
+            return [self._torch.zeros((step.batch, self._vocabulary))]
+        self.require_cache()
+        executable = self._executable(step)
+        with self._watched(str(executable)), self.card.guarded():
+            found = list(self._outputs(executable, step))
+        self._require_logits(found[0].shape[-1])
+        return found
+
+    def capture(self, executable: Executable, step: Step) -> None:
+        """Capture the graph of an executable, which `run` replays from then on; slot 0 loses what it held.
+
+        Raises OutOfDeviceMemoryError, and DeviceError for what cannot be captured; the bucket runs uncaptured then.
+        """
+        self._open(executable)
+        self.require_cache()
+        with self._torch.inference_mode(), self._watched(f"the graph of {executable}"):
+            self._graphs[executable.blob] = self._captured(executable, step)
+        self._used[0] = 0
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy a slot, on the card."""
+        require_held(self._used, source, length)
+        self.require_cache()
+        if source != target and length:
+            self._cache.copy(source, target)
+        self._used[target] = length
+
+    def export_prefix(self, slot: int, length: int) -> list[Array]:
+        """A slot, brought to the host."""
+        require_held(self._used, slot, length)
+        self.require_cache()
+        row = self._cache.read(slot)[:, :length].transpose(1, 2)
+        return [np.array(tensor.float().numpy()) for tensor in row]
+
+    def import_prefix(self, slot: int, prefix: list[Array]) -> None:
+        """A slot, put on the card; zeros behind the prefix."""
+        length = self._check_prefix(prefix, self._tensors)
+        self.require_cache()
+        row = self._torch.zeros((self._tensors, self.capacity, self._heads, self._head_dim))
+        row[:, :length] = self._torch.from_numpy(np.stack(prefix)).transpose(1, 2)
+        self._cache.write(slot, row)
+        self._used[slot] = length
+
+    def poison(self, slot: int, start: int, value: float) -> None:
+        """Overwrite what no live token owns."""
+        self.require_cache()
+        row = self._cache.read(slot)
+        row[:, start:] = value
+        self._cache.write(slot, row)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on the card: cache, weights, what is free; and how many programs are open and graphs captured."""
+        free, total = self.card.memory()
+        return {
+            "cache": self._cache.nbytes,
+            "weights": sum(tensor.numel() * tensor.element_size() for tensor in self._on_card.values()),
+            "device_free": free,
+            "device_total": total,
+            "open_executables": len(self._programs),
+            "graphs": len(self._graphs),
+        }
+
+    def close(self) -> None:
+        """Give back what the card holds."""
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._runs.clear()
+        self._programs.clear()
+        self._on_card.clear()
+        self._cache.drop()
+        self._weights.close()
