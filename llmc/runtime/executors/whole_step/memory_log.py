@@ -24,7 +24,13 @@ def took(card: Card, what: str) -> Iterator[None]:
 
     "Model profiling run took 504 MiB of device memory (15.46 GiB/94.62 GiB used) and 180.9 MiB of host memory
     (475.4 GiB/1007 GiB used)"
+
+    Garbage is collected first, which takes a second where there are millions of objects; nothing is done where nobody
+    reads the line.
     """
+    if not _log.isEnabledFor(logging.INFO):
+        yield
+        return
     gc.collect()
     (before, _), host_before = card.memory(), available_memory()
     yield
