@@ -26,8 +26,9 @@ from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.compiler.text.vocabulary import build_index
 from llmc.errors import ArtifactError, CheckpointError, LlmcError
 from llmc.runtime.engine.sampling import SamplingParams
+from llmc.runtime.executors.envelope import Envelope, write_envelope
 from llmc.runtime.executors.weight_places import read_places
-from llmc.runtime.executors.xla.envelope import Envelope, StepHeader, write_envelope
+from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.text.vocabulary import MAGIC, Vocabulary
 from llmc.testing.toy import tokenizer_json
@@ -249,7 +250,7 @@ STEP = {
 @given(changed(STEP))
 def test_headers_of_xla_executables(header: Any) -> None:
     def read() -> None:
-        envelope = Envelope.parse(write_envelope(header, {"native": b"code"}), "executable")
+        envelope = Envelope.parse(write_envelope(header, {"native": b"code"}, FORM), "executable", FORM)
         StepHeader.parse(envelope.header, "executable")
 
     if isinstance(header, dict):
@@ -257,9 +258,9 @@ def test_headers_of_xla_executables(header: Any) -> None:
 
 
 @fuzzed
-@given(damaged(write_envelope(STEP, {"native": b"code"})))
+@given(damaged(write_envelope(STEP, {"native": b"code"}, FORM)))
 def test_xla_executables(data: bytes) -> None:
-    survives(lambda: StepHeader.parse(Envelope.parse(data, "executable").header, "executable"))
+    survives(lambda: StepHeader.parse(Envelope.parse(data, "executable", FORM).header, "executable"))
 
 
 INDEX = build_index(tokenizer_json().encode(), smallest=0)

@@ -14,7 +14,8 @@ from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import Key
 from llmc.artifacts.store.store import Store
 from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
-from llmc.runtime.executors.xla.envelope import Envelope, StepHeader, Tensor, write_envelope
+from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from tests.artifacts.helpers import manifest
 from tests.cli.helpers import Llmc
 
@@ -44,7 +45,7 @@ def exported(platforms: tuple[str, ...]) -> bytes:
 @pytest.fixture(scope="module")
 def file() -> bytes:
     sections = {"native": b"machine code", "export": exported(("cpu", "tpu", "cuda"))}
-    return write_envelope(STEP.to_json(), sections)
+    return write_envelope(STEP.to_json(), sections, FORM)
 
 
 def publish(cache: Path, data: bytes, **components: str) -> str:
@@ -60,7 +61,7 @@ def key(file: bytes, tmp_path: Path) -> str:
 @pytest.fixture
 def xla_bundle(file: bytes, tmp_path: Path) -> Path:
     """A bundle of three executables, and a program named as a file."""
-    small = write_envelope(StepHeader("cpu", "cpu", 1, "0.10.2", "slots", (), (), ()).to_json(), {})
+    small = write_envelope(StepHeader("cpu", "cpu", 1, "0.10.2", "slots", (), (), ()).to_json(), {}, FORM)
     digest, other = digest_bytes(file), digest_bytes(small)
     blobs = {digest: tmp_path / "file", other: tmp_path / "small"}
     blobs[digest].write_bytes(file)
@@ -93,7 +94,7 @@ def test_stablehlo_is_the_program_for_the_executables_own_platform(llmc: Llmc, k
 
 
 def test_a_program_of_one_platform_is_shown_as_well() -> None:
-    one = Envelope.parse(write_envelope(STEP.to_json(), {"export": exported(("cpu",))}), "one")
+    one = Envelope.parse(write_envelope(STEP.to_json(), {"export": exported(("cpu",))}, FORM), "one", FORM)
     assert "(%arg0: tensor<4x8xf32>, %arg1: tensor<16xf32>" in signature(stablehlo_text(one))
 
 
@@ -107,7 +108,7 @@ def test_a_graph_for_several_devices_is_shown_whole_with_its_shardings() -> None
     blob = export.export(jax.jit(lambda x: x @ x.T), platforms=("cpu", "tpu"))(shape).serialize()
     x = Tensor("x", (4, 8), "float32", (None, "tp"))
     header = StepHeader("tpu", "v5e:2x2", 2, "0.10.2", "step", (x,), (Y,), ())
-    envelope = Envelope.parse(write_envelope(header.to_json(), {"export": bytes(blob)}), "sharded")
+    envelope = Envelope.parse(write_envelope(header.to_json(), {"export": bytes(blob)}, FORM), "sharded", FORM)
     text = stablehlo_text(envelope)
     assert '%arg0: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"tp"}]>}' in signature(text)
     assert b"sdy.sharding" in hlo_proto(envelope)
@@ -119,8 +120,9 @@ def test_showing_a_program_starts_no_device(file: bytes, tmp_path: Path) -> None
 import sys
 from pathlib import Path
 from llmc.compiler.targets.xla.show import hlo_proto, stablehlo_text
-from llmc.runtime.executors.xla.envelope import Envelope
-envelope = Envelope.parse(Path(sys.argv[1]).read_bytes(), "file")
+from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.xla.envelope import FORM
+envelope = Envelope.parse(Path(sys.argv[1]).read_bytes(), "file", FORM)
 assert stablehlo_text(envelope) and hlo_proto(envelope)
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
@@ -212,7 +214,7 @@ def test_without_jax_the_install_line_is_said(llmc: Llmc, key: str, monkeypatch:
 
 @pytest.mark.parametrize("blob", [b"", b"not a program", bytes(1000)])
 def test_a_portable_program_that_cannot_be_read_is_an_artifact_error(llmc: Llmc, tmp_path: Path, blob: bytes) -> None:
-    key = publish(tmp_path / "cache", write_envelope(STEP.to_json(), {"export": blob}), target="xla")
+    key = publish(tmp_path / "cache", write_envelope(STEP.to_json(), {"export": blob}, FORM), target="xla")
     said = llmc("cache", "show", key, "--stablehlo").failed(5)
     assert "cannot read the portable program, made by jax 0.10.2" in said
     assert "compile it again" in said
@@ -234,6 +236,6 @@ def test_flags_of_programs_belong_to_programs(llmc: Llmc, key: str, flags: tuple
 
 
 def test_the_same_executable_gives_the_same_bytes(file: bytes) -> None:
-    envelope = Envelope.parse(file, "file")
+    envelope = Envelope.parse(file, "file", FORM)
     assert stablehlo_text(envelope) == stablehlo_text(envelope)
     assert hlo_proto(envelope) == hlo_proto(envelope)

@@ -21,8 +21,9 @@ from jax import export
 
 from llmc.compiler.targets.xla.collectives import collectives
 from llmc.errors import CompileError
+from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.xla.client import toolchain_version
-from llmc.runtime.executors.xla.envelope import StepHeader, Tensor, write_envelope
+from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from llmc.runtime.executors.xla.exported import compile_exported, mesh_of, sharding_of
 
 ANALYSIS = ("memory", "cost", "collectives")
@@ -74,7 +75,7 @@ def build(job: Job, machine: Machine) -> bytes:
         raise CompileError(f"XLA cannot compile {job.name} for {machine.topology}: {first_lines(e)}") from e
     analysis = analyse(compiled, flops, len(machine.devices))
     _require_in_place(job, analysis["memory"], machine)
-    return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable})
+    return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable}, FORM)
 
 
 def stablehlo(job: Job, machine: Machine) -> str:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.targets.xla.hlo_ids import renumbered
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.xla.envelope import MAGIC, Envelope, StepHeader
+from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,11 +94,11 @@ def hlo_proto(envelope: Envelope) -> bytes:
 
 
 def _envelope(data: bytes, source: str, target: str) -> Envelope:
-    if not data.startswith(MAGIC[:-1]):
+    if not data.startswith(FORM.magic[:-1]):
         raise InputError(
             f"{source} is not an XLA executable ({target}); --stablehlo and --hlo show those of devices xla and tpu"
         )
-    return Envelope.parse(data, source)
+    return Envelope.parse(data, source, FORM)
 
 
 def _some(names: Iterable[str]) -> str:

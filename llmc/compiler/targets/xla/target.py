@@ -231,12 +231,13 @@ class XlaTarget(XlaMemory):
     ) -> dict[str, Any]:
         """What XLA says of each executable (see xla/build.py), and how weights are split where they are."""
         from llmc.compiler.targets.xla.build import ANALYSIS
-        from llmc.runtime.executors.xla.envelope import Envelope
+        from llmc.runtime.executors.envelope import Envelope
+        from llmc.runtime.executors.xla.envelope import FORM
 
         del stages
         found: dict[str, Any] = {"executables": []}
         for file in files:
-            header = Envelope.parse(file.read_bytes(), str(file)).header
+            header = Envelope.parse(file.read_bytes(), str(file), FORM).header
             found["executables"].append({name: header[name] for name in ANALYSIS})
         if TENSOR_PARALLEL.of(options) > 1:
             assert isinstance(lowered, XlaLowered)

@@ -1,4 +1,4 @@
-"""The file of a Neuron executable: the container of xla/envelope.py, with a header of its own kind.
+"""The file of a Neuron executable: the container of envelope.py, with a header of its own kind.
 
     portable   "LLMCHLO1", section "hlo": the module, as data
     native     "LLMCNEF1", the same with "neff", or "neff.0", "neff.1", … where the ranks' differ: code
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.errors import ArtifactError
+from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
 from llmc.runtime.executors.neuron.module import HloModule
-from llmc.runtime.executors.xla.envelope import Envelope, StepHeader, Tensor, write_envelope
+from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
 
 HLO, NEFF = "hlo", "neff"
-PORTABLE, NATIVE = b"LLMCHLO1", b"LLMCNEF1"
+PORTABLE, NATIVE = Form(b"LLMCHLO1", "a Neuron program"), Form(b"LLMCNEF1", "a Neuron executable")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class NeuronFile:
     @classmethod
     def parse(cls, data: bytes, source: str) -> NeuronFile:
         """Read a file of either form; raises ArtifactError. Nothing of it is run."""
-        magic = NATIVE if data.startswith(NATIVE[:-1]) else PORTABLE
-        envelope = Envelope.parse(data, source, magic)
+        form = NATIVE if data.startswith(NATIVE.magic[:-1]) else PORTABLE
+        envelope = Envelope.parse(data, source, form)
         header = StepHeader.parse(envelope.header, source)
         hlo = bytes(envelope.section(HLO))
         module = HloModule.parse(hlo, source)
@@ -50,7 +51,7 @@ class NeuronFile:
                     "compile it again with `llmc compile`"
                 )
         neffs = tuple(envelope.section(name) for name in sorted(envelope.names, key=_rank) if name != HLO)
-        if magic == NATIVE and len(neffs) not in (1, header.devices):
+        if form == NATIVE and len(neffs) not in (1, header.devices):
             raise ArtifactError(f"{source}: {len(neffs)} NEFFs for {header.devices} ranks; compile it again")
         return cls(header, envelope.header, hlo, module, neffs)
 

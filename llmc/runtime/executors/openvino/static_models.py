@@ -11,8 +11,7 @@ import openvino as ov
 from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.openvino.device import MappedWeights, open_core, version, with_threads
-from llmc.runtime.executors.openvino.device_blob import MAGIC as DEVICE_MAGIC
-from llmc.runtime.executors.openvino.device_blob import DeviceBlob
+from llmc.runtime.executors.openvino.device_blob import FORM, DeviceBlob
 from llmc.runtime.executors.openvino.plugins import plugin_name
 from llmc.runtime.executors.openvino.static_blob import open_blob
 from llmc.runtime.executors.openvino.static_request import StaticRequest
@@ -73,7 +72,7 @@ class StaticModels:
         native = executable.state == "native" or code_in(data[:HEAD_BYTES]) is not None
         if native:
             self._bundle.files.require_native(str(executable))
-        if native and data.startswith(DEVICE_MAGIC):
+        if native and data.startswith(FORM.magic[:-1]):
             native = self._device != "CPU"
             compiled = self._of_device(data, source, again)
         elif native:
@@ -101,10 +100,7 @@ class StaticModels:
 
     def _of_device(self, data: bytes, source: str, again: str) -> ov.CompiledModel:
         """The part for the device where it is here, else the portable one on this CPU."""
-        try:
-            blob = DeviceBlob.parse(data)
-        except ValueError as e:
-            raise ArtifactError(f"{source} is no model compiled for a device: {e}; compile again: {again}") from e
+        blob = DeviceBlob.parse(data, source)
         if self._device == "CPU":
             return self._compiled(blob.ir, source, again)
         return blob.open_on(self._device, source, again)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.client import Platform, has_tpu, jax_version, open_client
 from llmc.runtime.executors.xla.compile_events import JaxWitness
-from llmc.runtime.executors.xla.envelope import Envelope
+from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS, SlotExecutor
 
 if TYPE_CHECKING:
@@ -72,5 +73,5 @@ class XlaExecutor(SlotExecutor):
         source = f"{self.bundle.path}: {name}"
         self.bundle.files.require_native(name)
         return LoadedProgram(
-            Envelope.parse(self.bundle.files.read(file), source), name, self._devices, source, self.compilations
+            Envelope.parse(self.bundle.files.read(file), source, FORM), name, self._devices, source, self.compilations
         )

@@ -12,9 +12,10 @@ from typing import Any
 from llmc.artifacts.log import logger
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.compilations import CompilationCounter
+from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.compile_events import told
-from llmc.runtime.executors.xla.envelope import Envelope, StepHeader
+from llmc.runtime.executors.xla.envelope import StepHeader
 from llmc.runtime.executors.xla.exported import compile_exported, mesh_of, sharding_of
 
 

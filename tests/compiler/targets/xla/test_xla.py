@@ -23,7 +23,8 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.compilations import CompilationCounter
-from llmc.runtime.executors.xla.envelope import Envelope, write_envelope
+from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.executors.xla.loaded import LoadedProgram
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
@@ -187,11 +188,11 @@ def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> No
     from llmc.runtime.executors.xla.loaded import LoadedProgram
 
     bundle = Bundle.open(compiled.path)
-    envelope = Envelope.parse(bundle.files.read(bundle.manifest.executables[0].blob), "x")
-    broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64})
+    envelope = Envelope.parse(bundle.files.read(bundle.manifest.executables[0].blob), "x", FORM)
+    broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64}, FORM)
 
     with pytest.raises(ArtifactError, match=r"x: .*compile the bundle again"):
-        LoadedProgram(Envelope.parse(broken, "x"), "x", open_client("cpu"), "x", CompilationCounter())
+        LoadedProgram(Envelope.parse(broken, "x", FORM), "x", open_client("cpu"), "x", CompilationCounter())
 
 
 def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:

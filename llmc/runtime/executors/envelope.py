@@ -1,0 +1,182 @@
+"""The file of an executable of a device whose compiler has no such file: a JSON header, then sections of bytes that are
+used where they lie.
+
+    file     = magic length header padding ( section padding )*     the last section has no padding behind it
+    magic    = eight bytes, which say what the file is: seven of its form, and a digit that counts incompatible changes
+    length   = size of header in bytes, uint64, little endian, at most MAX_HEADER
+    header   = canonical JSON {"digest": sha256 of the canonical JSON of header without it, "version": 1,
+               "sections": {name: [offset, size], …}, …} with the writer's other members
+    padding  = zeros up to a multiple of 64
+    section  = bytes; they follow each other in the order of their names, offset counts from the start of the file
+
+Security. A file may come from anywhere: reading one never runs, evaluates or unpickles anything, copies nothing but
+the header, and raises nothing but ArtifactError. The digest is there to tell damage from a header that merely looks
+odd; what vouches for the sections is the digest of the whole file, by which bundles and stores name it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from mmap import mmap
+from typing import Any, NamedTuple, NoReturn
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.errors import ArtifactError
+from llmc.strict_json import loads_object
+
+VERSION = 1
+ALIGNMENT = 64
+MAX_HEADER = 16 << 20
+RESERVED = frozenset({"digest", "sections", "version"})
+"""Members of the header that are the format's own."""
+
+_MAGIC_BYTES = 8
+_FRAME = _MAGIC_BYTES + 8
+_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+
+
+class Form(NamedTuple):
+    """A sort of file: its `magic`, and what it is in words ("an XLA executable"). artifacts/bundle/native.py names the
+    magics of those that are code."""
+
+    magic: bytes
+    what: str
+
+
+def write_envelope(header: Mapping[str, Any], sections: Mapping[str, bytes], form: Form) -> bytes:
+    """The file of `sections`, with the members of `header`; equal arguments give equal bytes.
+
+    Raises ValueError or TypeError for a header that JSON does not have, that is too large or has members of the format,
+    and for a section whose name is not 1 to 64 of a-z 0-9 "_" "." "-", first a letter.
+    """
+    if taken := RESERVED & set(header):
+        raise ValueError(f"{sorted(taken)} are members of the format")
+    if odd := [name for name in sections if not _NAME.fullmatch(name)]:
+        raise ValueError(f"{odd[0]!r:.80} is not the name of a section")
+    sizes = {name: len(sections[name]) for name in sorted(sections)}
+    encoded = b""
+    while len(encoded) != len(encoded := _encode(header, _layout(len(encoded), sizes))):  # offsets change its length
+        pass
+    if len(encoded) > MAX_HEADER:
+        raise ValueError(f"the header has {len(encoded)} bytes, more than {MAX_HEADER}")
+    out = bytearray(form.magic + len(encoded).to_bytes(8, "little") + encoded)
+    for name, (offset, _) in _layout(len(encoded), sizes).items():
+        out += bytes(offset - len(out)) + sections[name]
+    return bytes(out)
+
+
+class Envelope:
+    """A file that was read: `header`, the writer's members of it, and the sections. Treat the header as read-only."""
+
+    __slots__ = ("_sections", "header", "source")
+
+    def __init__(self, header: dict[str, Any], sections: dict[str, memoryview], source: str) -> None:
+        self.header = header
+        self.source = source
+        self._sections = sections
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview | mmap, source: str, form: Form) -> Envelope:
+        """Read and check `data`, which stays in use for the sections; `source` names it in errors, `form` is what
+        it should be.
+
+        Raises ArtifactError that says what is wrong, and nothing else.
+        """
+        view = memoryview(data).cast("B").toreadonly()
+        found = bytes(view[:_MAGIC_BYTES])
+        if found[:-1] != form.magic[:-1]:
+            _fail(source, f"not {form.what} of llmc")
+        if found > form.magic:
+            _newer(source, form, repr(found))
+        if found < form.magic:
+            _fail(source, f"{form.what} of format {found!r}, which an older llmc wrote")
+        length = int.from_bytes(view[_MAGIC_BYTES:_FRAME], "little")
+        if length > min(MAX_HEADER, max(len(view) - _FRAME, 0)):
+            _fail(source, f"damaged: a header of {length} bytes in a file of {len(view)}")
+        members = _decode(bytes(view[_FRAME : _FRAME + length]), source, form)
+        return cls(
+            {name: value for name, value in members.items() if name not in RESERVED},
+            _cut(view, length, members["sections"], source),
+            source,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sections' names, sorted."""
+        return tuple(self._sections)
+
+    def section(self, name: str) -> memoryview:
+        """A section's bytes, read-only, where they lie in the file; raises ArtifactError when there is none."""
+        if name not in self._sections:
+            _fail(self.source, f"no section {name!r}; it has {', '.join(self._sections) or 'none'}")
+        return self._sections[name]
+
+
+def _encode(header: Mapping[str, Any], layout: Mapping[str, tuple[int, int]]) -> bytes:
+    body = {**header, "version": VERSION, "sections": layout}
+    return canonical_json({**body, "digest": digest_bytes(canonical_json(body))})
+
+
+def _decode(data: bytes, source: str, form: Form) -> dict[str, Any]:
+    try:
+        members = loads_object(data)
+        if type(version := members.get("version")) is int and version > VERSION:
+            _newer(source, form, f"version {version}")
+        body = {name: value for name, value in members.items() if name != "digest"}
+        if members.get("digest") != digest_bytes(canonical_json(body)) or data != canonical_json(members):
+            _fail(source, "damaged: its header is not what was written")
+    except (ValueError, RecursionError) as error:
+        _fail(source, f"damaged: its header is not JSON ({error})", error)
+    if type(version) is not int or version != VERSION:
+        _fail(source, f"version {version!r:.40} of the format is not one that llmc ever wrote")
+    return members
+
+
+def _cut(view: memoryview, length: int, found: object, source: str) -> dict[str, memoryview]:
+    """The sections, after checking that they lie where the format puts them."""
+    if not isinstance(found, dict) or not all(_is_place(name, place) for name, place in found.items()):
+        _fail(source, "'sections' must be {name: [offset, size]}")
+    layout = _layout(length, {name: size for name, (_, size) in sorted(found.items())})
+    end = _FRAME + length
+    for name, (offset, size) in layout.items():
+        if found[name][0] != offset:
+            _fail(source, f"section {name!r} is said to begin at {found[name][0]}, where {offset} is its place")
+        if any(view[end:offset]):
+            _fail(source, f"damaged: something lies before section {name!r}")
+        end = offset + size
+    if end != len(view):
+        _fail(source, f"damaged: it has {len(view)} bytes, where its header says {end}")
+    return {name: view[offset : offset + size] for name, (offset, size) in layout.items()}
+
+
+def _is_place(name: str, place: object) -> bool:
+    """Whether a member of "sections" has the form name: [offset, size]."""
+    return (
+        _NAME.fullmatch(name) is not None
+        and isinstance(place, list)
+        and len(place) == 2
+        and all(type(number) is int and 0 <= number < 1 << 63 for number in place)
+    )
+
+
+def _layout(length: int, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Offset and size of each section behind a header of `length` bytes."""
+    places, end = dict[str, tuple[int, int]](), _FRAME + length
+    for name, size in sizes.items():
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        places[name] = offset, size
+        end = offset + size
+    return places
+
+
+def _newer(source: str, form: Form, version: str) -> NoReturn:
+    raise ArtifactError(
+        f"{source}: {form.what} of format {version}, which a newer llmc wrote; upgrade llmc, or compile it again "
+        f"with this version of `llmc compile`"
+    )
+
+
+def _fail(source: str, problem: str, cause: Exception | None = None) -> NoReturn:
+    raise ArtifactError(f"{source}: {problem}; compile it again with `llmc compile`") from cause
