@@ -1,4 +1,7 @@
-"""Everything llmc reads from the environment; no other module touches `os.environ`.
+"""Everything llmc reads from the environment.
+
+Other modules at most set variables for a library that reads them when it is imported, and pass the environment on to
+child processes.
 
 Variables
     LLMC_CACHE_DIR   folder of the artifact store; default: the platform's user cache folder for "llmc"
@@ -77,6 +80,7 @@ Variables
     VLLM_TPU_BUCKET_PADDING_GAP    tokens from which the query lengths of powers-of-two-tpu grow by as much instead of
                                    doubling; 0: never
     VLLM_ENABLE_BUCKETING       false | 0 has no effect, which a warning says: every graph here is a bucket
+    ZIG_GLOBAL_CACHE_DIR        the cache of the C compiler that builds kernels for onnxruntime; default: none is kept
     VLLM_CACHE_ROOT, XDG_CACHE_HOME, HOME, TRITON_CACHE_DIR, TRITON_HOME, NEURON_PLATFORM_TARGET_OVERRIDE,
     PT_HPU_RECIPE_CACHE_CONFIG, JAX_COMPILATION_CACHE_DIR, VLLM_XLA_CACHE_PATH
                                 where other servers keep their compile caches, and for what chip: `llmc cache unpack`
@@ -152,7 +156,7 @@ _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (
 
 
 def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those of these variables that are set: other servers' own, which say where they keep their compile caches."""
+    """Those of these variables that are set: other programs' own, which say where they keep their caches."""
     return {name: environ[name] for name in names if environ.get(name)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -286,3 +287,43 @@ def test_lpus_and_the_device_that_they_stand_for():
         (name,) = environ
         with pytest.raises(InputError, match=name):
             read(**environ)
+
+
+def _reads(tree: ast.AST) -> list[int]:
+    """Lines that take a variable's value from os.environ, where they neither set it nor hand all of it on."""
+    handed_on = {
+        id(found)
+        for node in ast.walk(tree)
+        for found in (
+            [value for key, value in zip(node.keys, node.values, strict=True) if key is None]
+            if isinstance(node, ast.Dict)
+            else [node.func.value]
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            and node.func.attr in {"setdefault", "items"}
+            else [node.value]
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            else []
+        )
+    }  # fmt: skip
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"} and id(node) not in handed_on)
+    ]
+
+
+def test_no_other_module_reads_the_environment() -> None:
+    folder = Path(__file__).parents[1] / "llmc"
+    readers = {
+        file.relative_to(folder).as_posix(): lines
+        for file in folder.rglob("*.py")
+        if "environ" in (text := file.read_text(encoding="utf-8")) or "getenv" in text
+        if (lines := _reads(ast.parse(text)))
+    }
+    assert set(readers) == {"settings.py"}, readers
+
+
+@pytest.mark.parametrize("line", ["os.environ.get('A')", "os.environ['A']", "'A' in os.environ", "os.getenv('A')"])
+def test_what_reads_it_is_seen(line: str) -> None:
+    assert _reads(ast.parse(line)) == [1]
+    assert not _reads(ast.parse("os.environ['A'] = '1'; os.environ.setdefault('A', '1'); run(env={**os.environ})"))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from llmc.cli.quantities import size
-from llmc.compiler.options import Value
-from llmc.compiler.targets.declared import Declared, declared
+
+if TYPE_CHECKING:
+    from llmc.compiler.options import Value
+    from llmc.compiler.targets.declared import Declared
 
 Command = Callable[..., None]
 
@@ -44,6 +46,8 @@ def takes(group: type[Any], command: Command) -> Command:
 
 def takes_own_options(command: Command) -> Command:
     """`command` with a flag for each option that targets declare; its parameter `own` gets those that were given."""
+    from llmc.compiler.targets.declared import declared
+
     known = declared()
     flags = [_flag(one) for one in known.values()]
 

@@ -16,6 +16,16 @@ def option(names: str, metavar: str, text: str, **more: Any) -> Any:
     return typer.Option(*names.split(), metavar=metavar, help=text, **more)
 
 
+def traffic_format_option(**more: Any) -> Any:
+    """--traffic-format, of a command that has --traffic."""
+    return option("--traffic-format", "NAME", "What --traffic is written in. Default: as its beginning looks.", **more)
+
+
+def fields_option(**more: Any) -> Any:
+    """--fields, of a command that has --traffic."""
+    return option("--fields", "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called.", **more)
+
+
 BundleArgument = Annotated[
     str, typer.Argument(metavar="BUNDLE", help="A bundle folder, archive, store:KEY or oci://….", show_default=False)
 ]

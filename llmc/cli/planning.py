@@ -12,7 +12,7 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.strategies import DEFAULT_STRATEGY, names
 from llmc.buckets.strategies.base import Range
 from llmc.cli.flags import Command, takes
-from llmc.cli.options import option
+from llmc.cli.options import fields_option, option, traffic_format_option
 from llmc.cli.output import ReadingProgress
 from llmc.cli.quantities import duration, fraction, rate, size
 from llmc.errors import InputError
@@ -84,12 +84,8 @@ class PlanningFlags:
         str | None,
         _option("FILE", "Recorded requests, in any format of docs/traffic.md: choose the buckets that pad them least."),
     ] = None
-    traffic_format: Annotated[
-        str | None, _option("NAME", "What --traffic is written in. Default: as its beginning looks.")
-    ] = None
-    fields: Annotated[
-        str | None, _option("prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called.")
-    ] = None
+    traffic_format: Annotated[str | None, traffic_format_option(rich_help_panel=_PANEL)] = None
+    fields: Annotated[str | None, fields_option(rich_help_panel=_PANEL)] = None
     arrival_rate: Annotated[
         str | None, _option("R", "Requests per second to replay them at, or inf. Default: as recorded.")
     ] = None

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmc.cli import output as messages
-from llmc.cli.capturing import DecodeStrategy, PromptRatio, PromptStrategy, ReservedMem, Utilization, capture_choice
+from llmc.cli.capturing import CaptureFlags, takes_capture_flags
 from llmc.cli.options import EagerFlag, PrefillFlag, ThreadsFlag, WeightsFlag, option
+from llmc.cli.order import OrderFlag, uses_in
 from llmc.cli.quantities import duration, size
 from llmc.cli.speculation import ConfigJson, LookupMax, LookupMin, Speculate, asked
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
 
     from llmc.artifacts.store.store import Store
-    from llmc.buckets.bucket import Bucket
-    from llmc.buckets.plan import Plan
     from llmc.server.events import Event
     from llmc.server.loading import OpenBundle
     from llmc.server.state import Progress
@@ -35,7 +34,7 @@ _COMPILE = "For a MODEL that is no bundle"
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("serve")(serve_command)
+    app.command("serve")(takes_capture_flags(serve_command))
 
 
 def serve_command(
@@ -48,6 +47,7 @@ def serve_command(
         ),
     ],
     *,
+    flags: CaptureFlags,
     host: Annotated[str, option("--host", "H", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, option("--port", "P", "0 takes a free port and says which.")] = 8000,
     uds: Annotated[Path | None, option("--uds", "PATH", "Listen on a Unix socket in place of host and port.")] = None,
@@ -109,14 +109,7 @@ def serve_command(
             "Default: all (open: VLLM_SKIP_WARMUP).",
         ),
     ] = None,
-    traffic: Annotated[
-        str | None, option("--traffic", "FILE", "Recorded requests: warm the buckets up first that they use most.")
-    ] = None,
-    gpu_memory_utilization: Utilization = None,
-    graph_reserved_mem: ReservedMem = None,
-    graph_prompt_ratio: PromptRatio = None,
-    prompt_strategy: PromptStrategy = None,
-    decode_strategy: DecodeStrategy = None,
+    traffic: OrderFlag = None,
     enforce_eager: EagerFlag = False,
     record_traffic: Annotated[
         Path | None, option("--record-traffic", "FILE", "Append lengths and times of requests, for llmc plan.")
@@ -181,15 +174,12 @@ def serve_command(
 
     store = open_store(None, settings, device)
     how = how_of(warm_up or ("open" if settings.skip_warmup else "all"))
-    capture = capture_choice(
-        settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
-    )
     with _JsonEvents() if as_json else _Told() as report:
         code = serve(
             config,
             _opener(bundle, device, options, store, weights),
             options=run,
-            warm_up=WarmUp(how, None if traffic is None else _uses(traffic), capture),
+            warm_up=WarmUp(how, None if traffic is None else uses_in(traffic), flags.choice(settings)),
             report=report,
             uds=uds,
             access_log=access_log,
@@ -225,14 +215,6 @@ def _keys(given: list[str] | None, settings: Settings) -> tuple[str, ...]:
     if not all(key.strip() for key in given):
         raise InputError("--api-key is empty; leave it out to ask for none (is the variable that it comes from set?)")
     return tuple(given)
-
-
-def _uses(file: str) -> Callable[[Plan], Mapping[Bucket, int]]:
-    from llmc.buckets.replay import uses_of
-    from llmc.cli.planning import PlanningFlags, open_traffic
-
-    traffic = open_traffic(PlanningFlags(traffic=file), "order the buckets")
-    return lambda plan: uses_of(plan, traffic)
 
 
 def _plan(file: Path, options: dict[str, Any]) -> Any:

@@ -11,23 +11,15 @@ import typer
 
 from llmc.buckets.bucket import PHASES, Bucket
 from llmc.cli import output as messages
-from llmc.cli.capturing import (
-    UNCAPTURED_SHOWN,
-    DecodeStrategy,
-    PromptRatio,
-    PromptStrategy,
-    ReservedMem,
-    Utilization,
-    capture_choice,
-)
+from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
 from llmc.cli.interrupts import EXIT, sigterm_interrupts
 from llmc.cli.options import BundleArgument, EagerFlag, StoreFlag, ThreadsFlag, WeightsFlag, option
+from llmc.cli.order import OrderFlag, uses_in
 from llmc.errors import InputError, LlmcError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.buckets.plan import Plan
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.generator import Generator
     from llmc.runtime.startup.beside import BesideWarming, RanBeside
@@ -44,24 +36,18 @@ SHOWN = 8
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("warmup")(warmup)
+    app.command("warmup")(takes_capture_flags(warmup))
 
 
 def warmup(
     bundle: BundleArgument,
     *,
-    traffic: Annotated[
-        str | None, option("--traffic", "FILE", "Recorded requests: run the buckets first that they use most.")
-    ] = None,
+    flags: CaptureFlags,
+    traffic: OrderFlag = None,
     finish: Annotated[
         bool,
         typer.Option("--finish/--no-finish", help="Finish portable executables first, on their device's own host."),
     ] = True,
-    gpu_memory_utilization: Utilization = None,
-    graph_reserved_mem: ReservedMem = None,
-    graph_prompt_ratio: PromptRatio = None,
-    prompt_strategy: PromptStrategy = None,
-    decode_strategy: DecodeStrategy = None,
     enforce_eager: EagerFlag = False,
     threads: ThreadsFlag = None,
     weights: WeightsFlag = None,
@@ -124,10 +110,8 @@ def warmup(
     opened = Bundle.open(folder)
     if finish:
         opened = finish_first(opened, store, settings, as_json)
-    choice = capture_choice(
-        settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
-    )
-    uses = None if traffic is None else _uses(opened.plan, traffic)
+    choice = flags.choice(settings)
+    uses = None if traffic is None else uses_in(traffic)(opened.plan)
     options = EngineOptions(threads, enforce_eager=enforce_eager)
     hidden = messages.verbose or (as_json and not sys.stderr.isatty())
     if certify is not None:
@@ -178,13 +162,6 @@ def _warmed(
             generator.close()
         executor.close()
     return found
-
-
-def _uses(plan: Plan, file: str) -> Mapping[Bucket, int]:
-    from llmc.buckets.replay import uses_of
-    from llmc.cli.planning import PlanningFlags, open_traffic
-
-    return uses_of(plan, open_traffic(PlanningFlags(traffic=file), "order the buckets"))
 
 
 def _line(ran: Warmed | Bucket | RanBeside) -> str:

@@ -9,15 +9,7 @@ import typer
 
 from llmc.buckets.plan import Plan
 from llmc.cli import output
-from llmc.cli.capturing import (
-    UNCAPTURED_SHOWN,
-    DecodeStrategy,
-    PromptRatio,
-    PromptStrategy,
-    ReservedMem,
-    Utilization,
-    capture_choice,
-)
+from llmc.cli.capturing import UNCAPTURED_SHOWN, CaptureFlags, takes_capture_flags
 from llmc.cli.options import option
 from llmc.cli.quantities import size
 from llmc.errors import InputError
@@ -32,12 +24,13 @@ if TYPE_CHECKING:
 
 def register(group: typer.Typer) -> None:
     """Add the command to `group`."""
-    group.command("capture")(capture)
+    group.command("capture")(takes_capture_flags(capture))
 
 
 def capture(
     file: Annotated[str, typer.Argument(metavar="PLAN", help="A plan of llmc plan -o.", show_default=False)],
     *,
+    flags: CaptureFlags,
     device_memory: Annotated[str, option("--device-memory", "SIZE", "All memory of the device, e.g. 96GiB.")],
     model: Annotated[
         str | None, option("--model", "MODEL", "Estimate from this model: a folder, .gguf, hub name or config.json.")
@@ -55,11 +48,6 @@ def capture(
     graph_bytes_per_token: Annotated[
         str | None, option("--graph-bytes-per-token", "SIZE", "Memory of a graph for each new token of its bucket.")
     ] = None,
-    gpu_memory_utilization: Utilization = None,
-    graph_reserved_mem: ReservedMem = None,
-    graph_prompt_ratio: PromptRatio = None,
-    prompt_strategy: PromptStrategy = None,
-    decode_strategy: DecodeStrategy = None,
     traffic: Annotated[
         str | None, option("--traffic", "FILE", "Recorded requests: how many of their steps replay a graph.")
     ] = None,
@@ -81,9 +69,7 @@ def capture(
     from llmc.buckets.warmup.report import Lines, budget_line, to_dict, uncaptured_lines
 
     made, settings = Plan.load(file), Settings.from_environment()
-    options = capture_choice(
-        settings, gpu_memory_utilization, graph_reserved_mem, graph_prompt_ratio, prompt_strategy, decode_strategy
-    ).options
+    options = flags.choice(settings).options
     weights, token = size("--weight-memory", weight_memory), size("--kv-bytes-per-token", kv_bytes_per_token)
     graph = size("--graph-bytes-per-token", graph_bytes_per_token)
     footprint = None if model is None else _footprint(model, made, device, dtype, bench, settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli import output
-from llmc.cli.options import option
+from llmc.cli.options import fields_option, option, traffic_format_option
 from llmc.cli.planning import PlanningFlags, open_traffic
 from llmc.cli.quantities import size
 from llmc.errors import InputError
@@ -50,13 +50,8 @@ def hybrid(
     traffic: Annotated[
         str | None, option("--traffic", "FILE", "Recorded requests, in any format of docs/traffic.md.")
     ] = None,
-    traffic_format: Annotated[
-        str | None, option("--traffic-format", "NAME", "What --traffic is written in. Default: as its beginning looks.")
-    ] = None,
-    fields: Annotated[
-        str | None,
-        option("--fields", "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called."),
-    ] = None,
+    traffic_format: Annotated[str | None, traffic_format_option()] = None,
+    fields: Annotated[str | None, fields_option()] = None,
     arrival_rate: Annotated[
         str | None, option("--arrival-rate", "R", "Requests a second, or inf. Default: as recorded; else inf.")
     ] = None,

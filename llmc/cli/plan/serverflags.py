@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmc.cli.flags import Command, takes
-from llmc.cli.options import option
+from llmc.cli.options import fields_option, option, traffic_format_option
 from llmc.cli.output import ReadingProgress, close_bars
 from llmc.cli.planning import not_a_file
 from llmc.cli.quantities import duration, rate, size
@@ -55,13 +55,8 @@ class ServerFlags:
         option("--set", "NAME=VALUE", "A setting of the server's own; --set ? lists them. Again for each."),
     ] = None
     traffic: Annotated[str | None, option("--traffic", "FILE", "Recorded requests, see docs/traffic.md.")] = None
-    traffic_format: Annotated[
-        str | None, option("--traffic-format", "NAME", "What --traffic is written in. Default: as its beginning looks.")
-    ] = None
-    fields: Annotated[
-        str | None,
-        option("--fields", "prompt=A,output=B[,time=C]", "What the fields of --traffic's lines are called."),
-    ] = None
+    traffic_format: Annotated[str | None, traffic_format_option()] = None
+    fields: Annotated[str | None, fields_option()] = None
     arrival_rate: Annotated[
         str | None,
         option("--arrival-rate", "R", "Requests per second to replay them at, or inf. Default: as recorded."),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
-from llmc.runtime.engine.handover import Prefilled, Prefiller, PrefillFailed
+from llmc.runtime.engine.handover import Prefilled, PrefillFailed
+from llmc.runtime.hybrid.arrivals import Arrivals
 
 if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
@@ -60,7 +60,7 @@ class Worker(Protocol):
         """End it."""
 
 
-class WorkerClient(Prefiller):
+class WorkerClient(Arrivals):
     """At most `bound` of a client's prompts are in computation or wait to be taken. So a client that takes nothing
     holds up nobody else, and memory stays bounded.
 
@@ -69,17 +69,14 @@ class WorkerClient(Prefiller):
     """
 
     def __init__(self, worker: Worker, bound: int, owns: bool = False) -> None:
+        super().__init__(threading.Condition(worker.lock))
         self._worker = worker
         self._bound = bound
         self._owns = owns
-        self._news = threading.Condition(worker.lock)
         self._jobs: dict[int, Job] = {}
         """Those that wait or run."""
         self._waiting: list[tuple[int, int, Job]] = []
-        self._came: deque[Prefilled | PrefillFailed] = deque()
         self._arrivals = 0
-        self._call: Callable[[], None] | None = None
-        self._closed = False
         self.running = 0
 
     @property
@@ -95,10 +92,10 @@ class WorkerClient(Prefiller):
     def submit(self, number: int, prompt: Sequence[int], priority: int = 0) -> None:
         """Queue it; see Prefiller. It fails where the worker has ended."""
         job = Job(self, number, array("q", prompt), time.perf_counter())
-        with self._news:
+        with self._changed:
             if self._worker.ended is not None:
                 self._came.append(PrefillFailed(number, self._worker.ended, passing=False))
-                self._news.notify_all()
+                self._changed.notify_all()
                 return
             self._arrivals += 1
             self._jobs[number] = job
@@ -107,7 +104,7 @@ class WorkerClient(Prefiller):
 
     def cancel(self, number: int) -> None:
         """Forget it, wherever it is; see Prefiller."""
-        with self._news:
+        with self._changed:
             job = self._jobs.pop(number, None)
             if job is not None and job.sequence >= 0:
                 self._worker.cancel(job)
@@ -116,34 +113,8 @@ class WorkerClient(Prefiller):
                 self._waiting = [entry for entry in self._waiting if entry[2] is not job]
                 heapify(self._waiting)
             else:
-                self._came = deque(one for one in self._came if one.number != number)
+                self._forget(number)
             self._worker.wake.notify()
-
-    def take(self, most: int) -> list[Prefilled | PrefillFailed]:
-        """See Prefiller."""
-        taken: list[Prefilled | PrefillFailed] = []
-        with self._news:
-            while self._came and (most or isinstance(self._came[0], PrefillFailed)):
-                taken.append(self._came.popleft())
-                most -= isinstance(taken[-1], Prefilled)
-            if taken:
-                self._worker.wake.notify()
-        return taken
-
-    @property
-    def has_news(self) -> bool:
-        """See Prefiller. Takes no lock, so that whoever is told of news may ask under one of his own."""
-        return bool(self._came)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """See Prefiller."""
-        with self._news:
-            self._news.wait_for(lambda: self._came or self._closed, timeout_s)
-            return bool(self._came)
-
-    def on_news(self, call: Callable[[], None]) -> None:
-        """See Prefiller."""
-        self._call = call
 
     @property
     def compilations(self) -> int:
@@ -156,9 +127,9 @@ class WorkerClient(Prefiller):
 
     def close(self) -> None:
         """Forget all, and leave the worker to others; end it where it is this client's own."""
-        with self._news:
+        with self._changed:
             self._closed = True
-            self._news.notify_all()
+            self._changed.notify_all()
             for number in [*self._jobs]:
                 job = self._jobs.pop(number)
                 if job.sequence >= 0:
@@ -185,16 +156,14 @@ class WorkerClient(Prefiller):
         if self._jobs.pop(result.number, None) is not None:
             self.running -= 1
             self._came.append(result)
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
         """None of its prompts will be computed."""
         self._came.extend(PrefillFailed(number, reason, passing=False) for number in self._jobs)
         self._jobs.clear()
         self._waiting.clear()
-        self._news.notify_all()
+        self._changed.notify_all()
 
-    def tell(self) -> None:
-        """Call whoever wants to know of news; not under the lock."""
-        if self._call is not None and self._came:
-            self._call()
+    def _made_room(self) -> None:
+        self._worker.wake.notify()

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmc.errors import DeviceError, LlmcError
-from llmc.runtime.engine.handover import HandOver, Prefilled, Prefiller, PrefillFailed
+from llmc.runtime.engine.handover import HandOver, Prefilled, PrefillFailed
+from llmc.runtime.hybrid.arrivals import Arrivals
 from llmc.runtime.hybrid.facts import require_fit
 from llmc.runtime.hybrid.handshake import enter
 from llmc.runtime.hybrid.wire import Frames, WireError, narrower
@@ -48,7 +48,7 @@ class _Asked:
     sent: int = 0
 
 
-class RemotePrefiller(Prefiller):
+class RemotePrefiller(Arrivals):
     """Prompts for the prefill side at `address`, whose facts have to fit `facts`, those of this side.
 
     `key`: see handshake.py. Raises DeviceError where nobody answers there, or who does has another key, and
@@ -56,16 +56,13 @@ class RemotePrefiller(Prefiller):
     """
 
     def __init__(self, address: Address, facts: Facts, key: str | None = None, patience_s: float = PATIENCE_S) -> None:
+        self._lock = threading.Lock()
+        super().__init__(threading.Condition(self._lock))
         self._address = address
         self._mine = facts
         self._key = key
         self._patience = patience_s
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._asked: dict[int, _Asked] = {}
-        self._came: deque[Prefilled | PrefillFailed] = deque()
-        self._call: Callable[[], None] = lambda: None
-        self._closed = False
         self._lost_s: float | None = None
         """time.monotonic() when the connection was lost; None while there is one."""
         self.connections = 0
@@ -104,35 +101,9 @@ class RemotePrefiller(Prefiller):
         """See Prefiller."""
         with self._lock:
             if self._asked.pop(number, None) is None:
-                self._came = deque(one for one in self._came if one.number != number)
-                self._changed.notify_all()
+                self._forget(number)
             elif self._lost_s is None:
                 self._try(lambda: self._frames.send({"kind": "cancel", "number": number}))
-
-    def take(self, most: int) -> list[Prefilled | PrefillFailed]:
-        """See Prefiller."""
-        taken: list[Prefilled | PrefillFailed] = []
-        with self._lock:
-            while self._came and (most or isinstance(self._came[0], PrefillFailed)):
-                taken.append(self._came.popleft())
-                most -= isinstance(taken[-1], Prefilled)
-            self._changed.notify_all()
-        return taken
-
-    @property
-    def has_news(self) -> bool:
-        """See Prefiller; takes no lock."""
-        return bool(self._came)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """See Prefiller."""
-        with self._lock:
-            self._changed.wait_for(lambda: self._came or self._closed, timeout_s)
-            return bool(self._came)
-
-    def on_news(self, call: Callable[[], None]) -> None:
-        """See Prefiller."""
-        self._call = call
 
     def close(self) -> None:
         """See Prefiller."""
@@ -178,7 +149,7 @@ class RemotePrefiller(Prefiller):
         while True:
             try:
                 while not self._closed and self._receive():
-                    self._call()
+                    self.tell()
                 reason = "the prefill side closed the connection"
             except (WireError, OSError) as e:
                 reason = str(e) or type(e).__name__
@@ -206,7 +177,7 @@ class RemotePrefiller(Prefiller):
                 with self._lock:
                     if self._impatient and self._asked:
                         self._fail(f"{self._address}: the prefill side is gone ({e or type(e).__name__})")
-                self._call()
+                self.tell()
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
             with self._lock:
@@ -214,7 +185,7 @@ class RemotePrefiller(Prefiller):
                 self._fail(f"{self._address}: the connection is lost whenever it is asked for", TRIES)
                 for number, asked in self._asked.items():
                     self._send(number, asked)
-            self._call()
+            self.tell()
             _log.warning("%s: connected again", self._address)
             return True
 

@@ -47,7 +47,8 @@ class PrefillServer:
         self._key = key
         self._bound = bound
         self._lock = threading.Lock()
-        self._connections: set[Frames] = set()
+        self._connections: dict[Frames, threading.Thread] = {}
+        """Each with the thread that reads it."""
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name="llmc-prefill-accept", daemon=True)
         self._thread.start()
@@ -58,16 +59,18 @@ class PrefillServer:
         return len(self._connections)
 
     def close(self) -> None:
-        """End every connection and the worker."""
+        """End every connection and the worker; none of its threads is left then."""
         self._closing = True
         with suppress(OSError):  # some systems know this for connections only
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._thread.join()
         with self._lock:
-            open_now = list(self._connections)
+            open_now = dict(self._connections)
         for frames in open_now:
             frames.close()
-        self._thread.join()
+        for thread in open_now.values():
+            thread.join()
         self.worker.close()
 
     def _accept(self) -> None:
@@ -85,19 +88,25 @@ class PrefillServer:
             except OSError:
                 connection.close()
                 continue
-            with self._lock:
-                full = self._closing or len(self._connections) >= MAX_CONNECTIONS
-                if not full:
-                    self._connections.add(frames)
-            if full:
+            if self._closing or len(self._connections) >= MAX_CONNECTIONS:
                 frames.close()
                 frames.release()
                 continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix socket"
-            threading.Thread(target=self._serve, args=(frames, name), name="llmc-prefill-peer", daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=(frames, name), name="llmc-prefill-peer", daemon=True)
+            with self._lock:
+                self._connections[frames] = thread
+            thread.start()
 
     def _serve(self, frames: Frames, name: str) -> None:
-        client = self.worker.client(self._bound)
+        try:
+            self._talk(frames, name, self.worker.client(self._bound))
+        finally:
+            frames.release()
+            with self._lock:
+                del self._connections[frames]
+
+    def _talk(self, frames: Frames, name: str, client: WorkerClient) -> None:
         sender: threading.Thread | None = None
         try:
             welcome(frames, self._key, self.worker.facts, client.bound)
@@ -113,9 +122,6 @@ class PrefillServer:
             client.close()
             if sender is not None:
                 sender.join()
-            frames.release()
-            with self._lock:
-                self._connections.discard(frames)
 
 
 class _Connection:

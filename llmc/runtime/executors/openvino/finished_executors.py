@@ -10,25 +10,28 @@ from llmc.runtime.executors.openvino.plugins import host_of
 from llmc.runtime.executors.openvino.static_executor import OpenVinoStaticExecutor
 
 
-class OpenVinoGpuExecutor(OpenVinoStaticExecutor):
-    """On the GPUs, and with the driver, that its models were finished for."""
+class _FinishedExecutor(OpenVinoStaticExecutor):
+    """On the device, and with the driver, that its models were finished for."""
+
+    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "code"}
+    plugin: ClassVar[str]
+    """OpenVINO's name of the device."""
+
+    @classmethod
+    def host(cls) -> Mapping[str, str]:
+        """OpenVINO's version, the device's architecture or platform, and its driver."""
+        return host_of(cls.plugin)
+
+
+class OpenVinoGpuExecutor(_FinishedExecutor):
+    """On GPUs."""
 
     name: ClassVar[str] = "openvino-gpu"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "code"}
-
-    @classmethod
-    def host(cls) -> Mapping[str, str]:
-        """OpenVINO's version, architecture and driver."""
-        return host_of("GPU")
+    plugin: ClassVar[str] = "GPU"
 
 
-class OpenVinoNpuExecutor(OpenVinoStaticExecutor):
-    """On an NPU of the platform, and with the driver, that its models were finished for."""
+class OpenVinoNpuExecutor(_FinishedExecutor):
+    """On NPUs of one platform."""
 
     name: ClassVar[str] = "openvino-npu"
-    opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "code"}
-
-    @classmethod
-    def host(cls) -> Mapping[str, str]:
-        """OpenVINO's version, platform and driver."""
-        return host_of("NPU")
+    plugin: ClassVar[str] = "NPU"

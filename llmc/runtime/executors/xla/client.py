@@ -71,7 +71,8 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
     """
     jax_version()
     if not has_tpu():
-        os.environ.update({k: v for k, v in LIBTPU_ENVIRONMENT.items() if k not in os.environ})
+        for name, value in LIBTPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     import jax
     from jax._src import lib
 

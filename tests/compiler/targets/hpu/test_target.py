@@ -8,7 +8,6 @@ import json
 import socket
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,8 @@ import pytest
 import torch
 
 import llmc
-from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.pipeline.dry_run import dry_run
-from llmc.compiler.stages import StageReport
 from llmc.compiler.targets import open_target
 from llmc.compiler.weights.recipes import Recipe, to_bf16, write_weights
 from llmc.errors import ArtifactError, DeviceError, InputError
@@ -33,45 +29,18 @@ from llmc.runtime.llm import BundleLLM
 from llmc.runtime.portable_program import PortableProgram, read_archive, write_archive
 from llmc.runtime.step import pad
 from tests.compiler import tiny
+from tests.compiler.compiled import Compiled
 
 CASE = "mistral"
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7], [11, 12]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
 NAN = float("nan")
-
-
-@dataclass
-class Compiled:
-    """A model that was compiled for hpu, and all it takes to do so again."""
-
-    model: Path
-    store: Store
-    path: Path
-    result: CompileResult
-
-    def compile(self, path: Path | None = None, **options: object) -> tuple[CompileResult, set[str]]:
-        """Compile again; the outcome, and the stages that were not in the store."""
-        built: set[str] = set()
-
-        def keep(event: object) -> None:
-            if isinstance(event, StageReport) and event.seconds is not None and not event.cached:
-                built.add(event.name)
-
-        asked = CompileOptions.of(**{"device": "hpu", "verify": "all", "jobs": 2, **options})  # type: ignore[arg-type]
-        return compile_bundle(str(self.model), path or self.path, tiny.tiny_plan(), asked, self.store, keep), built
-
-    def blobs(self) -> list[bytes]:
-        """The programs of all executables."""
-        with Bundle.open(self.path).files as files:
-            return [files.read(e.blob) for e in files.manifest.executables]
+ASKED = {"device": "hpu", "verify": "all", "jobs": 2}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    folder = tmp_path_factory.mktemp("hpu")
-    made = Compiled(tiny.write_model(folder / CASE, CASE), Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
-    made.result, _ = made.compile()
-    return made
+    return Compiled.first(tmp_path_factory.mktemp("hpu"), CASE, tiny.tiny_plan(), ASKED)
 
 
 def test_every_bucket_becomes_a_portable_executable_and_the_summary_says_what_is_left(compiled: Compiled) -> None:
@@ -110,8 +79,8 @@ def test_the_bundle_generates_what_transformers_generates_and_compiles_nothing(c
 
 
 def test_a_second_compile_builds_nothing(compiled: Compiled) -> None:
-    result, built = compiled.compile()
-    assert (result.built, result.reused, built) == (0, len(tiny.tiny_plan().buckets), set())
+    result = compiled.compile(compiled.path)
+    assert (result.built, result.reused, compiled.built) == (0, len(tiny.tiny_plan().buckets), set())
 
 
 def test_a_dry_run_finds_everything_cached_and_builds_nothing(compiled: Compiled) -> None:
@@ -121,10 +90,7 @@ def test_a_dry_run_finds_everything_cached_and_builds_nothing(compiled: Compiled
 
 
 def test_the_same_model_compiled_elsewhere_gives_the_same_bytes(compiled: Compiled, tmp_path: Path) -> None:
-    elsewhere = Compiled(
-        tiny.write_model(tmp_path / CASE, CASE), Store(tmp_path / "s"), tmp_path / "b", compiled.result
-    )
-    elsewhere.compile(verify="none")
+    elsewhere = Compiled.first(tmp_path, CASE, compiled.plan, ASKED, verify="none")
     assert elsewhere.blobs() == compiled.blobs()
     mine, other = (Bundle.open(path).manifest for path in (compiled.path, elsewhere.path))
     assert mine.files == other.files
@@ -481,8 +447,7 @@ def test_weights_that_do_not_fit_their_file_are_refused(compiled: Compiled, monk
 
 def test_bf16_halves_the_weights_and_stays_within_its_limits(tmp_path: Path) -> None:
     case, path = tiny.TIED, tmp_path / "bundle"
-    made = Compiled(tiny.write_model(tmp_path / case, case), Store(tmp_path / "store"), path, None)  # type: ignore[arg-type]
-    result, _ = made.compile(dtype="bf16")
+    result = Compiled.first(tmp_path, case, tiny.tiny_plan(), ASKED, dtype="bf16").result
     parameters = sum(p.numel() for p in tiny.model(case).parameters())
     assert 2 * parameters <= result.weights_bytes < 2 * parameters + 64 * 4096
     assert result.verification["limits"]["mean_kl"] > 1e-5

@@ -6,44 +6,29 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from llmc.artifacts.bundle.native import code_of_bundle, code_of_entry
 from llmc.artifacts.key import Key
-from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.neuron import chips
 from llmc.errors import ArtifactError, CompileError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.neuron.files import NeuronFile
 from tests.compiler import tiny
+from tests.compiler.compiled import Compiled
 from tests.compiler.targets.xla.unoptimised import unoptimised
 
-
-@dataclass
-class Compiled:
-    model: Path
-    store: Store
-    path: Path
-    result: CompileResult
-
-    def compile(self, path: Path, device: str = "neuron:trn2", **options: object) -> CompileResult:
-        asked = CompileOptions.of(device, **{"verify": "none", **options})
-        return compile_bundle(str(self.model), path, tiny.kinds_plan(), asked, self.store, lambda _: None)
+ASKED = {"device": "neuron:trn2", "verify": "none"}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    folder = tmp_path_factory.mktemp("neuron")
-    made = Compiled(tiny.write_model(folder / "model", "llama"), Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
     with unoptimised():
-        made.result = made.compile(made.path, verify="all")
-    return made
+        return Compiled.first(tmp_path_factory.mktemp("neuron"), "llama", tiny.kinds_plan(), ASKED, verify="all")
 
 
 def test_modules_give_what_the_reference_gives_and_say_what_is_left(compiled: Compiled) -> None:
@@ -66,9 +51,8 @@ def test_a_module_is_data_for_one_chip_with_the_cache_in_place(compiled: Compile
 
 
 def test_the_same_again_is_the_same_bytes_and_another_chip_another_key(compiled: Compiled, tmp_path: Path) -> None:
-    other = Compiled(compiled.model, Store(tmp_path / "store"), tmp_path / "other", compiled.result)
-    other.compile(other.path)
-    assert compiled.compile(tmp_path / "inf2", "neuron:inf2").built == 3
+    other = Compiled.first(tmp_path, "llama", compiled.plan, ASKED)
+    assert compiled.compile(tmp_path / "inf2", device="neuron:inf2").built == 3
     ours, theirs = Bundle.open(compiled.path).manifest, Bundle.open(other.path).manifest
     assert [e.blob for e in ours.executables] == [e.blob for e in theirs.executables]
     assert ours.files == theirs.files

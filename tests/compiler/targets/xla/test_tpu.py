@@ -6,20 +6,19 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
-from llmc.artifacts.store.store import Store
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import CompileResult, compile_bundle, compile_in_worker
+from llmc.compiler.pipeline.compile import compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape
@@ -30,34 +29,17 @@ from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from llmc.runtime.llm import BundleLLM
-from tests.compiler import tiny
+from tests.compiler.compiled import Compiled
 
 CASE = "llama-three-layers"
 DEVICE = "tpu:v5e-1x1"
+ASKED = {"device": DEVICE, "verify": "none"}
 PLAN = Plan(Limits(32, 2, 32, 8), (Bucket("prompt", 1, 32, 0), Bucket("decode", 2, 1, 32)), Provenance("test"))
-
-
-@dataclass
-class Compiled:
-    """A model that was compiled for a TPU, and all it takes to do so again."""
-
-    model: Path
-    store: Store
-    path: Path
-    result: CompileResult
-
-    def compile(self, path: Path, device: str = DEVICE, plan: Plan = PLAN, **options: object) -> CompileResult:
-        asked = CompileOptions.of(**{"device": device, "verify": "none", **options})  # type: ignore[arg-type]
-        return compile_bundle(str(self.model), path, plan, asked, self.store, lambda _: None)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    folder = tmp_path_factory.mktemp("tpu")
-    model = tiny.write_model(folder / "model", CASE)
-    made = Compiled(model, Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
-    made.result = made.compile(made.path, verify="all", dtype="bf16")
-    return made
+    return Compiled.first(tmp_path_factory.mktemp("tpu"), CASE, PLAN, ASKED, verify="all", dtype="bf16")
 
 
 def test_executables_are_native_and_their_portable_half_is_verified_here(compiled: Compiled) -> None:
@@ -173,12 +155,12 @@ def test_an_unknown_topology_lists_the_known_ones(
     compiled: Compiled, tmp_path: Path, device: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        compiled.compile(tmp_path / "b", device)
+        compiled.compile(tmp_path / "b", device=device)
 
 
 def test_a_degree_that_the_topology_lacks_is_refused(compiled: Compiled, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--tensor-parallel 8: topology v5e-2x2 has 4 devices"):
-        compiled.compile(tmp_path / "b", "tpu:v5e-2x2", tensor_parallel=8)
+        compiled.compile(tmp_path / "b", device="tpu:v5e-2x2", tensor_parallel=8)
 
 
 def test_without_libtpu_the_error_has_the_line_that_installs_it(

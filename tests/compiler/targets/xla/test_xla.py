@@ -7,14 +7,12 @@ import logging
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets import open_target
@@ -29,33 +27,17 @@ from llmc.runtime.executors.xla.loaded import LoadedProgram
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
+from tests.compiler.compiled import Compiled
 
 CASE = "mistral"
 PROMPTS = [[5, 80, 3, 200, 17, 9, 9, 31, 4], list(range(40, 66)), [7]]
 GREEDY = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
 
 
-@dataclass
-class Compiled:
-    """A model that was compiled for xla, and all it takes to do so again."""
-
-    model: Path
-    store: Store
-    path: Path
-    result: CompileResult
-
-    def compile(self, path: Path, **options: object) -> CompileResult:
-        asked = CompileOptions.of(**{"device": "xla", "verify": "none", **options})  # type: ignore[arg-type]
-        return compile_bundle(str(self.model), path, tiny.tiny_plan(), asked, self.store, lambda _: None)
-
-
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    folder = tmp_path_factory.mktemp("xla")
-    model = tiny.write_model(folder / "model", CASE)
-    made = Compiled(model, Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
-    made.result = made.compile(made.path, verify="all", sample_top_k=4)
-    return made
+    asked = {"device": "xla", "verify": "none"}
+    return Compiled.first(tmp_path_factory.mktemp("xla"), CASE, tiny.tiny_plan(), asked, verify="all", sample_top_k=4)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from llmc.errors import CompileError
+from llmc.settings import variables
 
 SOURCE = Path(__file__).parent / "source"
 _TARGET = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3+avx512f+avx512bw+avx512dq+avx512vl+avx512vnni")
@@ -19,6 +20,7 @@ _FLAGS = (
     "-std=c11", "-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-fvisibility=hidden", "-s", "-Wall",
     "-Wextra", "-Werror",
 )  # fmt: skip
+CACHE = "ZIG_GLOBAL_CACHE_DIR"
 _SECONDS = 600
 
 
@@ -30,8 +32,8 @@ def build(folder: Path) -> Path:
     library = folder / "kernels.so"
     sources = sorted(path.name for path in SOURCE.glob("*.c"))
     command = [sys.executable, "-m", "ziglang", "cc", *_TARGET, *_FLAGS, *sources, "-o", str(library)]
-    shared = os.environ.get("ZIG_GLOBAL_CACHE_DIR", str(folder / "zig"))
-    places = {"ZIG_GLOBAL_CACHE_DIR": shared, "ZIG_LOCAL_CACHE_DIR": shared}
+    shared = variables((CACHE,)).get(CACHE, str(folder / "zig"))
+    places = {CACHE: shared, "ZIG_LOCAL_CACHE_DIR": shared}
     try:
         done = subprocess.run(
             command, cwd=SOURCE, env={**os.environ, **places}, capture_output=True, text=True, errors="replace",
