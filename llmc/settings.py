@@ -34,6 +34,7 @@ Variables
     LLMC_HYPERDEX_PYTHON    the Python of an environment with HyperDex; default: the one that runs llmc
     LLMC_HYPERDEX_SECONDS   seconds after which an LPU that gives no token counts as hung; default: 120
     VLLM_XLA_CHECK_RECOMPILATION true | 1: a graph that would have to be compiled while serving is an error
+    CUDA_VISIBLE_DEVICES    the NVIDIA cards that this process may use; set to the empty string, none (CUDA's own)
     XLA_FLAGS, LIBTPU_INIT_ARGS
                             flags that XLA and libtpu read: part of the key of what they compile
     LLMC_TORCH_XLA_PYTHON   the Python of an environment with torch-xla, for --lowering torch-xla; default:
@@ -158,6 +159,11 @@ _SPELLINGS: tuple[tuple[str, tuple[tuple[str, bool], ...]], ...] = (
 def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Those of these variables that are set: other programs' own, which say where they keep their caches."""
     return {name: environ[name] for name in names if environ.get(name)}
+
+
+def cuda_visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
+    """CUDA_VISIBLE_DEVICES as it is set; None where it is not. Here the empty string counts: it hides every card."""
+    return environ.get("CUDA_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)

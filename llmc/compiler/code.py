@@ -53,6 +53,7 @@ STOPS = {
     "llmc.compiler.targets.hardware": "says what ran where, and makes nothing",
     "llmc.compiler.targets.costs": "times are estimated by it, and nothing is made of them",
     "llmc.runtime.accelerators": "finds cards for people, and makes nothing",
+    "llmc.runtime.nvidia": "finds cards and refuses them, and makes nothing",
     "llmc.compiler.stages": "makes keys and runs what other modules make",
 }
 """Modules and packages that change no result, each with the reason; "llmc" means only its own `__init__`."""
