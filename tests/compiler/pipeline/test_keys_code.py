@@ -132,7 +132,8 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "runtime/executors/lpu/artifact.py",
     ),
     "xla": (
-        "compiler/targets/xla/target.py", "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
+        "compiler/targets/xla/cpu.py", "compiler/targets/xla/target.py",
+        "compiler/targets/xla/build.py", "compiler/targets/xla/step.py",
         "compiler/targets/xla/operators.py",
         "compiler/targets/xla/torch_xla.py", "compiler/targets/xla/torch_xla_worker.py",
         "compiler/program/to_export.py",
@@ -144,8 +145,15 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "compiler/targets/xla/hlo_ids.py", "compiler/targets/xla/sharding.py",
         "runtime/executors/neuron/files.py", "runtime/executors/neuron/module.py",
     ),
+    "cuda:h100": (
+        "compiler/targets/cuda/target.py", "compiler/targets/cuda/topology.py", "compiler/targets/cuda/toolkit.py",
+        "compiler/targets/xla/described.py", "compiler/targets/xla/target.py", "compiler/targets/xla/build.py",
+        "compiler/targets/xla/scan_layers.py", "compiler/targets/xla/sharding.py",
+        "runtime/executors/xla/client.py",
+    ),
     "tpu:v5e-2x2": (
-        "compiler/targets/xla/tpu.py", "compiler/targets/xla/target.py", "compiler/targets/xla/build.py",
+        "compiler/targets/xla/tpu.py", "compiler/targets/xla/described.py", "compiler/targets/xla/target.py",
+        "compiler/targets/xla/build.py",
         "compiler/targets/xla/topology.py",
         "compiler/targets/xla/scan_layers.py", "compiler/targets/xla/sharding.py",
         "compiler/targets/xla/torch_xla_worker.py",

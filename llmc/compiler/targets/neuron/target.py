@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.artifacts.log import logger
 from llmc.buckets.strategies.base import Range
 from llmc.compiler.options import MAX_TOP_K, Option
-from llmc.compiler.targets.base import Executable, State, StaticTarget
+from llmc.compiler.targets.base import Executable, State
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.neuron.chips import DEFAULT, Chip, chip_of
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Deployment, Lowered, Shape, Target
     from llmc.compiler.targets.finishing import Finisher
-    from llmc.compiler.targets.xla.build import Job
+    from llmc.compiler.targets.xla.build import Job, Machine
     from llmc.compiler.targets.xla.step import Core
+    from llmc.runtime.accelerators import Cards
     from llmc.settings import Settings
 
 
@@ -57,9 +58,6 @@ class NeuronTarget(XlaTarget):
     executable_seconds: ClassVar[float] = 1.5
     executable_bytes: ClassVar[int] = 400_000
     device_seconds: ClassVar[float] = 60.0
-    graph_bytes = StaticTarget.graph_bytes
-    workspace_bytes = StaticTarget.workspace_bytes
-    graph_bytes_source: ClassVar[str] = StaticTarget.graph_bytes_source
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=1.0), opened=Cost(fixed=3.0), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
@@ -71,6 +69,12 @@ class NeuronTarget(XlaTarget):
     def of(cls, detail: str, settings: Settings) -> Self:
         """For the chip behind the name, else the one that NEURON_PLATFORM_TARGET_OVERRIDE names."""
         return cls(detail or settings.neuron_target or "")
+
+    def cards(self) -> tuple[Cards, ...]:
+        """AWS's."""
+        from llmc.runtime.accelerators import NEURON
+
+        return (NEURON,)
 
     @property
     def chip(self) -> Chip:
@@ -152,9 +156,11 @@ class NeuronTarget(XlaTarget):
         """JAX, which makes the modules."""
         return {name: version for name, version in super().toolchain().items() if name != "XLA_FLAGS"}
 
-    def isa(self) -> tuple[str, ...]:
-        """None of a host's."""
-        return ()
+    def machine(self, options: CompileOptions) -> Machine:
+        """Modules are lowered for this host's CPU."""
+        from llmc.compiler.targets.xla.build import host_machine
+
+        return host_machine(TENSOR_PARALLEL.of(options), self.settings.threads)
 
     def described_machine(self) -> dict[str, str]:
         """The chip."""

@@ -2,7 +2,8 @@
 
 The header of what comes out says beside its inputs and outputs what XLA knows of the executable:
 
-    memory       bytes on one device: {"arguments", "outputs", "aliased", "temporary", "code"}
+    memory       bytes on one device: {"arguments", "outputs", "aliased", "temporary", "code"}; code is the whole file
+                 of the executable where XLA does not count it, as on GPUs
     cost         one device's work: {"flops"} of products, {"xla_flops", "xla_bytes_accessed"} as XLA counts them, which
                  takes the body of a loop once
     collectives  {kind: {"count", "bytes", …}}, see collectives.py; empty on one device
@@ -11,8 +12,8 @@ The header of what comes out says beside its inputs and outputs what XLA knows o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -22,7 +23,7 @@ from jax import export
 from llmc.compiler.targets.xla.collectives import collectives
 from llmc.errors import CompileError
 from llmc.runtime.executors.envelope import write_envelope
-from llmc.runtime.executors.xla.client import toolchain_version
+from llmc.runtime.executors.xla.client import Platform, open_client, toolchain_version
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader, Tensor
 from llmc.runtime.executors.xla.exported import compile_exported, mesh_of, sharding_of
 
@@ -35,11 +36,15 @@ EXPORT_PLATFORMS = ("cpu", "tpu", "cuda")
 
 @dataclass(frozen=True)
 class Machine:
-    """What is compiled for: `devices` that one graph is sharded over, of this host or only described."""
+    """What is compiled for: `devices` that one graph is sharded over, of this host or only described.
 
-    platform: Literal["cpu", "tpu"]
+    `compiler_options`: XLA's for it, by name.
+    """
+
+    platform: Platform
     topology: str
     devices: tuple[Any, ...]
+    compiler_options: Mapping[str, str | int | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,11 @@ class Job:
     name: str
 
 
+def host_machine(devices: int, threads: int | None) -> Machine:
+    """This host's CPU, as so many devices. Raises DeviceError."""
+    return Machine("cpu", "cpu", tuple(open_client("cpu", devices, threads)))
+
+
 def build(job: Job, machine: Machine) -> bytes:
     """The executable file. Raises CompileError."""
     shaped, outputs, function = jitted(job, machine)
@@ -67,13 +77,13 @@ def build(job: Job, machine: Machine) -> bytes:
     try:
         flops = product_flops(function.trace(*shaped).jaxpr)
         portable = bytes(export.export(function, platforms=EXPORT_PLATFORMS)(*shaped).serialize())
-        compiled = compile_exported(portable, header, machine.devices, job.name)
+        compiled = compile_exported(portable, header, machine.devices, job.name, machine.compiler_options)
         native = compiled.runtime_executable().serialize()
     except CompileError:
         raise
     except Exception as e:
         raise CompileError(f"XLA cannot compile {job.name} for {machine.topology}: {first_lines(e)}") from e
-    analysis = analyse(compiled, flops, len(machine.devices))
+    analysis = analyse(compiled, flops, len(machine.devices), len(native))
     _require_in_place(job, analysis["memory"], machine)
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable}, FORM)
 
@@ -115,15 +125,15 @@ def _outputs(job: Job, shaped: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def analyse(compiled: Any, flops: int, devices: int) -> dict[str, Any]:
-    """What is known of an executable, see the module's docstring; `flops` are those of all devices."""
+def analyse(compiled: Any, flops: int, devices: int, size: int) -> dict[str, Any]:
+    """What is known of an executable of `size` bytes, see the module's docstring; `flops` are those of all devices."""
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
     return {
         "memory": {
             "arguments": int(memory.argument_size_in_bytes), "outputs": int(memory.output_size_in_bytes),
             "aliased": int(memory.alias_size_in_bytes), "temporary": int(memory.temp_size_in_bytes),
-            "code": int(memory.generated_code_size_in_bytes),
+            "code": int(memory.generated_code_size_in_bytes) or size,
         },
         "cost": {
             "flops": -(-flops // devices), "xla_flops": int(cost.get("flops", 0)),

@@ -4,25 +4,24 @@
 
 Weights, cache and code stay on the device while a server runs; of the steps one runs at a time, and needs its temporary
 memory and those of its outputs that do not lie where an input lay. What a program may take is a property of the chip
-(chips.py); XLA refuses one executable that needs more, but not a set of them.
+(xla/chips.py, cuda/cards/); XLA refuses one executable that needs more, but not a set of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import permutations
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
-    from llmc.compiler.targets.xla.topology import Topology
+    from llmc.compiler.targets.xla.machines import DescribedMachine
 
-_LANES, _ROWS = 128, 8
-_LINE = 1024
+ArrayBytes: TypeAlias = "Callable[[Sequence[int], int], int]"
+"""Bytes that an array of a shape takes on a device, with so many bytes a number."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,11 @@ class Need:
         return ", ".join(f"{name} {gib(n)}" for name, n in parts)
 
 
+def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
+    """Bytes of an array's values, without padding."""
+    return math.prod(shape) * item_bytes
+
+
 @dataclass(frozen=True)
 class Cache:
     """The cache on one device, keys and values [layers, slots, kv_heads, capacity, head_dim] each.
@@ -71,18 +75,26 @@ class Cache:
     spare_slots: int = 0
     spare_tokens: int = 0
     fixed_slots: bool = False
+    array_bytes: ArrayBytes = field(default=values_bytes, compare=False)
 
     @classmethod
-    def of(cls, shape: Sequence[int], item_bytes: int, limits: Limits, fixed_slots: bool = False) -> Cache:
+    def of(
+        cls,
+        shape: Sequence[int],
+        item_bytes: int,
+        limits: Limits,
+        fixed_slots: bool = False,
+        array_bytes: ArrayBytes = values_bytes,
+    ) -> Cache:
         """Of one device's share of the keys, [layers, slots, kv_heads, capacity, head_dim], as made for `limits`."""
         layers, slots, kv_heads, capacity, head_dim = shape
         spare = slots - limits.max_num_seqs, capacity - limits.max_model_len
-        return cls(layers, kv_heads, head_dim, item_bytes, *spare, fixed_slots)
+        return cls(layers, kv_heads, head_dim, item_bytes, *spare, fixed_slots, array_bytes)
 
     def bytes(self, max_num_seqs: int, max_model_len: int) -> int:
         """Keys and values for that many sequences of that length; grows with both."""
         slots, capacity = max_num_seqs + self.spare_slots, max_model_len + self.spare_tokens
-        return 2 * device_bytes((self.layers, slots, self.kv_heads, capacity, self.head_dim), self.item_bytes)
+        return 2 * self.array_bytes((self.layers, slots, self.kv_heads, capacity, self.head_dim), self.item_bytes)
 
 
 @dataclass(frozen=True)
@@ -94,21 +106,6 @@ class Largest:
 
     max_num_seqs: int
     max_model_len: int
-
-
-def device_bytes(shape: Sequence[int], item_bytes: int) -> int:
-    """Bytes of an array on a TPU, the padding of its layout included.
-
-    XLA lays two axes out in tiles of 8 × 128, those two that waste least, one axis alone in lines of 1024, and smaller
-    ones where there is less (measured with libtpu 0.0.42; for the notation see "Tiled layout" in XLA's documentation).
-    """
-    if len(shape) < 2:
-        length, line = math.prod(shape), _LANES * 4 // item_bytes
-        while line < min(length, _LINE):
-            line *= 2
-        return _up(length, line) * item_bytes
-    pairs = permutations(range(len(shape)), 2)
-    return min(_tiled(shape, *pair, item_bytes) for pair in pairs)
 
 
 def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) -> Largest:
@@ -125,13 +122,13 @@ def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) 
 
 
 def require_fits(
-    need: Need, topology: Topology, cache: Cache, limits: Limits, degrees: Mapping[int, Need] | None = None
+    need: Need, topology: DescribedMachine, cache: Cache, limits: Limits, degrees: Mapping[int, Need] | None = None
 ) -> None:
     """Raise CompileError where `need` is more than a device of `topology` has, saying by how much and what fits.
 
     `degrees`: the need under other degrees of tensor parallelism that the topology and the model allow.
     """
-    available = topology.hbm_bytes_per_device
+    available = topology.usable_bytes
     if need.total <= available:
         return
     largest = largest_that_fits(need, cache, limits, available)
@@ -150,7 +147,7 @@ def require_fits(
     raise CompileError(
         f"does not fit {topology.name} by {gib(need.total - available)} a {topology.unit}: {need}; "
         f"a {topology.unit} has {gib(available)} for programs; "
-        + (f"largest that fits: {', or '.join(options)}" if options else _nothing(need, available))
+        + (f"largest that fits: {', or '.join(options)}" if options else _nothing(need, available, topology))
     )
 
 
@@ -161,9 +158,9 @@ def gib(amount: int) -> str:
     return f"{amount / (1 << 30):,.2f} GiB" if amount >= 1 << 30 else f"{amount / (1 << 20):.1f} MiB"
 
 
-def _nothing(need: Need, available: int) -> str:
+def _nothing(need: Need, available: int, topology: DescribedMachine) -> str:
     what = "the weights alone do not fit" if need.weights > available else "no sequence fits beside the rest"
-    return f"{what}: choose more --tensor-parallel, or a topology of larger chips (llmc devices lists them)"
+    return f"{what}: choose more --tensor-parallel, or {topology.larger} (llmc devices lists them)"
 
 
 def _most(highest: int, fits: Callable[[int], bool]) -> int:
@@ -173,15 +170,3 @@ def _most(highest: int, fits: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def _tiled(shape: Sequence[int], row: int, column: int, item_bytes: int) -> int:
-    tile = max(4 // item_bytes, 1)
-    while tile < min(shape[row], _ROWS):
-        tile *= 2
-    others = math.prod(n for axis, n in enumerate(shape) if axis not in (row, column))
-    return others * _up(shape[row], tile) * _up(shape[column], _LANES) * item_bytes
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

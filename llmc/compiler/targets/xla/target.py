@@ -1,13 +1,15 @@
-"""XLA through JAX, for this host's CPU: executables of one shape over a cache that stays on the device.
+"""XLA through JAX: executables of one shape over a cache that stays on the device.
 
 The traced program becomes a JAX function (targets/xla/), is exported as StableHLO and compiled. Weights are arguments,
 so that all buckets share one weights file and executables depend on shapes alone: with `--config` they are compiled
-before there are weights. tpu.py is the same for a TPU that is only described.
+before there are weights. cpu.py is for this host, described.py for machines that are only described (tpu.py, and
+targets/cuda/).
 """
 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,13 +24,10 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape
-from llmc.compiler.targets.costs import WEIGHTS, Cost, Verifying, traces
-from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.xla.memory import XlaMemory
+from llmc.compiler.targets.base import Executable, Lowered, Shape, StaticTarget
+from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
-from llmc.runtime.host import cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.targets.xla.build import Job, Machine
     from llmc.compiler.targets.xla.step import Core
-    from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.envelope import Tensor
 
 KEPT_PREFIXES = 2
@@ -53,7 +51,7 @@ LOWERING: Option[str] = Option(
     "lowering", str, "jax", "Who makes StableHLO of the trace.", metavar="jax|torch-xla", choices=("jax", "torch-xla")
 )
 ROLL_LAYERS: Option[bool | None] = Option(
-    "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu, no for xla."
+    "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu and cuda, no for xla."
 )
 CACHE_SLOTS: Option[int | None] = Option(
     "cache_slots", int, None,
@@ -76,10 +74,9 @@ class XlaLowered(Lowered):
     config: Mapping[str, Any]
 
 
-class XlaTarget(XlaMemory):
+class XlaTarget(StaticTarget):
     """See the module's docstring."""
 
-    name: ClassVar[str] = "xla"
     executor: ClassVar[str] = "xla"
     why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
@@ -91,25 +88,11 @@ class XlaTarget(XlaMemory):
     run_needs: ClassVar[tuple[str, ...]] = ("jax",)
     install: ClassVar[str] = "pip install 'llmc[compile,xla]'"
     run_install: ClassVar[str] = "pip install 'llmc[xla]'"
-    hardware: ClassVar[Hardware] = Hardware(
-        "x86-64 with AVX-512 (AMD EPYC)", "jax 0.10.2", "2026-11", "benchmarks/RESULTS.md"
-    )
-    guide: ClassVar[str] = "docs/xla.md"
     rolls_by_default: ClassVar[bool] = False
     loops: ClassVar[bool] = True
     """Whether what is compiled may have loops."""
 
-    executable_seconds: ClassVar[float] = 3.0
     executable_bytes: ClassVar[int] = 1_000_000
-    verifying: ClassVar[Verifying] = Verifying(
-        begin=Cost(fixed=1.0), opened=Cost(layers=0.2), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
-    )
-
-    def cards(self) -> tuple[Cards, ...]:
-        """The CPU."""
-        from llmc.runtime.accelerators import CPU
-
-        return (CPU,)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses combinations that cannot be."""
@@ -130,10 +113,6 @@ class XlaTarget(XlaMemory):
         found = {package: version_of(package, "xla") for package in ("jax", "jaxlib")}
         flags = self.settings.xla_flags
         return {**found, **({"XLA_FLAGS": flags} if flags else {})}
-
-    def isa(self) -> tuple[str, ...]:
-        """Native code is for this CPU."""
-        return cpu_features()
 
     def _rolls(self, programs: Sequence[Program], options: CompileOptions) -> bool:
         """Whether repeated layers become one scanned body: as asked, or where it is the default and can be done.
@@ -158,12 +137,9 @@ class XlaTarget(XlaMemory):
             return False
         return True
 
+    @abstractmethod
     def machine(self, options: CompileOptions) -> Machine:
-        """The CPU, as so many devices as graphs are sharded over. Raises DeviceError."""
-        from llmc.compiler.targets.xla.build import Machine
-        from llmc.runtime.executors.xla.client import open_client
-
-        return Machine("cpu", "cpu", tuple(open_client("cpu", TENSOR_PARALLEL.of(options), self.settings.threads)))
+        """What is compiled for: so many devices as graphs are sharded over. Raises DeviceError."""
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Without and with a cache, as the plan needs."""

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from llmc.compiler.targets.xla.chips import CHIPS, Chip, Shape
+from llmc.compiler.targets.xla.machines import DescribedMachine
+from llmc.compiler.targets.xla.tiles import device_bytes
 from llmc.errors import DeviceError, InputError
 from llmc.platforms import how_to_install
 
@@ -31,8 +34,10 @@ _HOST = {2: (2, 4), 3: (2, 2, 1)}
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(DescribedMachine):
     """A slice of one generation."""
+
+    larger: ClassVar[str] = "a topology of larger chips"
 
     chip: Chip
     shape: Shape
@@ -63,7 +68,7 @@ class Topology:
         return self.chips * self.chip.devices_per_chip
 
     @property
-    def hbm_bytes_per_device(self) -> int:
+    def usable_bytes(self) -> int:
         """What programs may take of one device's memory."""
         return self.chip.usable_bytes
 
@@ -71,6 +76,15 @@ class Topology:
     def unit(self) -> str:
         """What one device is, in words."""
         return "chip" if self.chip.devices_per_chip == 1 else "device"
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The slice's name: libtpu knows the rest."""
+        return {"topology": self.name}
+
+    def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
+        """In tiles."""
+        return device_bytes(shape, item_bytes)
 
     @property
     def host(self) -> tuple[int, int, int]:

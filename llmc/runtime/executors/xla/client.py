@@ -7,7 +7,7 @@ that, and says so when something else came first. JAX is imported here and below
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -39,6 +39,18 @@ Platform = Literal["cpu", "tpu", "cuda"]
 INSTALL = {"cpu": "pip install 'llmc[xla]'", "tpu": "pip install 'llmc[tpu]'", "cuda": "pip install 'llmc[cuda]'"}
 COMPILERS = {"tpu": "libtpu", "cuda": "jax-cuda13-pjrt"}
 """The package that holds XLA's compiler for a platform, where jaxlib does not."""
+
+
+CUDA_MEMORY_FRACTION = 0.9
+"""What XLA may reserve of a card's memory, for arrays and temporary buffers. The rest is for what lies outside of its
+pool: CUDA's context, the code of executables, NCCL. XLA's own default is 0.75 (GpuAllocatorConfig::memory_fraction,
+xla/pjrt/plugin/xla_gpu/xla_gpu_allocator_config.h); vLLM's for a card is 0.9 too."""
+
+
+def platform_of(devices: Sequence[Any]) -> Platform:
+    """What such JAX devices are compiled for; JAX calls GPUs of every vendor "gpu"."""
+    name = devices[0].platform
+    return "cuda" if name == "gpu" else name
 
 
 def jax_version() -> str:

@@ -7,10 +7,12 @@ flatbuffer and MLIR bytecode, and runs nothing. Source: JAX's documentation of `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from llmc.errors import ArtifactError
+from llmc.runtime.executors.xla.client import platform_of
 from llmc.runtime.executors.xla.envelope import AXIS, StepHeader, Tensor
 
 
@@ -29,8 +31,15 @@ def sharding_of(mesh: Any, tensor: Tensor) -> Any:
     return NamedSharding(mesh, PartitionSpec(*tensor.dims))
 
 
-def compile_exported(blob: bytes | memoryview, header: StepHeader, devices: Sequence[Any], source: str) -> Any:
-    """Compile a portable program for `devices` (of this host, or only described): jax.stages.Compiled.
+def compile_exported(
+    blob: bytes | memoryview,
+    header: StepHeader,
+    devices: Sequence[Any],
+    source: str,
+    options: Mapping[str, str | int | bool] = MappingProxyType({}),
+) -> Any:
+    """Compile a portable program for `devices` (of this host, or only described) with XLA's `options`:
+    jax.stages.Compiled.
 
     Raises ArtifactError when this JAX cannot read the blob.
     """
@@ -53,5 +62,5 @@ def compile_exported(blob: bytes | memoryview, header: StepHeader, devices: Sequ
         program.call, donate_argnums=donated, keep_unused=True,
         out_shardings=tuple(sharding_of(mesh, t) for t in header.outputs),
     )  # fmt: skip
-    platform = devices[0].platform
-    return function.trace(*shaped).lower(lowering_platforms=(platform,)).compile()
+    lowered = function.trace(*shaped).lower(lowering_platforms=(platform_of(devices),))
+    return lowered.compile(compiler_options=dict(options) or None)

@@ -14,10 +14,10 @@ from llmc.buckets.limits import Limits
 from llmc.compiler.targets.xla.capacity import (
     Cache,
     Need,
-    device_bytes,
     largest_that_fits,
     require_fits,
 )  # fmt: skip
+from llmc.compiler.targets.xla.tiles import device_bytes
 from llmc.compiler.targets.xla.topology import parse_topology
 from llmc.errors import CompileError
 from tests.compiler.targets.xla.refusals import out_of_memory
@@ -53,7 +53,7 @@ def test_steps_run_one_at_a_time_and_the_code_of_all_stays() -> None:
 
 def test_what_fits_passes_up_to_the_last_byte() -> None:
     limits = Limits(4096, 8)
-    available = V5E.hbm_bytes_per_device
+    available = V5E.usable_bytes
     require_fits(Need(available - 10, 10), V5E, LLAMA_8B, limits)
     assert "by 1 byte a chip" in refused(Need(available - 10, 11), LLAMA_8B, limits)
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from llmc.compiler.targets.xla import topology
-from llmc.compiler.targets.xla.capacity import device_bytes
 from llmc.compiler.targets.xla.chips import CHIPS
+from llmc.compiler.targets.xla.tiles import device_bytes
 from llmc.compiler.targets.xla.topology import known, parse_topology
 from llmc.errors import DeviceError, InputError
 from llmc.runtime.executors.xla.client import LIBTPU_ENVIRONMENT
@@ -76,7 +76,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         devices[t.name] = [len(found), found[0].device_kind, len({{d.process_index for d in found}})]
     edges = {{}}
     for name in {SLICES}:
-        usable = parse_topology(name).hbm_bytes_per_device / 2**30
+        usable = parse_topology(name).usable_bytes / 2**30
         edges[name] = [refusal(name, usable - 0.001), refusal(name, usable + 0.002), refusal(name, 3 * usable)]
     sizes = [arguments(tuple(shape)) for shape in {PADDED}]
     print(json.dumps({{"devices": devices, "edges": edges, "sizes": sizes}}))
@@ -188,7 +188,7 @@ def test_programs_may_take_what_the_compiler_lets_them_take(told: dict[str, Any]
         found = out_of_memory(refusal)
         assert found is not None, refusal
         used, available = found
-        assert used > available == pytest.approx(parse_topology(name).hbm_bytes_per_device, abs=8 << 20)
+        assert used > available == pytest.approx(parse_topology(name).usable_bytes, abs=8 << 20)
 
 
 @needs_libtpu

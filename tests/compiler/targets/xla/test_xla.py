@@ -265,9 +265,9 @@ def test_without_jax_the_error_has_the_line_that_installs_it(
 def test_default_rolling_falls_back_where_layers_cannot_be_rolled(
     compiled: Compiled, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.compiler.targets.xla.target import XlaTarget
+    from llmc.compiler.targets.xla.cpu import XlaCpuTarget
 
-    monkeypatch.setattr(XlaTarget, "rolls_by_default", True)
+    monkeypatch.setattr(XlaCpuTarget, "rolls_by_default", True)
     with caplog.at_level(logging.INFO, logger="llmc"):
         result = compiled.compile(tmp_path / "b", sample_top_k=4)
 
@@ -333,7 +333,7 @@ def test_a_process_whose_jax_has_too_few_devices_is_told_to_be_a_new_one(compile
 def test_options_of_xla_are_refused_for_other_devices(options: dict[str, object]) -> None:
     name = next(iter(options)).replace("_", "-")
 
-    with pytest.raises(InputError, match=rf"--{name} is for (neuron, )?tpu, xla; leave it out"):
+    with pytest.raises(InputError, match=rf"--{name} is for cuda, (neuron, )?tpu, xla; leave it out"):
         open_target("cpu").configure(CompileOptions.of("cpu", **options))  # type: ignore[arg-type]
 
 

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs by XLA:GPU, which needs neither the card nor its driver to compile."""

@@ -1,0 +1,99 @@
+"""NVIDIA GPUs that are only described: `--device cuda:h100` compiles for that card on any host, with XLA:GPU.
+
+The compiler is in JAX's plug-in for CUDA, the assembler in nvidia-cuda-nvcc; neither asks for a card or a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.targets.xla.described import DescribedTarget
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.base import Lowered
+    from llmc.compiler.targets.cuda.topology import Topology
+    from llmc.runtime.accelerators import Cards
+    from llmc.runtime.executors.xla.client import Platform
+
+COMPILER_OPTIONS: Mapping[str, str | int | bool] = {"xla_gpu_autotune_level": 0}
+"""Autotuning runs candidates on the card, which is not here: products come from XLA's Triton emitter, by its cost
+model."""
+
+
+class CudaTarget(DescribedTarget):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "cuda"
+    platform: ClassVar[Platform] = "cuda"
+    compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
+    install: ClassVar[str] = "pip install 'llmc[compile,cuda]'"
+    guide: ClassVar[str] = "docs/cuda.md"
+    fresh_process: ClassVar[tuple[str, ...]] = (
+        "llmc.compiler.targets.xla.build",
+        "llmc.compiler.targets.xla.scan_layers",
+        __name__,
+    )
+    executable_seconds: ClassVar[float] = 2.5
+    executable_bytes: ClassVar[int] = 300_000
+
+    @classmethod
+    def topologies(cls) -> list[dict[str, Any]]:
+        """Every card, alone and with others in one host."""
+        from llmc.compiler.targets.cuda.topology import known
+
+        return [
+            {
+                "name": topology.name,
+                "generation": topology.card.name,
+                "shape": str(topology.count),
+                "chips": topology.count,
+                "devices": topology.devices,
+                "hosts": 1,
+                "hbm_bytes_per_device": topology.usable_bytes,
+            }
+            for topology in known()
+        ]
+
+    def cards(self) -> tuple[Cards, ...]:
+        """NVIDIA's."""
+        from llmc.runtime.accelerators import NVIDIA_GPU
+
+        return (NVIDIA_GPU,)
+
+    def lacks(self) -> str:
+        """A card, on most hosts that compile."""
+        from llmc.runtime.accelerators import NVIDIA_GPU
+
+        return "" if NVIDIA_GPU.found() else "needs a host with an NVIDIA GPU"
+
+    @property
+    def topology(self) -> Topology:
+        """The cards that are compiled for; raises InputError listing the known ones."""
+        from llmc.compiler.targets.cuda.topology import parse_topology
+
+        return parse_topology(self._detail)
+
+    def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
+        """No autotuning."""
+        return dict(COMPILER_OPTIONS)
+
+    def toolchain(self) -> dict[str, str]:
+        """JAX, XLA's plug-in and ptxas."""
+        from llmc.compiler.targets.cuda.toolkit import versions
+
+        return {**super().toolchain(), **versions()}
+
+    def analyse(
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """And the card, for the host that opens the bundle: its product, and the compute capability that the machine
+        code is for ("9.0")."""
+        card = self.topology.card
+        about = {"name": card.name, "product": card.product, "compute_capability": card.capability}
+        return {"card": about, **super().analyse(stages, lowered, files, options)}

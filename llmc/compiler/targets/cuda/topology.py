@@ -1,0 +1,116 @@
+"""Cards of one host, described without hardware: `h100-8` is eight H100 in one machine, `h100` is one.
+
+topology = card [ "-" count ]        card as in cards/, count one of the card's slices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.compiler.targets.cuda.cards import NAMES, card_of, cards
+from llmc.compiler.targets.cuda.cards.base import Card
+from llmc.compiler.targets.cuda.toolkit import INSTALL, use_toolkit
+from llmc.compiler.targets.xla.machines import DescribedMachine
+from llmc.errors import DeviceError, InputError
+from llmc.runtime.executors.xla.client import CUDA_MEMORY_FRACTION
+
+EXAMPLE = "cuda:h100"
+ALIGNMENT = 256
+"""Bytes of a card's memory that an array takes at least, and a multiple of (BFCAllocator::kMinAllocationSize,
+xla/tsl/framework/bfc_allocator.h)."""
+
+
+@dataclass(frozen=True)
+class Topology(DescribedMachine):
+    """So many cards of one sort, in one host."""
+
+    card: Card
+    count: int
+    larger: ClassVar[str] = "a card with more memory"
+
+    @property
+    def name(self) -> str:
+        """As users write it."""
+        return self.card.name if self.count == 1 else f"{self.card.name}-{self.count}"
+
+    @property
+    def devices(self) -> int:
+        """One a card."""
+        return self.count
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the executor lets XLA reserve of a card: see CUDA_MEMORY_FRACTION."""
+        return int(self.card.memory_bytes * CUDA_MEMORY_FRACTION)
+
+    @property
+    def unit(self) -> str:
+        """A card."""
+        return "card"
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The slice, and the digest of XLA's configuration of the card."""
+        return {"topology": self.name, "card": digest_bytes(self.card.target_config().encode())}
+
+    def array_bytes(self, shape: Sequence[int], item_bytes: int) -> int:
+        """The values', up to the allocator's next multiple: rows have no padding."""
+        size = item_bytes
+        for n in shape:
+            size *= n
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+    def describe(self) -> list[Any]:
+        """The slice's JAX devices, which can be compiled for and not run on; xla/client.py readies the process.
+
+        Raises DeviceError, with the line that installs them, without the plug-in or ptxas, and where XLA refuses.
+        """
+        use_toolkit()
+        import jax
+        from jax.experimental import topologies
+
+        try:
+            found = topologies.get_topology_desc(
+                platform="cuda", topology_name="", target_config=self.card.target_config(), topology=f"1x1x{self.count}"
+            ).devices
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as e:
+            raise DeviceError(
+                f"XLA cannot describe {self.name}: {str(e).splitlines()[0]:.300}; "
+                f"is this the version that llmc was made for? {INSTALL}"
+            ) from e
+        if len(found) != self.count:
+            raise DeviceError(f"XLA describes {self.name} as {len(found)} devices, not {self.count}: {INSTALL}")
+        return list(found)
+
+
+def parse_topology(text: str) -> Topology:
+    """The cards that `text` names, see the grammar above. Raises InputError that lists those known."""
+    if not text:
+        raise InputError(f"--device cuda: say which card, as cuda:CARD[-COUNT], for example {EXAMPLE}; {_known()}")
+    card, count = card_of(text), 1
+    if card is None and (parts := text.rpartition("-"))[2].isascii() and parts[2].isdecimal() and len(parts[2]) < 5:
+        card, count = card_of(parts[0]), int(parts[2])
+    if card is None:
+        raise InputError(f"unknown card {text!r:.40}; {_known()}")
+    if count not in card.slices:
+        raise InputError(
+            f"{card.name} is not offered {count} a host; known: {', '.join(t.name for t in slices_of(card))}"
+        )
+    return Topology(card, count)
+
+
+def slices_of(card: Card) -> list[Topology]:
+    """The card alone, and several in one host."""
+    return [Topology(card, count) for count in card.slices]
+
+
+def known() -> list[Topology]:
+    """Every slice, by card, smallest first."""
+    return [topology for card in cards() for topology in slices_of(card)]
+
+
+def _known() -> str:
+    return f"known cards: {', '.join(NAMES)} (llmc devices lists how many a host)"

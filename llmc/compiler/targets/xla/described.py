@@ -1,0 +1,143 @@
+"""Machines that are only described: executables for them are made on any host, and their memory is known.
+
+Graphs, weights and cache are those of every XLA target. The memory of a device is checked before anything is compiled,
+and again with XLA's figures for each executable. Nothing is run on such a machine: verification compiles the same
+portable programs for this host's CPU.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from llmc.compiler.targets.costs import Cost, Verifying
+from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
+from llmc.settings import Settings
+
+if TYPE_CHECKING:
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+    from llmc.compiler.targets.base import Lowered
+    from llmc.compiler.targets.xla.build import Machine
+    from llmc.compiler.targets.xla.capacity import Need
+    from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.runtime.executors.xla.client import Platform
+
+_DEGREES = (2, 4, 8, 16, 32, 64)
+"""Degrees of tensor parallelism that an error about memory may propose."""
+
+
+class DescribedTarget(XlaTarget):
+    """See the module's docstring."""
+
+    platform: ClassVar[Platform]
+    """XLA's."""
+
+    hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
+    rolls_by_default: ClassVar[bool] = True
+    # verification compiles each program for this CPU first, and does not run the executables
+    verifies_each: ClassVar[bool] = False
+    verifying: ClassVar[Verifying] = Verifying(
+        begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
+    )
+
+    def __init__(self, detail: str = "") -> None:
+        self._detail = detail
+
+    @classmethod
+    def of(cls, detail: str, settings: Settings) -> Self:
+        """Of a topology such as "v5e-2x2"; it is only needed, and read, where something is compiled."""
+        return cls(detail)
+
+    @property
+    @abstractmethod
+    def topology(self) -> DescribedMachine:
+        """The machine that is compiled for; raises InputError listing the known ones."""
+
+    def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
+        """XLA's, by name."""
+        return {}
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Refuses a topology that is not known."""
+        self._devices(options)
+        return super().configure(options)
+
+    def _devices(self, options: CompileOptions) -> tuple[int, str]:
+        topology = self.topology
+        return topology.devices, f"topology {topology.name}"
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        """Of the devices that a graph is sharded over."""
+        devices, topology = TENSOR_PARALLEL.of(options), self.topology
+        return devices * topology.usable_bytes, f"of {devices} of the devices of {topology.name}"
+
+    def machine(self, options: CompileOptions) -> Machine:
+        """The topology's first devices, as many as graphs are sharded over."""
+        from llmc.compiler.targets.xla.build import Machine, host_machine
+
+        degree, topology = TENSOR_PARALLEL.of(options), self.topology
+        host_machine(degree, self.settings.threads)  # JAX is configured before anything else asks it
+        devices = tuple(topology.describe()[:degree])
+        return Machine(self.platform, topology.name, devices, self.compiler_options(options))
+
+    def described_machine(self) -> dict[str, str]:
+        """The topology."""
+        return self.topology.components
+
+    def require_fits(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> None:
+        """Raise CompileError where weights and cache alone do not fit a device."""
+        self._require(stages, options, layout, [])
+
+    def _require(
+        self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any], memories: Sequence[Mapping[str, int]]
+    ) -> Need:
+        """The memory that a device needs, with XLA's figures for each executable; raises CompileError if it has
+        less.
+        """
+        from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
+
+        limits, config, topology = stages.plan.limits, stages.checkpoint.config, self.topology
+
+        def need(degree: int) -> tuple[Need, Cache]:
+            weights, keys, item = _shares(layout, config, degree, topology)
+            cache = Cache.of(keys, item, limits, CACHE_SLOTS.of(options) is not None, topology.array_bytes)
+            return Need.of(weights, cache.bytes(limits.max_num_seqs, limits.max_model_len), memories), cache
+
+        found, cache = need(TENSOR_PARALLEL.of(options))
+        wider = [d for d in _DEGREES if TENSOR_PARALLEL.of(options) < d <= topology.devices]
+        require_fits(found, topology, cache, limits, {d: need(d)[0] for d in wider})
+        return found
+
+    def analyse(
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """Memory, work and collectives of all executables on one device; raises CompileError where they do not fit."""
+        found = super().analyse(stages, lowered, files, options)
+        memories = [e["memory"] for e in found["executables"]]
+        assert isinstance(lowered, XlaLowered)
+        need = self._require(stages, options, lowered.layout, memories)
+        memory = {**asdict(need), "total": need.total, "available": self.topology.usable_bytes}
+        return {"topology": self.topology.name, "device_memory": memory, **found}
+
+
+def _shares(
+    layout: Mapping[str, Any], config: Mapping[str, Any], degree: int, machine: DescribedMachine
+) -> tuple[int, list[int], int]:
+    """On one of `degree` devices: bytes of the weights, shape of its share of the keys, bytes of a number there."""
+    from llmc.compiler.targets.xla.sharding import cache_dims, weight_shardings
+    from llmc.compiler.weights.weightless import ITEM_BYTES
+
+    def share(shape: Sequence[int], dims: Sequence[str | None]) -> list[int]:
+        return [n if dim is None else n // degree for n, dim in zip(shape, dims, strict=True)]
+
+    split = weight_shardings({w["name"]: tuple(w["shape"]) for w in layout["weights"]}, config, degree)
+    weights = sum(
+        machine.array_bytes(share(w["shape"], split[w["name"]].dims), ITEM_BYTES[w["dtype"]]) for w in layout["weights"]
+    )
+    keys = layout["cache"][0]
+    return weights, share(keys["shape"], cache_dims(config, degree)), ITEM_BYTES[keys["dtype"]]

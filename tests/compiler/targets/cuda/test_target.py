@@ -1,0 +1,144 @@
+"""NVIDIA GPUs without a GPU: executables for a described card, what they need of it, and their portable half on CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from llmc.artifacts.store.store import Store
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.provenance import Provenance
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.cuda.toolkit import PACKAGES
+from llmc.compiler.targets.xla.report import lines
+from llmc.errors import CompileError, DeviceError, InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.xla.envelope import FORM
+from tests.compiler import tiny
+
+DEVICE = "cuda:h100"
+PLAN = Plan(Limits(32, 2, 32, 8), (Bucket("prompt", 1, 32, 0), Bucket("decode", 2, 1, 32)), Provenance("test"))
+SITE = str(Path(next(iter(find_spec("jax").submodule_search_locations))).parent)  # type: ignore[union-attr, arg-type]
+
+needs_plugin = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
+
+
+@dataclass
+class Compiled:
+    """A model that was compiled for a card, and all it takes to do so again."""
+
+    model: Path
+    store: Store
+    path: Path
+    result: CompileResult
+
+    def compile(self, path: Path, device: str = DEVICE, plan: Plan = PLAN, **options: object) -> CompileResult:
+        asked = CompileOptions.of(**{"device": device, "verify": "none", "dtype": "bf16", **options})  # type: ignore[arg-type]
+        return compile_bundle(str(self.model), path, plan, asked, self.store, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    folder = tmp_path_factory.mktemp("cuda")
+    model = tiny.write_model(folder / "model", "llama-three-layers")
+    made = Compiled(model, Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
+    made.result = made.compile(made.path, verify="all")
+    return made
+
+
+@needs_plugin
+def test_executables_are_native_and_their_portable_half_is_verified_here(compiled: Compiled) -> None:
+    result = compiled.result
+
+    assert (result.native, result.portable, result.built) == (2, 0, 2)
+    assert result.verification["leak"] == 0
+    assert result.verification["mean_kl"] < 0.02
+
+
+@needs_plugin
+def test_the_manifest_says_which_card_and_what_it_must_hold(compiled: Compiled) -> None:
+    manifest = Bundle.open(compiled.path).manifest
+    analysis = manifest.options["analysis"]
+    memory = analysis["device_memory"]
+
+    assert (manifest.target, manifest.device) == ("cuda", DEVICE)
+    assert analysis["card"] == {"name": "h100", "product": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0"}
+    assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "temporary", "code"))
+    assert all(memory[part] > 0 for part in memory)
+    assert memory["available"] == int(84_942_979_072 * 0.9)
+    assert {"jax", "jaxlib", *PACKAGES} <= set(manifest.toolchain)
+    assert "one device of h100: weights" in lines(analysis)[0]
+
+
+@needs_plugin
+def test_every_executable_holds_machine_code_changes_the_cache_in_place_and_names_no_path(compiled: Compiled) -> None:
+    bundle = Bundle.open(compiled.path)
+    for executable in bundle.manifest.executables:
+        data = bundle.files.read(executable.blob)
+        envelope = Envelope.parse(data, str(executable), FORM)
+        native = bytes(envelope.section("native"))
+
+        assert envelope.header["platform"] == "cuda"
+        assert envelope.header["jax"] == f"{version('jax')} {version('jaxlib')} {version('jax-cuda13-pjrt')}"
+        assert envelope.header["memory"]["aliased"] == 2 * 3 * 4 * 2 * 128 * 16 * 2
+        assert b"\x7fELF" in native
+        assert SITE.encode() not in native
+        assert str(Path(__file__).parents[4]).encode() not in native
+
+
+@needs_plugin
+def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compiled: Compiled, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"does not fit h100 by [\d.,]+ GiB a card.*that fits: --cache-slots \d+"):
+        compiled.compile(tmp_path / "b", cache_slots=3 << 21)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "message"),
+    [
+        ("cuda", {}, r"say which card, as cuda:CARD\[-COUNT\], for example cuda:h100; known cards: .*h100"),
+        ("cuda:x9", {}, r"unknown card 'x9'; known cards: .*h100"),
+        ("cuda:h100-3", {}, r"h100 is not offered 3 a host; known: h100, h100-2, h100-4, h100-8"),
+        ("cuda:h100-2", {"tensor_parallel": 4}, r"--tensor-parallel 4: topology h100-2 has 2 devices"),
+    ],
+)
+def test_what_no_host_has_is_refused_with_what_is_known(
+    tmp_path: Path, device: str, options: dict[str, object], message: str
+) -> None:
+    model = tiny.write_model(tmp_path / "model", "llama-three-layers")
+    made = Compiled(model, Store(tmp_path / "store"), tmp_path / "b", None)  # type: ignore[arg-type]
+
+    with pytest.raises(InputError, match=message):
+        made.compile(made.path, device, **options)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    def absent(name: str) -> str:
+        if name == package:
+            raise PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", absent)
+
+    with pytest.raises(DeviceError, match=rf"NVIDIA GPU needs {package}; .*pip install 'llmc\[cuda\]'"):
+        open_target(DEVICE).toolchain()
+
+
+def test_flags_that_xla_reads_are_in_the_key_and_no_instruction_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", lambda name: f"{name} 1")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_x=1")
+
+    assert open_target(DEVICE).toolchain()["XLA_FLAGS"] == "--xla_gpu_x=1"
+    assert open_target(DEVICE).isa() == ()
