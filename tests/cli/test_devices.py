@@ -1,4 +1,4 @@
-"""`llmc devices`: what this host can compile for and run on, what it would take, and the TPU slices there are."""
+"""`llmc devices`: what this host can compile for and run on, what it would take, and the slices and cards known."""
 
 from __future__ import annotations
 
@@ -11,13 +11,25 @@ import pytest
 
 from llmc.compiler.pipeline import survey
 from llmc.compiler.targets.declared import devices
+from llmc.compiler.targets.xla.chips import CHIPS
 from llmc.runtime import accelerators
 from llmc.runtime.executors.xla import client
 from tests.cli.helpers import Llmc
 
-FIELDS = {"device", "compiles", "runs", "state", "note", "topologies", "found", "hardware", "guide"}
+FIELDS = {"device", "compiles", "runs", "state", "note", "topologies", "topology_form", "found", "hardware", "guide"}
 ROOT = Path(__file__).parents[2]
-EVERYTHING = "torch", "transformers", "safetensors", "gguf", "onnx", "onnxruntime", "openvino", "jax", "libtpu"
+EVERYTHING = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "gguf",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "jax",
+    "libtpu",
+    "jax_cuda13_plugin",
+)
 
 
 def rows(llmc: Llmc) -> dict[str, dict[str, Any]]:
@@ -80,11 +92,13 @@ def test_cards_that_are_here_stand_with_the_device_that_uses_them(llmc: Llmc, tm
         (tmp_path / "dev" / name).touch()
     pci(tmp_path, "0x1da3", "0x1063", "0x120000")
     pci(tmp_path, "0x10de", "0x2330", "0x030200")
+    pci(tmp_path, "0x1002", "0x74a1", "0x120000")
     found = rows(llmc)
     assert found["hpu"]["found"] == ["1 × Intel Gaudi, its driver not loaded (no /dev/accel/accel*)"]
-    nvidia = found["NVIDIA GPU"]
-    assert nvidia["compiles"] == nvidia["runs"] == "no: no device of llmc is for it"
-    assert set(nvidia) == FIELDS
+    amd = found["AMD GPU"]
+    assert amd["compiles"] == amd["runs"] == "no: no device of llmc is for it"
+    assert set(amd) == FIELDS
+    assert found["cuda"]["found"] == ["1 × NVIDIA GPU, its driver not loaded (no /dev/nvidia*)"]
     assert "1 × NVIDIA GPU" in llmc("devices").out.splitlines()[1]
     assert "2 × AWS Neuron device" in llmc("devices").out
 
@@ -180,7 +194,7 @@ def test_tpu_slices_are_listed_by_generation_with_the_memory_that_programs_may_t
     out = llmc("devices").out
     assert "--device tpu:GENERATION-SHAPE, for example tpu:v5e-2x2" in out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if " GiB " in line}
-    assert list(lines) == ["v4", "v5e", "v5p", "v6e", "tpu7x"]
+    assert [name for name in lines if name in CHIPS] == ["v4", "v5e", "v5p", "v6e", "tpu7x"]
     assert lines["v5e"] == ["v5e", "15.75", "GiB", "1", "1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
     assert lines["tpu7x"][1:5] == ["94.75", "GiB", "2", "1x1x1"]
 
@@ -191,4 +205,12 @@ def test_tpu_slices_in_json_have_names_that_device_takes_and_sizes(llmc: Llmc) -
         "name": "v5e-2x4", "generation": "v5e", "shape": "2x4", "chips": 8, "devices": 8, "hosts": 1,
         "hbm_bytes_per_device": 16125 << 20,
     }  # fmt: skip
-    assert all(row["topologies"] == [] for name, row in rows(llmc).items() if name != "tpu")
+    assert all(row["topologies"] == [] for name, row in rows(llmc).items() if name not in ("tpu", "cuda"))
+
+
+def test_cards_are_listed_with_how_many_one_host_has(llmc: Llmc) -> None:
+    out = llmc("devices").out
+    assert "--device cuda:CARD[-COUNT], for example cuda:h100-8" in out
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if " GiB " in line}
+    assert lines["h100"] == ["h100", "71.20", "GiB", "1", "1", "2", "4", "8"]
+    assert {"h100", "h100-2", "h100-8"} < {row["name"] for row in rows(llmc)["cuda"]["topologies"]}

@@ -20,8 +20,8 @@ def survey() -> list[dict[str, Any]]:
     """A row for each device, and for each sort of card here that no device of llmc is for.
 
     compiles, runs ("yes" or what is missing), state of its executables here, a note (what is left for the device's own
-    host), the topologies that it takes behind its name (`Target.topologies`), found (its cards here, in words),
-    hardware (where it ran, of record: `Hardware`, with its text), and its guide.
+    host), the topologies that it takes behind its name (`Target.topologies`) and how they are named, found (its cards
+    here, in words), hardware (where it ran, of record: `Hardware`, with its text), and its guide.
     """
     rows = [_row(name, target) for name, target in _targets()]
     used = {card for _, target in _targets() for card in target.cards()}
@@ -55,6 +55,7 @@ def _row(name: str, target: Target) -> dict[str, Any]:
         "state": target.state,
         "note": target.remaining(),
         "topologies": target.topologies(),
+        "topology_form": target.topology_form and asdict(target.topology_form),
         "found": [found for card in target.cards() if (found := card.found())],
         "hardware": {**asdict(target.hardware), "ran": target.hardware.ran, "text": str(target.hardware)},
         "guide": target.guide,
@@ -64,8 +65,8 @@ def _row(name: str, target: Target) -> dict[str, Any]:
 def _unused(name: str, found: str) -> dict[str, Any]:
     no = "no: no device of llmc is for it"
     return {
-        "device": name, "compiles": no, "runs": no, "state": "", "note": "", "topologies": [], "found": [found],
-        "hardware": {"ran": False, "text": "no"}, "guide": "",
+        "device": name, "compiles": no, "runs": no, "state": "", "note": "", "topologies": [], "topology_form": None,
+        "found": [found], "hardware": {"ran": False, "text": "no"}, "guide": "",
     }  # fmt: skip
 
 

@@ -95,6 +95,17 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class TopologyForm:
+    """How a device's slices are named, for people: what stands behind the colon, an example, what the rows of their
+    table are, and the last column: "GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes"."""
+
+    written: str
+    example: str
+    row: str
+    column: str
+
+
+@dataclass(frozen=True)
 class Deployment:
     """The case of a compile: a plan's limits and its facts (mean lengths of traffic), the model's configuration and its
     number of parameters."""
@@ -189,6 +200,9 @@ class Target(ABC):
 
     most_sequences: ClassVar[int | None] = None
     """Sequences that its devices run at once, where that is theirs to say; a plan for it has as many by default."""
+
+    topology_form: ClassVar[TopologyForm | None] = None
+    """How its slices are named, where it has `topologies`."""
 
     hidden: ClassVar[bool] = False
     """Whether `llmc devices` leaves it out."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.targets.base import TopologyForm
 from llmc.compiler.targets.xla.described import DescribedTarget
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class CudaTarget(DescribedTarget):
     )
     executable_seconds: ClassVar[float] = 2.5
     executable_bytes: ClassVar[int] = 300_000
+    topology_form: ClassVar[TopologyForm | None] = TopologyForm(
+        "CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host"
+    )
 
     @classmethod
     def topologies(cls) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.stages import version_of
+from llmc.compiler.targets.base import TopologyForm
 from llmc.compiler.targets.xla.described import DescribedTarget
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class TpuTarget(DescribedTarget):
         __name__,
     )
     executable_seconds: ClassVar[float] = 4.0
+    topology_form: ClassVar[TopologyForm | None] = TopologyForm(
+        "GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes"
+    )
 
     @classmethod
     def topologies(cls) -> list[dict[str, Any]]:
