@@ -47,7 +47,8 @@ Variables
     LLMC_API_KEY     key that `llmc serve` asks requests for, unless --api-key gives keys; default: none
     PT_HPU_LAZY_MODE 1: Gaudi's lazy mode, with HPU graphs; 0, the default: its eager mode, with torch.compile
     LLMC_ENFORCE_EAGER  true | 1: as --enforce-eager: a device that can run steps without compiling or capturing graphs
-                     does so (hpu)
+                     does so (hpu, inductor)
+    LLMC_CUDA_GRAPHS    false | 0: bundles for inductor run compiled, with no CUDA graph captured; default: true
     VLLM_HPU_LOG_STEP_GRAPH_COMPILATION, VLLM_HPU_LOG_STEP_CPU_FALLBACKS
                      true | 1: each step on Gaudi that compiled graphs, or ran operators on the host, is logged; with
                      _ALL behind the name every step is
@@ -227,6 +228,7 @@ class Settings:
     enforce_eager: bool = False
     vllm_profiler: bool = False
     hpu_lazy_mode: bool = False
+    cuda_graphs: bool = True
     log_step_compilations: Steps = "none"
     log_step_fallbacks: Steps = "none"
     api_key: str | None = field(default=None, repr=False)
@@ -296,6 +298,7 @@ class Settings:
             or switch(environ, "VLLM_PROFILER_ENABLED"),
             enforce_eager=switch(environ, "LLMC_ENFORCE_EAGER"),
             hpu_lazy_mode=switch(environ, "PT_HPU_LAZY_MODE"),
+            cuda_graphs=optional_switch(environ, "LLMC_CUDA_GRAPHS") is not False,
             log_step_compilations=_steps(environ, "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION"),
             log_step_fallbacks=_steps(environ, "VLLM_HPU_LOG_STEP_CPU_FALLBACKS"),
             api_key=environ.get("LLMC_API_KEY", "").strip() or environ.get("VLLM_API_KEY", "").strip() or None,

@@ -23,6 +23,7 @@ EXECUTORS = Registry(
         "onnxruntime-llmc": "llmc.runtime.executors.onnxruntime.kernels_executor:KernelExecutor",
         "torch": "llmc.runtime.executors.torch.executor:TorchExecutor",
         "hpu": "llmc.runtime.executors.hpu.executor:HpuExecutor",
+        "inductor": "llmc.runtime.executors.inductor.executor:InductorExecutor",
         "xla": "llmc.runtime.executors.xla.executor:XlaExecutor",
         "neuron": "llmc.runtime.executors.neuron.executor:NeuronExecutor",
         "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",

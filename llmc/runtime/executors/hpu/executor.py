@@ -128,14 +128,22 @@ class OnCard(CardExecutor, HpuExecutor):
                 self.bundle.path, compiled, self.bundle.path,
             )  # fmt: skip
 
-    def _outputs(self, executable: Executable, step: Step) -> Sequence[Any]:
-        graph = self._graphs.get(executable.blob)
-        if graph is None:
-            found = self._runs[executable.blob](*self._put(step))
-        else:
-            found = graph.replay(inputs(step, self.capacity))
-        self.card.mark_step()
-        return [tensor.cpu() for tensor in found]
+    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+        del opened  # with its cache and in its mode, see _run_of
+        if not step.slots:
+            return [self._torch.zeros((step.batch, self._vocabulary))]
+        self.require_cache()
+        executable = self._executable(step)
+        with self._watched(str(executable)), self.card.guarded():
+            graph = self._graphs.get(executable.blob)
+            if graph is None:
+                found = self._runs[executable.blob](*self._put(step))
+            else:
+                found = graph.replay(inputs(step, self.capacity))
+            self.card.mark_step()
+            host = [tensor.cpu() for tensor in found]
+        self._require_logits(host[0].shape[-1])
+        return host
 
     def _captured(self, executable: Executable, step: Step) -> Graph:
         return self.card.capture(self._runs[executable.blob], self._put(step))

@@ -13,10 +13,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from types import FunctionType
 from typing import Any
 
 from llmc.errors import DeviceError, OutOfDeviceMemoryError
+from llmc.runtime.executors.whole_step.compiling import whole_graph
 
 _log = logging.getLogger("llmc")
 
@@ -114,19 +114,8 @@ class Card:
             self._bridge.core.mark_step()
 
     def compiled(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """`run` as one graph of fixed shapes, compiled by its first call.
-
-        torch._dynamo keeps what it compiled with a function's code, at most 8 graphs for each, and tries them in turn.
-        So each graph gets code of its own.
-        """
-        import torch
-
-        assert isinstance(run, FunctionType)
-        own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__, run.__closure__)
-        made: Callable[..., Any] = torch.compile(
-            own, backend="hpu_backend", fullgraph=True, dynamic=False, options={"force_static_compile": True}
-        )
-        return made
+        """`run` as one graph of fixed shapes, compiled by its first call."""
+        return whole_graph(run, backend="hpu_backend", options={"force_static_compile": True})
 
     @contextmanager
     def compile_only(self) -> Iterator[bool]:

@@ -79,29 +79,26 @@ class TorchExecutor(StaticExecutor):
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
-        self._run(step)
+        self._keep(self._run(step)[0].float().numpy())
         return self.logits()
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`. A program may pick any of the tokens that equal the last one it returns; all logits settle that."""
         self._require_top()
-        values, ids = (t.numpy() for t in self._run(step))
-        values, ids = values.astype(np.float32), ids.copy()
-        order = np.lexsort((ids, -values))
-        values, ids = np.take_along_axis(values, order, -1), np.take_along_axis(ids, order, -1)
-        logits = self.logits()
-        tied = np.flatnonzero((logits >= values[:, -1:]).sum(-1) > self.top_k)
-        settled = top_of(logits[tied], self.top_k)
-        values[tied], ids[tied] = settled.values, settled.ids
-        return TopLogits(values, ids)
+        logits, *top = self._run(step)
+        self._keep(logits.float().numpy())
+        values, ids = top or self._torch.topk(logits, self.top_k)
+        found = ordered(values.float().numpy(), ids.numpy())
+        tied = np.flatnonzero((self.logits() >= found.values[:, -1:]).sum(-1) > self.top_k)
+        return settled(found, tied, self.logits()[tied])
 
     def _run(self, step: Step) -> list[Any]:
-        """The step's top values and ids, where programs return them."""
+        """Run a step: what `_replay` gives."""
         self._check_step(step, self._used)
         opened = self._open(self._executable(step))
         with self._torch.inference_mode():
             try:
-                logits, *top = self._replay(step, opened)
+                found = self._replay(step, opened)
             except (RuntimeError, ValueError, TypeError, IndexError) as e:
                 raise ArtifactError(
                     f"{self.bundle.path}: {self._executable(step)} does not run here ({e}); compile again: "
@@ -109,8 +106,7 @@ class TorchExecutor(StaticExecutor):
                 ) from e
         for row, slot in enumerate(step.slots):
             self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
-        self._keep(logits.float().numpy())
-        return [top[0].float(), top[1]] if top else []
+        return found
 
     def _replay(self, step: Step, opened: Opened) -> list[Any]:
         """Logits, and the top values and ids where programs return them, on the host; new tokens are in the cache."""
@@ -227,6 +223,21 @@ class TorchExecutor(StaticExecutor):
         self._programs[executable.blob] = opened
         self.compilations.loaded(str(executable))
         return opened
+
+
+def ordered(values: Array, ids: NDArray[np.int64]) -> TopLogits:
+    """The top of rows of logits as TopLogits wants it: copies, the largest first, of equal ones the lower id."""
+    order = np.lexsort((ids, -values))
+    return TopLogits(
+        np.take_along_axis(values, order, -1).astype(np.float32), np.take_along_axis(ids, order, -1).copy()
+    )
+
+
+def settled(top: TopLogits, tied: NDArray[np.intp], logits: Array) -> TopLogits:
+    """`top` with its rows `tied` taken of all their `logits`, [len(tied), V], where others equal the last of a row."""
+    whole = top_of(logits, top.ids.shape[-1])
+    top.values[tied], top.ids[tied] = whole.values, whole.ids
+    return top
 
 
 class Opened:

@@ -1,14 +1,13 @@
 """Executors whose steps are graphs of fixed shapes on a card, from the cache to the cache (step_program.py).
 
 Weights are copied to the card once; the KV cache lives there (cache.py). A subclass says what runs a step, how inputs
-get to the card, and how graphs are captured.
+and outputs get there and back (`_replay`), and how graphs are captured.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +50,6 @@ class CardExecutor(TorchExecutor):
     @abstractmethod
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
         """What runs a step of `executable`; its tensors are on the card."""
-
-    @abstractmethod
-    def _outputs(self, executable: Executable, step: Step) -> Sequence[Any]:
-        """Run a step, which has a live row: logits, and the top where programs return it, on the host."""
 
     @abstractmethod
     def _captured(self, executable: Executable, step: Step) -> Graph:
@@ -108,17 +103,6 @@ class CardExecutor(TorchExecutor):
         """Every executable, and the cache."""
         super().open_all()
         self.require_cache()
-
-    def _replay(self, step: Step, opened: Opened) -> list[Any]:
-        del opened  # with its cache and in its mode, see _open
-        if not step.slots:
-            return [self._torch.zeros((step.batch, self._vocabulary))]
-        self.require_cache()
-        executable = self._executable(step)
-        with self._watched(str(executable)), self.card.guarded():
-            found = list(self._outputs(executable, step))
-        self._require_logits(found[0].shape[-1])
-        return found
 
     def capture(self, executable: Executable, step: Step) -> None:
         """Capture the graph of an executable, which `run` replays from then on; slot 0 loses what it held.

@@ -1,0 +1,1 @@
+"""Portable programs, and the AOTInductor packages made of them, on an NVIDIA card."""

@@ -1,0 +1,100 @@
+"""What a step is given and gives, at addresses that no step changes.
+
+A captured graph reads and writes where it was captured. One tensor on the card holds the inputs of a step of any
+bucket, as slices of the largest bucket's, which vLLM does too (vllm/v1/worker/gpu_model_runner.py, v0.11: static input
+buffers, sliced); a step's outputs are copied into the first rows of tensors that all buckets share, by its graph. The
+host's sides of both are pinned, so inputs are one copy to the card, and outputs come back without another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmc.runtime.executors.whole_step.step_program import inputs
+
+if TYPE_CHECKING:
+    from llmc.buckets.plan import Plan
+    from llmc.runtime.executors.inductor.cuda import CudaCard
+    from llmc.runtime.step import Step
+
+ALIGNED = 32
+"""Numbers (int64) that inputs begin at multiples of: 256 bytes, as torch's allocator places tensors."""
+
+
+class StaticInputs:
+    """Room for the inputs of any bucket of a plan, on the card and pinned on the host."""
+
+    def __init__(self, card: CudaCard, plan: Plan) -> None:
+        import torch
+
+        most = max(_places(b.batch, b.query)[-1] for b in plan.buckets)
+        self._there, self._here = card.empty((most,), torch.int64), card.pinned((most,), torch.int64)
+        self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
+
+    def put(self, step: Step, capacity: int) -> list[Any]:
+        """The step's inputs, as step_program.inputs has them, on the card by the time that work after this runs.
+
+        The host's side is in use until then: a step waits for its outputs before the next one begins.
+        """
+        batch, query = step.token_ids.shape
+        there, here = self.views(batch, query)
+        for place, value in zip(here, inputs(step, capacity), strict=True):
+            place.copy_(value)
+        end = _places(batch, query)[-1]
+        self._there.narrow(0, 0, end).copy_(self._here.narrow(0, 0, end), non_blocking=True)
+        return there
+
+    def views(self, batch: int, query: int) -> tuple[list[Any], list[Any]]:
+        """Where the inputs of a step of [batch, query] tokens are, on the card and on the host."""
+        found = self._views.get((batch, query))
+        if found is None:
+            found = _cut(self._there, batch, query), _cut(self._here, batch, query)
+            self._views[batch, query] = found
+        return found
+
+
+class StaticOutputs:
+    """The outputs of the last step: tensors of `rows` rows, one for each that a step gives."""
+
+    def __init__(self, card: CudaCard, rows: int) -> None:
+        self._card, self._rows = card, rows
+        self._there: list[Any] = []
+        self._here: list[Any] = []
+
+    def make(self, like: Sequence[Any]) -> None:
+        """Make room for outputs of such shapes, but for their rows, and dtypes; the first step's. Once is enough."""
+        if not self._there:
+            shapes = [(self._rows, *tensor.shape[1:]) for tensor in like]
+            self._there = [self._card.empty(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
+            self._here = [self._card.pinned(shape, t.dtype) for shape, t in zip(shapes, like, strict=True)]
+
+    def keep(self, found: Sequence[Any]) -> None:
+        """Copy a step's outputs here, on the card."""
+        for place, tensor in zip(self._there, found, strict=True):
+            place.narrow(0, 0, tensor.shape[0]).copy_(tensor)
+
+    def fetch(self, which: Sequence[int], rows: int, batch: int) -> list[Any]:
+        """The first `rows` rows of outputs, by number, brought to the host: of each a tensor of `batch` rows."""
+        with self._card.guarded():
+            for i in which:
+                self._here[i].narrow(0, 0, rows).copy_(self._there[i].narrow(0, 0, rows), non_blocking=True)
+        self._card.synchronize()
+        return [self._here[i].narrow(0, 0, batch) for i in which]
+
+
+def _places(batch: int, query: int) -> list[int]:
+    """Where token_ids, past, new, slots, sources and places begin, and where they end."""
+    found = [0]
+    for count in (batch * query, batch, batch, batch, batch * query, batch * query):
+        found.append(found[-1] + -(-count // ALIGNED) * ALIGNED)
+    return found
+
+
+def _cut(flat: Any, batch: int, query: int) -> list[Any]:
+    begins, tokens = _places(batch, query), batch * query
+    token_ids, past, new, slots, sources, places = (
+        flat.narrow(0, begin, count)
+        for begin, count in zip(begins, (tokens, batch, batch, batch, tokens, tokens), strict=False)
+    )
+    return [token_ids.view(batch, query), past, new, slots, sources, places]

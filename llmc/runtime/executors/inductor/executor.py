@@ -1,0 +1,212 @@
+"""Portable programs on an NVIDIA card: captured as CUDA graphs, compiled, or eagerly (modes.py); on the CPU where this
+host has no card.
+
+A step is one graph of fixed shapes (executors/whole_step), its inputs and outputs at fixed addresses (buffers.py). Of
+its outputs the host is given the top logits alone where a request samples from them; the others stay on the card until
+somebody asks. A host without a card that its torch can use replays the same programs on its CPU, as the executor
+"torch" does, and says so (`in_place_of`): their numbers are proven there, and times mean nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from llmc.runtime.executors.base import Content
+from llmc.runtime.executors.inductor import cuda
+from llmc.runtime.executors.inductor.buffers import StaticInputs, StaticOutputs
+from llmc.runtime.executors.inductor.cuda import CudaCard
+from llmc.runtime.executors.inductor.graphs import CudaGraphs
+from llmc.runtime.executors.inductor.modes import Mode
+from llmc.runtime.executors.inductor.watch import watched
+from llmc.runtime.executors.torch.executor import (
+    Array,
+    Opened,
+    TorchExecutor,
+    ordered,
+    release,
+    settled,
+    torch_releases,
+)
+from llmc.runtime.executors.whole_step.compiling import whole_graph
+from llmc.runtime.executors.whole_step.executor import CardExecutor
+from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program
+from llmc.runtime.nvidia import Needs, gpus, require_gpu
+from llmc.runtime.top_logits import TopLogits, top_of
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.buckets.warmup.device import GraphDevice
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.whole_step.card import Graph
+    from llmc.runtime.step import Step
+
+_log = logging.getLogger("llmc")
+
+LOGITS, VALUES, IDS, TIED = range(4)
+"""What a step gives: logits [B, V]; where programs return them, the top [B, K], and how many logits of a row are no
+less than the last of its top [B]."""
+
+
+class InductorExecutor(TorchExecutor):
+    """Opens as what this host has: `OnCard` or `OnCpu`."""
+
+    name: ClassVar[str] = "inductor"
+    opens: ClassVar[Mapping[str, Content]] = {**TorchExecutor.opens}
+
+    @classmethod
+    def check(cls, bundle: Bundle) -> None:
+        """As torch's executor on a CPU. On a card another release of torch than the bundle's is no error: programs are
+        checked operator by operator, and `llmc verify` proves their numbers.
+
+        Raises DeviceError for a driver that is too old for this torch, OutOfDeviceMemoryError for a card that has no
+        room for weights and the cache of one sequence, naming what is missing.
+        """
+        found = () if bundle.settings.open_portable else gpus()
+        built = cuda.cuda_version()
+        if found and built is not None:
+            require_gpu(str(bundle.path), Needs(cuda=int(built.split(".")[0]), memory=_memory(bundle)), found)
+        elif found:
+            _log.warning(
+                "%s: this host has %s, and its torch is a build without CUDA: install one with it",
+                bundle.path,
+                found[0],
+            )
+        if bundle.settings.open_portable or not cuda.is_available():
+            super().check(bundle)
+            return
+        made_with, here = torch_releases(bundle)
+        if release(made_with) != release(here):
+            _log.warning(
+                "%s: compiled with torch %s, this host has %s: `llmc verify` says whether its numbers hold here",
+                bundle.path, made_with or "of an unknown version", here,
+            )  # fmt: skip
+
+    def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
+        """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
+        on_card = not bundle.settings.open_portable and cuda.is_available()
+        made: InductorExecutor = object.__new__(OnCard if on_card else OnCpu)
+        if isinstance(made, OnCard):
+            made.card, made.mode = CudaCard(), Mode.of(bundle.settings)
+        return made
+
+
+class OnCpu(InductorExecutor):
+    """The CPU in the place of a card."""
+
+    @property
+    def in_place_of(self) -> str:
+        """An NVIDIA card."""
+        return "NVIDIA card"
+
+
+class OnCard(CardExecutor, InductorExecutor):
+    """The card."""
+
+    card: CudaCard
+    mode: Mode
+
+    def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        super().__init__(bundle, slots, capacity, threads)
+        self._inputs = StaticInputs(self.card, bundle.plan)
+        self._results = StaticOutputs(self.card, max(bucket.batch for bucket in bundle.plan.buckets))
+        self._ran: set[str] = set()
+        self._fresh: tuple[int, int] | None = None
+        """Live rows and rows of a step whose logits nobody has asked for yet."""
+        self._graph_device = CudaGraphs(self, self.card, self._cache) if self.mode.captures else None
+
+    def _watched(self, what: str) -> AbstractContextManager[None]:
+        return watched(self.compilations, what)
+
+    def graph_device(self) -> GraphDevice | None:
+        """The card, where CUDA graphs are captured."""
+        return self._graph_device
+
+    def _run_of(self, executable: Executable, opened: Opened) -> Run:
+        """The program, compiled by its first call unless the mode is eager."""
+        run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
+        return run if self.mode.eager else whole_graph(run)
+
+    def _computed(self, executable: Executable, given: Sequence[Any]) -> list[Any]:
+        """Run a step on the card: what it gives."""
+        found = list(self._runs[executable.blob](*given))
+        self._require_logits(found[LOGITS].shape[-1])
+        if self.top_k:
+            found.append((found[LOGITS].float() >= found[VALUES].narrow(-1, self.top_k - 1, 1).float()).sum(-1))
+        return found
+
+    def _replay(self, step: Step, opened: Opened) -> list[Any]:
+        """Run a step on the card, where what it gives stays."""
+        del opened  # with its cache and in its mode, see _run_of
+        self._logits, self._fresh = None, (len(step.slots), step.batch)
+        if not step.slots:
+            return []
+        self.require_cache()
+        executable = self._executable(step)
+        with self._watched(str(executable)), self.card.guarded():
+            given = self._inputs.put(step, self.capacity)
+            if (graph := self._graphs.get(executable.blob)) is not None:
+                graph.replay()
+                return []
+            with self.card.in_pool():
+                found = self._computed(executable, given)
+            self._results.make(found)
+            self._results.keep(found)
+        self._ran.add(executable.blob)
+        return []
+
+    def _captured(self, executable: Executable, step: Step) -> Graph:
+        if executable.blob not in self._ran:
+            self._replay(step, self._open(executable))
+            self._fresh = None
+        given = self._inputs.put(step, self.capacity)
+        graph: Graph = self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
+        return graph
+
+    def run(self, step: Step) -> Array:
+        """One step; all its logits come to the host."""
+        self._run(step)
+        return self.logits()
+
+    def run_top(self, step: Step) -> TopLogits:
+        """One step; only the top of its logits comes to the host, unless others equal the last of it."""
+        self._require_top()
+        self._run(step)
+        live, batch = len(step.slots), step.batch
+        if not live:
+            return top_of(self.logits(), self.top_k)
+        values, ids, tied = self._results.fetch((VALUES, IDS, TIED), live, batch)
+        found = ordered(values.float().numpy(), ids.numpy())
+        equal = np.flatnonzero(tied[:live].numpy() > self.top_k)
+        return settled(found, equal, self.logits()[equal]) if len(equal) else found
+
+    def logits(self) -> Array:
+        """Brought to the host when they are asked for."""
+        if self._fresh is not None:
+            (live, batch), self._fresh = self._fresh, None
+            if live:
+                (found,) = self._results.fetch((LOGITS,), live, batch)
+                self._keep(found.float().numpy())
+            else:
+                self._keep(np.zeros((batch, self._vocabulary), np.float32))
+        return super().logits()
+
+    def close(self) -> None:
+        """Give back what the card holds."""
+        super().close()
+        self.card.close()
+
+
+def _memory(bundle: Bundle) -> Mapping[str, int]:
+    """What serving takes at the least, in bytes: weights, and the cache of one sequence, in bf16 or f32."""
+    size = 2 if bundle.manifest.options.get("dtype") == "bf16" else 4
+    token = 2 * bundle.size("layers") * bundle.size("kv_heads") * bundle.size("head_dim") * size
+    weights = bundle.manifest.files.get("weights", "")
+    return {
+        "weights": bundle.manifest.blobs.get(weights, 0),
+        "the cache of one sequence": token * bundle.plan.limits.max_model_len,
+    }
