@@ -139,8 +139,8 @@ class CudaCard:
         return graph
 
     def _abandon(self, graph: Any) -> None:
-        """End a capture that failed, and let the pool know: `capture_end` of one that CUDA has invalidated raises before
-        it does so, and the next capture would be refused ("already recording to mempool_id")."""
+        """End a capture that failed, and let the pool know: `capture_end` of one that CUDA has invalidated raises
+        before it does so, and the next capture would be refused ("already recording to mempool_id")."""
         from torch.cuda import memory
 
         try:
