@@ -35,6 +35,9 @@ Variables
     LLMC_HYPERDEX_SECONDS   seconds after which an LPU that gives no token counts as hung; default: 120
     VLLM_XLA_CHECK_RECOMPILATION true | 1: a graph that would have to be compiled while serving is an error
     CUDA_VISIBLE_DEVICES    the NVIDIA cards that this process may use; set to the empty string, none (CUDA's own)
+    XLA_CLIENT_MEM_FRACTION, XLA_PYTHON_CLIENT_MEM_FRACTION
+                            share of an NVIDIA card's memory that XLA may take, for bundles of cuda; default: 0.9 (XLA's
+                            own, whose default is 0.75)
     XLA_FLAGS, LIBTPU_INIT_ARGS
                             flags that XLA and libtpu read: part of the key of what they compile
     LLMC_TORCH_XLA_PYTHON   the Python of an environment with torch-xla, for --lowering torch-xla; default:
@@ -138,6 +141,9 @@ KERNEL_VARIABLES = (
 )  # fmt: skip
 """Variables by which libraries choose other CPU kernels than the best."""
 
+MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""The share of a card's memory that XLA may take, and its older spelling (jaxlib 0.10.2, xla_client.py)."""
+
 Steps = Literal["none", "some", "all"]
 """Which steps a log is about."""
 
@@ -165,6 +171,19 @@ def variables(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> 
 def cuda_visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
     """CUDA_VISIBLE_DEVICES as it is set; None where it is not. Here the empty string counts: it hides every card."""
     return environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def xla_memory_fraction(environ: Mapping[str, str] = os.environ) -> float | None:
+    """The share of a card's memory that XLA may take, as the user states it; None: it is not stated.
+
+    Raises InputError for what is no share, and for both spellings of the variable at once, as jaxlib does.
+    """
+    given = variables(MEMORY_FRACTIONS, environ)
+    if len(given) > 1:
+        raise InputError(
+            f"{' and '.join(given)} are both set; unset {MEMORY_FRACTIONS[1]}, which is the older spelling"
+        )
+    return next((share(environ, name) for name in given), None)
 
 
 @dataclass(frozen=True)

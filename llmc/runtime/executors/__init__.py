@@ -25,6 +25,7 @@ EXECUTORS = Registry(
         "hpu": "llmc.runtime.executors.hpu.executor:HpuExecutor",
         "inductor": "llmc.runtime.executors.inductor.executor:InductorExecutor",
         "xla": "llmc.runtime.executors.xla.executor:XlaExecutor",
+        "xla-cuda": "llmc.runtime.executors.xla.executor:CudaExecutor",
         "neuron": "llmc.runtime.executors.neuron.executor:NeuronExecutor",
         "openvino": "llmc.runtime.executors.openvino.executor:OpenVinoExecutor",
         "openvino-static": "llmc.runtime.executors.openvino.static_executor:OpenVinoStaticExecutor",

@@ -31,6 +31,7 @@ class CudaTarget(DescribedTarget):
     """See the module's docstring."""
 
     name: ClassVar[str] = "cuda"
+    executor: ClassVar[str] = "xla-cuda"
     platform: ClassVar[Platform] = "cuda"
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
     install: ClassVar[str] = "pip install 'llmc[compile,cuda]'"

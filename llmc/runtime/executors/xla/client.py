@@ -89,13 +89,13 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
     from jax._src import lib
 
     jax.config.update("jax_traceback_in_locations_limit", 0)  # else executables hold this source's path and lines
-    lib.cuda_path = None  # else executables of every platform hold the path of the nvidia packages
     if platform == "cpu":
+        lib.cuda_path = None  # else executables of every platform hold the path of the nvidia packages
         if threads is not None:
             os.environ.setdefault("NPROC", str(threads))  # XLA sizes its thread pool by it
-        _before_start(jax, "jax_platforms", "cpu")
+        before_start(jax, "jax_platforms", "cpu")
         if devices > 1:
-            _before_start(jax, "jax_num_cpu_devices", devices)
+            before_start(jax, "jax_num_cpu_devices", devices)
     listen()
     found = jax.devices(platform)
     if len(found) < devices:
@@ -106,7 +106,7 @@ def open_client(platform: Platform, devices: int = 1, threads: int | None = None
     return list(found[:devices])
 
 
-def _before_start(jax: Any, option: str, value: Any) -> None:
+def before_start(jax: Any, option: str, value: Any) -> None:
     """Set an option of JAX's that counts only before its first computation; leave it where that is past."""
     from jax._src import xla_bridge
 

@@ -1,4 +1,4 @@
-"""XLA executables, through PJRT: on CPU, and on a TPU host what was compiled for its topology."""
+"""XLA executables, through PJRT: on CPU, and on the host of another platform what was compiled for it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from llmc.artifacts.log import logger
-from llmc.errors import ArtifactError, DeviceError
+from llmc.errors import ArtifactError
 from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.envelope import Envelope
-from llmc.runtime.executors.xla.client import Platform, has_tpu, jax_version, open_client
+from llmc.runtime.executors.xla.client import jax_version
 from llmc.runtime.executors.xla.compile_events import JaxWitness
 from llmc.runtime.executors.xla.envelope import FORM
+from llmc.runtime.executors.xla.hosts import HOSTS, host_for, platform_of_bundle
 from llmc.runtime.executors.xla.slot_executor import SLOT_PROGRAMS, SlotExecutor
 
 if TYPE_CHECKING:
@@ -30,26 +31,24 @@ class XlaExecutor(SlotExecutor):
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
-        """Refuse a host without JAX, and native code for instructions that this CPU lacks."""
-        from llmc.runtime.host import cpu_features
-
-        here = jax_version()
-        made = bundle.manifest.toolchain
-        missing = sorted(set(bundle.manifest.isa) - set(cpu_features()))
-        if missing and here == f"{made.get('jax')} {made.get('jaxlib')}":
-            raise DeviceError(
-                f"{bundle.path}: compiled for a CPU with {', '.join(missing)}, which this one lacks; compile it here: "
-                f"{bundle.recompile_hint}"
-            )
+        """Refuse a host without JAX, and what its devices cannot run."""
+        jax_version()
+        host_for(bundle).require(bundle)
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         from llmc.runtime.executors.xla.arrays import JaxArrays
 
         self._compile_events = JaxWitness()
-        platform: Platform = "tpu" if bundle.manifest.target == "tpu" and has_tpu() else "cpu"
-        self._devices = open_client(platform, bundle.option("tensor_parallel", 1), threads)
+        self._host = host_for(bundle)
+        self._devices = self._host.open(bundle.option("tensor_parallel", 1), threads)
         self._begin(JaxArrays(bundle, self._devices))
+
+    @property
+    def in_place_of(self) -> str:
+        """The platform's device, where the CPU runs the bundle."""
+        platform = platform_of_bundle(self.bundle)
+        return "" if platform == self._host.platform else HOSTS[platform].device
 
     def open_all(self) -> None:
         """Open every executable, one after the other."""
@@ -73,5 +72,21 @@ class XlaExecutor(SlotExecutor):
         source = f"{self.bundle.path}: {name}"
         self.bundle.files.require_native(name)
         return LoadedProgram(
-            Envelope.parse(self.bundle.files.read(file), source, FORM), name, self._devices, source, self.compilations
+            Envelope.parse(self.bundle.files.read(file), source, FORM),
+            name,
+            self._host,
+            self._devices,
+            source,
+            self.compilations,
         )
+
+
+class CudaExecutor(XlaExecutor):
+    """The same for bundles of cuda, whose certificates say on which card and driver they were made."""
+
+    name: ClassVar[str] = "xla-cuda"
+
+    @classmethod
+    def host(cls) -> Mapping[str, str]:
+        """Card, compute capability and driver, without opening the card."""
+        return HOSTS["cuda"].facts()

@@ -17,15 +17,23 @@ from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.compile_events import told
 from llmc.runtime.executors.xla.envelope import StepHeader
 from llmc.runtime.executors.xla.exported import compile_exported, mesh_of, sharding_of
+from llmc.runtime.executors.xla.hosts.base import Host
 
 
 class LoadedProgram:
     """One program of a bundle, ready to run. `header` says what it takes and gives."""
 
     def __init__(
-        self, envelope: Envelope, name: str, devices: Sequence[Any], source: str, compilations: CompilationCounter
+        self,
+        envelope: Envelope,
+        name: str,
+        host: Host,
+        devices: Sequence[Any],
+        source: str,
+        compilations: CompilationCounter,
     ) -> None:
-        """Open the native section where it is of this JAX and platform; else compile the portable one, and count it.
+        """Open the native section where it is of this JAX and of `host`'s platform; else compile the portable one for
+        its `devices`, and count it.
 
         `native` says which it was.
         Raises ArtifactError when neither can be opened.
@@ -33,10 +41,9 @@ class LoadedProgram:
         self.header = StepHeader.parse(envelope.header, source)
         self._mesh = mesh_of(devices)
         self._shardings = [sharding_of(self._mesh, t) for t in self.header.outputs]
-        platform = devices[0].platform
-        self.native = self.header.platform == platform and self.header.jax == toolchain_version(platform)
+        self.native = self.header.platform == host.platform and self.header.jax == toolchain_version(host.platform)
         if self.native:
-            self._run = _open_native(envelope.section("native"), devices, source)
+            self._run = _open_native(host, envelope.section("native"), devices, source)
         else:
             compilations.record(name)
             logger().info("%s: compiled here from its portable program", name)
@@ -57,10 +64,8 @@ class LoadedProgram:
         ]
 
 
-def _open_native(data: memoryview, devices: Sequence[Any], source: str) -> Any:
-    from jaxlib import _jax
-
+def _open_native(host: Host, data: memoryview, devices: Sequence[Any], source: str) -> Any:
     try:
-        return devices[0].client.deserialize_executable(bytes(data), _jax.DeviceList(tuple(devices)))
+        return host.load(bytes(data), devices)
     except Exception as e:
         raise ArtifactError(f"{source}: XLA cannot open the executable ({e}); compile the bundle again") from e

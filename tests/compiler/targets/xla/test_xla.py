@@ -167,6 +167,7 @@ def test_an_executable_that_was_damaged_is_never_opened(compiled: Compiled, tmp_
 
 def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> None:
     from llmc.runtime.executors.xla.client import open_client
+    from llmc.runtime.executors.xla.hosts import HOSTS
     from llmc.runtime.executors.xla.loaded import LoadedProgram
 
     bundle = Bundle.open(compiled.path)
@@ -174,7 +175,9 @@ def test_what_xla_cannot_open_is_an_error_that_says_so(compiled: Compiled) -> No
     broken = write_envelope(envelope.header, {"native": b"\x80\x05garbage", "export": b"\x00" * 64}, FORM)
 
     with pytest.raises(ArtifactError, match=r"x: .*compile the bundle again"):
-        LoadedProgram(Envelope.parse(broken, "x", FORM), "x", open_client("cpu"), "x", CompilationCounter())
+        LoadedProgram(
+            Envelope.parse(broken, "x", FORM), "x", HOSTS["cpu"], open_client("cpu"), "x", CompilationCounter()
+        )
 
 
 def test_more_slots_than_were_compiled_are_refused_with_the_flag_that_gives_them(compiled: Compiled) -> None:
