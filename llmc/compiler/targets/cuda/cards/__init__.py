@@ -9,8 +9,11 @@ from importlib import import_module
 
 from llmc.compiler.targets.cuda.cards.base import Card
 
-NAMES = ("h100",)
-"""As users write them, newest generation last."""
+NAMES = (
+    "a10g", "a100", "a100-40gb", "l4", "l40s", "h100", "h100-pcie", "h20", "h200", "b200", "gb200", "b300",
+    "rtx-pro-6000",
+)  # fmt: skip
+"""As users write them, by generation, oldest first."""
 
 
 def card_of(name: str) -> Card | None:

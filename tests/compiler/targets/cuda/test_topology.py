@@ -1,0 +1,143 @@
+"""Cards by name and number, what is known of them, and what XLA makes of each description without a card."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc.compiler.targets.cuda import toolkit
+from llmc.compiler.targets.cuda.cards import NAMES, cards
+from llmc.compiler.targets.cuda.topology import known, parse_topology
+from llmc.errors import DeviceError, InputError
+
+ROOT = Path(__file__).parents[4]
+GIB = 1 << 30
+
+DESCRIBED = """
+import json
+from llmc.compiler.targets.cuda.topology import known
+from llmc.runtime.executors.xla.client import open_client, platform_of
+
+open_client("cpu")
+found = {}
+for topology in known():
+    devices = topology.describe()
+    found[topology.name] = [len(devices), devices[0].device_kind, platform_of(devices)]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("name", [t.name for t in known()])
+def test_every_known_topology_is_read_back_by_its_name(name: str) -> None:
+    assert parse_topology(name).name == name
+
+
+def test_a_card_alone_is_one_device_and_several_are_one_host() -> None:
+    assert [(t.name, t.devices, t.unit) for t in known() if t.card.name == "h100"] == [
+        ("h100", 1, "card"), ("h100-2", 2, "card"), ("h100-4", 4, "card"), ("h100-8", 8, "card"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "--device cuda: say which card, as cuda:CARD[-COUNT], for example cuda:h100; known cards: a10g, a100"),
+        ("x9", "unknown card 'x9'; known cards: a10g, a100"),
+        ("h100-3", "h100 is not offered 3 a host; known: h100, h100-2, h100-4, h100-8"),
+        ("a100-40", "a100 is not offered 40 a host"),
+        ("gb200-8", "gb200 is not offered 8 a host; known: gb200, gb200-2, gb200-4"),
+        ("h100-", "unknown card 'h100-'"),
+        ("-8", "unknown card '-8'"),
+        ("H100", "unknown card 'H100'"),
+        ("h100-²", "unknown card 'h100-²'"),
+        ("h100-" + "9" * 5000, "unknown card"),
+        ("../h100", "unknown card"),
+    ],
+)
+def test_what_is_no_card_is_refused_with_those_that_are(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=re.escape(says)) as refused:
+        parse_topology(text)
+    assert len(str(refused.value)) < 400
+
+
+def test_figures_of_a_card_agree_with_each_other() -> None:
+    assert [card.name for card in cards()] == list(NAMES)
+    for card in cards():
+        assert 20 * GIB < card.memory_bytes < 300 * GIB, card.name
+        assert card.bf16_flops * 1.9 < (card.fp8_flops or 4 * card.bf16_flops), card.name
+        assert bool(card.fp8_flops) == (card.compute_capability >= (8, 9)), card.name
+        assert card.architecture.shared_per_block == card.architecture.shared_per_core - 1024, card.name
+        assert card.slices[0] == 1 and list(card.slices) == sorted(card.slices)
+        assert card.sources, card.name
+
+
+def test_a_tenth_of_a_card_is_left_for_what_lies_outside_of_xla_s_pool() -> None:
+    h100 = parse_topology("h100-8")
+    assert h100.usable_bytes == int(84_942_979_072 * 0.9)
+
+
+@given(st.lists(st.integers(1, 300), max_size=5), st.sampled_from([1, 2, 4]))
+def test_an_array_takes_its_values_up_to_the_allocator_s_next_multiple(shape: list[int], item_bytes: int) -> None:
+    values = item_bytes
+    for n in shape:
+        values *= n
+    found = parse_topology("l4").array_bytes(shape, item_bytes)
+    assert values <= found < values + 256 and found % 256 == 0
+
+
+def test_keys_name_all_that_xla_is_told_of_a_card() -> None:
+    assert parse_topology("h100").components["card"] == parse_topology("h100-8").components["card"]
+    assert len({t.components["card"] for t in known()}) == len(NAMES)
+    assert len({t.components["topology"] for t in known()}) == len(known())
+
+
+@pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
+def test_xla_describes_every_card_as_it_is_described_here_and_prints_nothing(tmp_path: Path) -> None:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_", "CUDA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIBED], env={**kept, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {t.name: [t.devices, t.card.product, "cuda"] for t in known()}
+    assert done.stderr == ""
+
+
+def test_a_toolkit_without_an_assembler_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere:
+        def locate_file(self, path: str) -> Path:
+            return tmp_path / path
+
+    monkeypatch.setattr(toolkit.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(toolkit.metadata, "distribution", lambda name: Elsewhere())
+    with pytest.raises(DeviceError, match=r"nvidia-cuda-nvcc has no ptxas .*pip install 'llmc\[cuda\]'"):
+        toolkit.use_toolkit()
+
+
+def test_the_package_s_assembler_leads_the_path_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "nvidia" / "cu13" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "ptxas").write_text("#!/bin/sh\n")
+    (folder / "ptxas").chmod(0o755)
+
+    class Here:
+        def locate_file(self, path: str) -> Path:
+            return tmp_path / path
+
+    monkeypatch.setattr(toolkit.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(toolkit.metadata, "distribution", lambda name: Here())
+    monkeypatch.setenv("PATH", "/usr/local/cuda/bin:/bin")
+    toolkit.use_toolkit()
+    toolkit.use_toolkit()
+    assert os.environ["PATH"] == f"{folder}:/usr/local/cuda/bin:/bin"
