@@ -4,6 +4,8 @@
             in-place attention kernel (ONNX Runtime's GroupQueryAttention).
 `two_part`  plain tensor operators: scores over the past and over the new tokens side by side, one softmax, two value
             products. The cache is read-only and only the new keys and values come out: portable to any compiler.
+`read_only` one operator `llmc::attend` that reads the cache where it lies, for compilers that are given a kernel of
+            ours. Only the new keys and values come out, as in `two_part`.
 
 Shapes: query [B, Hq, Q, D], key and value [B, Hkv, Q, D], cache [B, Hkv, S, D]; past_lengths [B] counts the tokens of
 each row already in the cache. Row b's new token i sits at position past_lengths[b] + i.
@@ -21,7 +23,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-Dialect = Literal["fused", "two_part"]
+Dialect = Literal["fused", "two_part", "read_only"]
 
 
 @dataclass
@@ -112,6 +114,25 @@ def _(query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: T
     )
 
 
+@torch.library.custom_op("llmc::attend", mutates_args=())
+def read_only_attention(
+    query: Tensor, key: Tensor, value: Tensor, past_key: Tensor | None, past_value: Tensor | None,
+    past_lengths: Tensor, scale: float, softcap: float, window: int,
+) -> Tensor:  # fmt: skip
+    """`fused_attention` with a cache that stays as it is, or without one: out is [B, Q, Hq, D]."""
+    batch, kv_heads, length, head_dim = key.shape
+    room = key.new_zeros(batch, kv_heads, length, head_dim)
+    caches = [room if past is None else torch.cat([past, room], 2) for past in (past_key, past_value)]
+    out, _, _ = fused_attention(query, key, value, *caches, past_lengths, scale, softcap, window)
+    return out
+
+
+@read_only_attention.register_fake
+def _(query: Tensor, *_: Any) -> Tensor:
+    batch, heads, length, head_dim = query.shape
+    return query.new_empty(batch, length, heads, head_dim)
+
+
 @torch.library.custom_op("llmc::last_rows", mutates_args=())
 def last_rows(hidden: Tensor, new_lengths: Tensor) -> Tensor:
     """Hidden state of each row's last live token: [B, Q, H], [B] → [B, H]."""
@@ -134,6 +155,20 @@ def _fused(
         query, key, value, *state.past[layer], state.past_lengths, float(scale), float(softcap or 0.0),
         int(sliding_window or -1),
     )  # fmt: skip
+    return out, None
+
+
+def _read_only(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    state = STATE.get()
+    state.new[module.layer_idx] = (key, value)
+    past = state.past[module.layer_idx] if state.past else (None, None)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = torch.ops.llmc.attend(
+        query, key, value, *past, state.past_lengths, float(scale), float(softcap or 0.0), int(sliding_window or -1)
+    )
     return out, None
 
 
@@ -199,5 +234,7 @@ def attention_name(dialect: Dialect) -> str:
 
 ALL_ATTENTION_FUNCTIONS.register(attention_name("fused"), _fused)
 ALL_MASK_ATTENTION_FUNCTIONS.register(attention_name("fused"), _no_mask)
+ALL_ATTENTION_FUNCTIONS.register(attention_name("read_only"), _read_only)
+ALL_MASK_ATTENTION_FUNCTIONS.register(attention_name("read_only"), _no_mask)
 ALL_ATTENTION_FUNCTIONS.register(attention_name("two_part"), _two_part)
 ALL_MASK_ATTENTION_FUNCTIONS.register(attention_name("two_part"), _two_part_mask)

@@ -11,7 +11,7 @@ Program contract, in the order of the traced signature:
   outputs  logits [B, V] of each row's last live token, with `top_k` the largest of them (values [B, K], descending,
            and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then per layer
            key and value:
-           `fused`: the updated caches [B, Hkv, S, D]; `two_part`: the new tokens only [B, Hkv, Q, D]
+           `fused`: the updated caches [B, Hkv, S, D]; others: the new tokens only [B, Hkv, Q, D]
 """
 
 from __future__ import annotations

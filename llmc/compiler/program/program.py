@@ -3,6 +3,7 @@
 fused      the graph language (ir.py) before fusing: "program" is its graph, "tables" its computed constants
 two_part   torch's own form (runtime/portable_program.py), without a cache ("first") or with one ("cached"):
            "program" is model.json, "tensors" describes its weights, "tables" has its constants (weightless.py)
+read_only  the same form, with attention as one operator (frontend/attention.py)
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class GraphProgram(Program):
 
 @dataclass(frozen=True)
 class WeightlessProgram(Program):
-    """A program of dialect two_part."""
+    """A program of dialect two_part or read_only."""
 
     def text(self) -> str:
         """One operator a line, with symbolic sizes."""

@@ -18,6 +18,8 @@ from llmc.errors import CompileError
 from llmc.runtime.portable_program import FIXED_INPUTS, Fields, output_names, weight_names
 
 ATEN = "torch.ops.aten."
+OWN = "torch.ops.llmc."
+"""Operators of our own (frontend/attention.py), which keep the prefix "llmc." in their names."""
 SIZE = ATEN + "sym_size.int"
 ASSERTION = ATEN + "_assert_scalar.default"
 CHECKED_ELSEWHERE = ATEN + "_assert_tensor_metadata.default"
@@ -187,11 +189,11 @@ class _Binding:
             if not given["self"]:
                 at = ", ".join(f"{k}={v}" for k, v in self._sizes.items())
                 raise CompileError(f"a guard of the traced program does not hold at {at}: {given.get('assert_msg')}")
-        elif not target.startswith(ATEN):
+        elif not target.startswith((ATEN, OWN)):
             raise CompileError(f"the traced program calls {target!r:.80}, which is no ATen operator")
         else:
             names, several = output_names(node)
-            return Operation(target.removeprefix(ATEN), given, tuple(names), several)
+            return Operation(target.removeprefix(ATEN).removeprefix("torch.ops."), given, tuple(names), several)
         return None
 
     def _size(self, name: str, dim: int) -> int:

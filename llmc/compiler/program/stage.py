@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.program.program import GraphProgram, WeightlessProgram, write_graph
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
 
 KIND = "trace"
+WeightlessDialect = Literal["two_part", "read_only"]
+"""Dialects of programs that take weights as inputs (frontend/attention.py)."""
+
 FIRST, CACHED = "program_first", "program_cached"
 """Names of programs without a cache, and with one; executables' keys have them."""
 
@@ -44,14 +47,16 @@ def traced_graph(stages: Stages) -> GraphProgram:
     return GraphProgram.stored("step", stages, stages.run(KIND, components, build))
 
 
-def traced_weightless(stages: Stages, options: CompileOptions, cached: bool) -> WeightlessProgram:
-    """The model in dialect two_part with symbolic sizes, without a cache or with one; the same for every target.
+def traced_weightless(
+    stages: Stages, options: CompileOptions, cached: bool, dialect: WeightlessDialect = "two_part"
+) -> WeightlessProgram:
+    """The model in `dialect` with symbolic sizes, without a cache or with one; the same for every target.
 
     Its files are described in weights/weightless.py. Needs no weights and no memory for them. Raises CompileError.
     """
     components = {
         "config": stages.config_digest,
-        "dialect": "two_part",
+        "dialect": dialect,
         "cached": cached,
         "dtype": options.dtype,
         **({"sample_top_k": options.sample_top_k} if options.sample_top_k else {}),
@@ -71,7 +76,7 @@ def traced_weightless(stages: Stages, options: CompileOptions, cached: bool) -> 
 
         dtype = getattr(torch, DTYPES[options.dtype])
         traced = trace_weightless(
-            stages.checkpoint.config, "two_part", cached=cached, dtype=dtype, top_k=options.sample_top_k
+            stages.checkpoint.config, dialect, cached=cached, dtype=dtype, top_k=options.sample_top_k
         )
         described: list[dict[str, Any]] = [
             {
@@ -95,7 +100,9 @@ def traced_weightless(stages: Stages, options: CompileOptions, cached: bool) -> 
     return WeightlessProgram.stored(CACHED if cached else FIRST, stages, stages.run(KIND, components, build))
 
 
-def both_weightless(stages: Stages, options: CompileOptions) -> list[WeightlessProgram]:
+def both_weightless(
+    stages: Stages, options: CompileOptions, dialect: WeightlessDialect = "two_part"
+) -> list[WeightlessProgram]:
     """Without and with a cache, as the plan needs."""
     needed = sorted({bucket.context > 0 for bucket in stages.plan.buckets})
-    return [traced_weightless(stages, options, cached) for cached in needed]
+    return [traced_weightless(stages, options, cached, dialect) for cached in needed]

@@ -5,17 +5,21 @@ The compiler is in JAX's plug-in for CUDA, the assembler in nvidia-cuda-nvcc; ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.targets.base import TopologyForm
+from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS
 from llmc.compiler.targets.xla.described import DescribedTarget
+from llmc.compiler.targets.xla.target import LOWERING
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.options import CompileOptions, Option
+    from llmc.compiler.program.stage import WeightlessDialect
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
     from llmc.compiler.targets.cuda.topology import Topology
@@ -33,6 +37,7 @@ class CudaTarget(DescribedTarget):
     name: ClassVar[str] = "cuda"
     executor: ClassVar[str] = "xla-cuda"
     platform: ClassVar[Platform] = "cuda"
+    options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION)
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
     install: ClassVar[str] = "pip install 'llmc[compile,cuda]'"
     guide: ClassVar[str] = "docs/cuda.md"
@@ -83,6 +88,24 @@ class CudaTarget(DescribedTarget):
         from llmc.compiler.targets.cuda.topology import parse_topology
 
         return parse_topology(self._detail)
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Refuses a kernel in what torch-xla lowers."""
+        if LOWERING.of(options) != "jax" and ATTENTION.of(options) != "plain":
+            raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
+        return super().configure(options)
+
+    def dialect(self, options: CompileOptions) -> WeightlessDialect:
+        """Attention as one operator for the kernel."""
+        return DIALECTS[ATTENTION.of(options)]
+
+    def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
+        """With the kernel, where it is asked for."""
+        if ATTENTION.of(options) == "plain":
+            return None
+        from llmc.compiler.targets.xla.attention.attend import with_kernel
+
+        return with_kernel(step)
 
     def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
         """No autotuning."""

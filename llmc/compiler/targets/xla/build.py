@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import jax
@@ -59,6 +59,8 @@ class Job:
     inputs: tuple[Tensor, ...]
     donated: tuple[int, ...]
     name: str
+    native: Callable[..., Any] | None = None
+    """The same function for the machine alone, with kernels that no portable program has."""
 
 
 def host_machine(devices: int, threads: int | None) -> Machine:
@@ -77,7 +79,10 @@ def build(job: Job, machine: Machine) -> bytes:
     try:
         flops = product_flops(function.trace(*shaped).jaxpr)
         portable = bytes(export.export(function, platforms=EXPORT_PLATFORMS)(*shaped).serialize())
-        compiled = compile_exported(portable, header, machine.devices, job.name, machine.compiler_options)
+        if job.native is None:
+            compiled = compile_exported(portable, header, machine.devices, job.name, machine.compiler_options)
+        else:
+            compiled = _compile_native(job, job.native, machine)
         native = compiled.runtime_executable().serialize()
     except CompileError:
         raise
@@ -86,6 +91,12 @@ def build(job: Job, machine: Machine) -> bytes:
     analysis = analyse(compiled, flops, len(machine.devices), len(native))
     _require_in_place(job, analysis["memory"], machine)
     return write_envelope({**header.to_json(), **analysis}, {"native": native, "export": portable}, FORM)
+
+
+def _compile_native(job: Job, native: Callable[..., Any], machine: Machine) -> Any:
+    shaped, _, function = jitted(replace(job, function=native), machine, job.donated)
+    lowered = function.trace(*shaped).lower(lowering_platforms=(machine.platform,))
+    return lowered.compile(compiler_options=dict(machine.compiler_options))
 
 
 def stablehlo(job: Job, machine: Machine) -> str:

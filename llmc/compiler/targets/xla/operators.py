@@ -1,4 +1,4 @@
-"""ATen operators in jax.numpy: one rule each, under the names and parameters of ATen's own schema.
+"""ATen operators, and ours, in jax.numpy: one rule each, under the names and parameters of the operator's schema.
 
 Source of each rule's meaning: the operator's entry in torch's native_functions.yaml and the documentation of the
 function of that name. Rules take JAX arrays and Python numbers; a dtype is a NumPy one, already narrowed to what XLA
@@ -209,6 +209,17 @@ def _embedding(
 @_rule("index.Tensor")
 def _index(self: Array, indices: Sequence[Array | None]) -> Array:
     return self[tuple(slice(None) if i is None else i for i in indices)]
+
+
+# attention over the slot cache
+
+
+@_rule("llmc.attend.default")
+def _attend(**given: Any) -> Array:
+    """See attention/attend.py; imported here, since few programs have it."""
+    from llmc.compiler.targets.xla.attention.attend import attend
+
+    return attend(**given)
 
 
 # making tensors, and what changes nothing but a dtype

@@ -89,14 +89,15 @@ class ShardedCore:
     ) -> Outcome:
         """See `Core.run`."""
         from jax import lax
-        from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+        from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
         mesh = AbstractMesh((self._degree,), (AXIS,))
 
         def lies(array: Array, dims: Dims) -> Array:
             return lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*dims)))
 
-        out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
+        with use_abstract_mesh(mesh):  # attention/attend.py looks for it
+            out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
         return out._replace(
             logits=lies(lies(out.logits, self._logits), (None, None)),
             keys=lies(out.keys, self._entries), values=lies(out.values, self._entries),

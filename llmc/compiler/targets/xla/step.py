@@ -17,11 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from llmc.compiler.program.sized import BoundProgram
+from llmc.compiler.targets.xla.attention.cache_view import CacheView
 from llmc.compiler.targets.xla.evaluate import evaluate
 
 Array = Any
-Read = Callable[[Any], tuple[Array, Array]]
-"""From a layer's index (a number, or traced) to key and value [B, kv_heads, S, head_dim] of the rows."""
+Read = Callable[[Any], tuple[Any, Any]]
+"""From a layer's index (a number, or traced) to key and value of the rows, [B, kv_heads, S, head_dim], or to views."""
 
 
 class Outcome(NamedTuple):
@@ -68,18 +69,22 @@ class FlatCore:
         return Outcome(logits, tuple(top), jnp.stack(new[::2]), jnp.stack(new[1::2]))
 
 
-def step_function(core: Core, phase: str, context: int, loops: bool = True) -> Callable[..., tuple[Array, ...]]:
+def step_function(
+    core: Core, phase: str, context: int, loops: bool = True, views: bool = False
+) -> Callable[..., tuple[Array, ...]]:
     """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
-    operations of their own, for compilers that know no loops."""
+    operations of their own, for compilers that know no loops. With `views` the core's operators read the cache where it
+    lies (a program of dialect `read_only`).
+    """
 
     def step(
         token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, keys: Array, values: Array,
         *weights: Array,
     ) -> tuple[Array, ...]:  # fmt: skip
-        batch = token_ids.shape[0]
 
-        def read(layer: Any) -> tuple[Array, Array]:
-            return _rows(keys, layer, slots, phase, context, batch), _rows(values, layer, slots, phase, context, batch)
+        def read(layer: Any) -> tuple[Any, Any]:
+            found = CacheView(keys, layer, slots, phase, context), CacheView(values, layer, slots, phase, context)
+            return found if views else (found[0].rows(), found[1].rows())
 
         out = core.run(token_ids, past_lengths, new_lengths, read, weights)
         live = jnp.where(slots >= 0, new_lengths, 0)
@@ -91,17 +96,6 @@ def step_function(core: Core, phase: str, context: int, loops: bool = True) -> C
         return out.logits.astype(jnp.float32), *top, *written
 
     return step
-
-
-def _rows(cache: Array, layer: Any, slots: Array, phase: str, context: int, batch: int) -> Array:
-    """The first `context` tokens of each row's slot, [B, kv_heads, context, head_dim]."""
-    _, _, heads, _, size = cache.shape
-    zero = jnp.int32(0)
-    if phase == "decode":
-        return lax.dynamic_slice(cache, (layer, zero, zero, zero, zero), (1, batch, heads, context, size))[0]
-
-    at = [(layer, jnp.maximum(slots[b], 0), zero, zero, zero) for b in range(batch)]
-    return jnp.concatenate([lax.dynamic_slice(cache, place, (1, 1, heads, context, size))[0] for place in at])
 
 
 def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loops: bool) -> Array:

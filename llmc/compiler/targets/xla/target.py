@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
-from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
+from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, WeightlessDialect, both_weightless
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, StaticTarget
 from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
@@ -148,7 +148,11 @@ class XlaTarget(StaticTarget):
         devices, where = self._devices(options)
         require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
         self._other_lowering(options)  # missing packages are reported before anything is made
-        return both_weightless(stages, self._traced(options))
+        return both_weightless(stages, self._traced(options), self.dialect(options))
+
+    def dialect(self, options: CompileOptions) -> WeightlessDialect:
+        """The dialect that the model is traced in."""
+        return "two_part"
 
     def _traced(self, options: CompileOptions) -> CompileOptions:
         """The options that the model is traced with."""
@@ -304,7 +308,13 @@ class XlaTarget(StaticTarget):
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
         inputs = (*rows, *tensors(layout["cache"]), *(weights[name] for name in core.weights))
-        return Job("step", step_function(core, shape.phase, context, self.loops), inputs, (4, 5), str(shape))
+        views = self.dialect(options) == "read_only"
+        step = step_function(core, shape.phase, context, self.loops, views)
+        return Job("step", step, inputs, (4, 5), str(shape), self._native(step, options))
+
+    def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
+        """The step as it is compiled for the machine, where that is not the portable program."""
+        return None
 
     def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
         if LOWERING.of(options) == "torch-xla":

@@ -1,0 +1,101 @@
+"""One program of the attention kernel, in Pallas for Triton: some query rows of one key/value head over one split.
+
+Grid (B, kv_heads, tiles · splits). A tile has `rows` query rows of the head's group, ordered by token, then by head:
+row r is token r // group, head r % group of the group. Split s takes the s-th part of the blocks of cached tokens that
+the tile may see; the last split also takes the new tokens. Only live tokens are loaded: a block's loads are masked by
+the row's live length, so that what lies beyond it, NaN included, never enters.
+
+Softmax is the running one (Milakov and Gimelshein 2018, arXiv:1805.02867), over splits as in flash decoding: with
+several splits the program leaves the unnormalised sum, its largest score and its weight; `flash.merge` adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from llmc.compiler.targets.xla.attention.tiling import Tiling
+
+Ref = Any
+Array = Any
+_Running = tuple[Array, Array, Array]
+"""Largest score and sum of weights [rows], and the weighted sum of values [rows, head_dim]."""
+NOTHING = -1e30
+"""The largest score where none was seen: finite, so that differences of two are numbers."""
+
+
+def program(
+    layer: Ref, slots: Ref, past: Ref, query: Ref, key: Ref, value: Ref, keys: Ref, values: Ref, *outs: Ref,
+    tiling: Tiling, scale: float, softcap: float, window: int,
+) -> None:  # fmt: skip
+    """See the module's docstring; shapes are those of `flash.flash_attention`.
+
+    `layer` [1] and `slots` [B] say where a row's tokens lie in `keys` and `values`, `past` [B] how many are live; these
+    five are None without a cache. `outs` are the result [B, Q, Hq, D], or with several splits the sums
+    [splits, B, Q, Hq, D], largest scores and weights [splits, B, Q, Hq].
+    """
+    t = tiling
+    b, head = pl.program_id(0), pl.program_id(1)
+    tile, split = pl.program_id(2) // t.splits, pl.program_id(2) % t.splits
+    live = past[b] if t.context else jnp.int32(0)
+    row = tile * t.rows + jnp.arange(t.rows)
+    token, dims = row // t.group, jnp.arange(t.padded_dim)
+    at = (b, token[:, None], (head * t.group + row % t.group)[:, None], dims[None, :])
+    inside = dims[None, :] < t.head_dim
+    mine = (token < t.query)[:, None] & inside
+    q = plt.load(query.at[at], mask=mine, other=0)
+
+    def attend(carried: _Running, positions: Array, there: Array, blocks: Sequence[Ref]) -> _Running:
+        """And a block of keys and values at `positions`, of which `there` are tokens at all."""
+        own = live + token[:, None]
+        seen = (positions[None, :] <= own) & there[None, :]
+        if window > 0:
+            seen &= positions[None, :] > own - window
+        k, v = (plt.load(block, mask=there[:, None] & inside, other=0).astype(q.dtype) for block in blocks)
+        return _add(carried, q, k, v, seen, scale, softcap)
+
+    def past_block(j: Array, carried: _Running) -> _Running:
+        tokens = j * t.block + jnp.arange(t.block)
+        place = (layer[0], slots[b], head, tokens[:, None], dims[None, :])
+        return attend(carried, tokens, tokens < live, [cache.at[place] for cache in (keys, values)])
+
+    def new_block(j: Array, carried: _Running) -> _Running:
+        tokens = j * t.block_new + jnp.arange(t.block_new)
+        place = (b, head, tokens[:, None], dims[None, :])
+        return attend(carried, live + tokens, tokens < t.query, [new.at[place] for new in (key, value)])
+
+    first, last = tile * t.rows // t.group, jnp.minimum((tile * t.rows + t.rows - 1) // t.group, t.query - 1)
+    skipped = first - window + 1 if window > 0 else -live
+    carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_dim)))
+    if t.context:
+        blocks, begin = pl.cdiv(live, t.block), jnp.maximum(live + skipped, 0) // t.block
+        share = pl.cdiv(jnp.maximum(blocks - begin, 0), t.splits)
+        start = begin + split * share
+        carried = lax.fori_loop(start, jnp.minimum(start + share, blocks), past_block, carried)
+    end = jnp.where(split == t.splits - 1, last // t.block_new + 1, 0)
+    top, weight, total = lax.fori_loop(jnp.maximum(skipped, 0) // t.block_new, end, new_block, carried)
+    if t.splits == 1:
+        plt.store(outs[0].at[at], (total / weight[:, None]).astype(outs[0].dtype), mask=mine)
+        return
+    plt.store(outs[0].at[(split, *at)], total, mask=mine)
+    for out, made in zip(outs[1:], (top, weight), strict=True):
+        plt.store(out.at[split, b, token, head * t.group + row % t.group], made, mask=token < t.query)
+
+
+def _add(carried: _Running, q: Array, k: Array, v: Array, seen: Array, scale: float, softcap: float) -> _Running:
+    """The running softmax over one more block: scores [rows, tokens] of which `seen` count."""
+    largest, weight, total = carried
+    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    scores = plt.dot(q, k, trans_b=True, precision=precision) * scale
+    if softcap:
+        scores = jnp.tanh(scores / softcap) * softcap
+    top = jnp.maximum(largest, jnp.max(jnp.where(seen, scores, NOTHING), axis=1))
+    weights = jnp.where(seen, jnp.exp(scores - top[:, None]), 0.0)
+    keep = jnp.exp(largest - top)
+    total = total * keep[:, None] + plt.dot(weights.astype(v.dtype), v, precision=precision)
+    return top, weight * keep + jnp.sum(weights, axis=1), total

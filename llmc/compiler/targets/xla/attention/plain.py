@@ -1,0 +1,54 @@
+"""Attention in plain operators: what every platform without a kernel computes, and the meaning of the kernel.
+
+As in the dialect `two_part` (frontend/attention.py): scores over the past and over the new tokens side by side, one
+softmax in float32, two value products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from llmc.compiler.targets.xla.attention.cache_view import Past
+
+Array = Any
+
+
+def plain_attention(
+    query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
+    scale: float, softcap: float, window: int,
+) -> Array:  # fmt: skip
+    """query [B, Hq, Q, D], key and value [B, Hkv, Q, D] → [B, Q, Hq, D], over the cached tokens and the new ones."""
+    batch, heads, length, size = query.shape
+    kv_heads = key.shape[1]
+    precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
+    positions = past_lengths[:, None] + jnp.arange(length)
+    keys, values, at = [key], [value], [positions]
+    live = jnp.ones((batch, length), bool)
+    if past:
+        tokens = jnp.broadcast_to(jnp.arange(past[0].context), (batch, past[0].context))
+        held = tokens < past_lengths[:, None]
+        # what lies past the live length may be NaN, and 0 × NaN is NaN: replaced, not masked
+        cached = [jnp.where(held[:, None, :, None], view.rows(), 0).astype(query.dtype) for view in past]
+        keys, values, at = [cached[0], key], [cached[1], value], [tokens, positions]
+        live = jnp.concatenate([held, live], 1)
+    position = jnp.concatenate(at, 1)[:, None, :]
+    seen = (position <= positions[..., None]) & live[:, None, :]
+    if window > 0:
+        seen &= position > positions[..., None] - window
+    grouped = (query * scale).astype(query.dtype).reshape(batch, kv_heads, -1, size)
+    parts = [jnp.einsum("bhrd,bhkd->bhrk", grouped, k, precision=precision) for k in keys]
+    scores = jnp.concatenate(parts, -1).reshape(batch, kv_heads, heads // kv_heads, length, -1).astype(jnp.float32)
+    if softcap:
+        scores = jnp.tanh(scores / softcap) * softcap
+    lowest = jnp.finfo(jnp.float32).min
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, lowest), axis=-1).astype(value.dtype)
+    weights = weights.reshape(batch, kv_heads, -1, weights.shape[-1])
+    begin = weights.shape[-1] - length
+    out = jnp.einsum("bhrk,bhkd->bhrd", weights[..., begin:], value, precision=precision)
+    if past:
+        out += jnp.einsum("bhrk,bhkd->bhrd", weights[..., :begin], values[0], precision=precision)
+    return jnp.swapaxes(out.reshape(batch, heads, length, size), 1, 2)

@@ -1,0 +1,72 @@
+"""How the attention kernel divides a step: rows, blocks and splits, from shapes alone.
+
+Sizes of tiles are powers of two of at least 16: Triton's own rule for operands of a product on tensor cores
+(`tl.dot` in its documentation). Nothing here was tuned on a card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LEAST = 16
+_BLOCK_BYTES = 16 * 1024
+"""Keys of one block. Two stages of keys and values, with the queries, fit the 99 KiB that a program may have on the
+smallest cards (compute capability 8.6 and 8.9; CUDA C++ Programming Guide, "Technical Specifications")."""
+_ROWS = 64
+"""Query rows of a program at most: its sums, 64 × 128 float32, are 64 registers a thread of 128."""
+_PROGRAMS = 264
+"""Programs wanted: two for each of an H100's 132 multiprocessors."""
+_SPLIT_TOKENS = 256
+"""Tokens of context for which a split of its own pays."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of one step's attention, and how programs divide it."""
+
+    batch: int
+    kv_heads: int
+    group: int
+    """Query heads of a key/value head."""
+    query: int
+    head_dim: int
+    context: int
+    """Cached tokens of a row at most; 0 without a cache."""
+    item_bytes: int
+    """Bytes of a number of query, key and value."""
+
+    @property
+    def padded_dim(self) -> int:
+        """head_dim, as a power of two."""
+        return _power(self.head_dim)
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a program."""
+        return min(_power(self.group * self.query), _ROWS)
+
+    @property
+    def tiles(self) -> int:
+        """Programs that share the query rows of one head."""
+        return -(-self.group * self.query // self.rows)
+
+    @property
+    def block(self) -> int:
+        """Cached tokens read at once."""
+        return max(_LEAST, min(128, _BLOCK_BYTES // (self.padded_dim * self.item_bytes)))
+
+    @property
+    def block_new(self) -> int:
+        """New tokens read at once."""
+        return min(self.block, _power(self.query))
+
+    @property
+    def splits(self) -> int:
+        """Programs that share the context of one tile: enough to fill a card, each with a share that pays."""
+        wanted = _PROGRAMS // (self.batch * self.kv_heads * self.tiles)
+        return max(1, min(wanted, -(-self.context // _SPLIT_TOKENS)))
+
+
+def _power(number: int) -> int:
+    """The least power of two that is a tile's size and holds `number`."""
+    return max(_LEAST, 1 << (number - 1).bit_length())

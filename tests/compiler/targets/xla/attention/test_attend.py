@@ -1,0 +1,94 @@
+"""Whole steps in dialect `read_only`: the kernel, interpreted, and the plain form give the model's own tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.tiny import WINDOW
+from llmc.compiler.frontend.trace import trace_weightless
+from llmc.compiler.program.sized import BoundProgram, TracedProgram
+from llmc.compiler.program.to_export import serialise
+from llmc.compiler.targets.xla.operators import RULES
+from llmc.compiler.targets.xla.scan_match import fold
+from tests.compiler import tiny
+
+CASE = "mistral"
+"""Two layers, with a sliding window."""
+NAME = "llmc.attend.default"
+PROMPTS = [[3, 1, 4, 1, 5, 9], [2, 7], [1, 8, 2, 8, 1, 8, 2]]
+TOKENS = 6
+PROMPT, DECODE = (3, 8, 0), (3, 1, 16)
+
+
+@cache
+def bound(case: str, sizes: tuple[int, int, int]) -> BoundProgram:
+    made = trace_weightless(tiny.config(case), "read_only", cached=sizes[2] > 0)
+    return TracedProgram.parse(json.dumps(serialise(made.exported)).encode()).at(*sizes)
+
+
+def interpreted(**given: Any) -> Any:
+    from llmc.compiler.targets.xla.attention.flash import flash_attention
+
+    views = (given.pop("past_key", None), given.pop("past_value", None))
+    return flash_attention(past=None if views[0] is None else views, interpret=True, **given)
+
+
+def greedy(case: str, core: Callable[[BoundProgram], Any]) -> list[list[int]]:
+    """Prompts of several lengths in one step, then decode steps, over a cache of NaN."""
+    import jax
+    import jax.numpy as jnp
+
+    from llmc.compiler.targets.xla.step import step_function
+
+    shape = CacheShape.of(tiny.config(case))
+    tensors = dict(tiny.model(case).state_dict())
+    tensors |= dict(tiny.model(case).named_buffers())
+    keys = values = jnp.full((shape.layers, 4, shape.kv_heads, 32, shape.head_dim), jnp.nan, jnp.float32)
+    new = np.array([len(p) for p in PROMPTS])
+    ids, past, found = np.zeros((3, 8), np.int32), np.zeros(3, np.int32), []
+    for row, prompt in enumerate(PROMPTS):
+        ids[row, : len(prompt)] = prompt
+    steps = {}
+    for name, sizes in (("prompt", PROMPT), ("decode", DECODE)):
+        made = core(bound(case, sizes))
+        weights = [jnp.asarray(tensors[w].numpy()) for w in made.weights]
+        steps[name] = jax.jit(step_function(made, name, sizes[2], views=True)), weights
+    for phase in ["prompt", *["decode"] * (TOKENS - 1)]:
+        step, weights = steps[phase]
+        rows = (jnp.asarray(a, jnp.int32) for a in (ids, past, new, np.arange(3)))
+        logits, keys, values = step(*rows, keys, values, *weights)
+        past, new = past + new, np.ones(3, int)
+        ids = np.asarray(logits).argmax(-1)[:, None]
+        found.append(ids[:, 0].tolist())
+    return np.array(found).T.tolist()
+
+
+def test_tokens_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc.compiler.targets.xla.step import FlatCore
+
+    expected = [tiny.greedy(CASE, prompt, TOKENS) for prompt in PROMPTS]
+    assert greedy(CASE, FlatCore) == expected
+    monkeypatch.setitem(RULES, NAME, interpreted)
+    assert greedy(CASE, FlatCore) == expected
+
+
+def test_attention_is_one_operator_a_layer_that_reads_the_cache() -> None:
+    program = bound(CASE, DECODE)
+    found = [o.arguments for o in program.operations if o.operator == NAME]
+    assert [a[name].name for a in found for name in ("past_key", "past_value")] == list(program.cache)
+    assert {a["window"] for a in found} == {WINDOW}
+    others = {o.operator for o in program.operations if set(o.refs()) & set(program.cache)}
+    assert others == {NAME}
+
+
+def test_layers_are_still_rolled_into_one_body() -> None:
+    folded = fold(bound("llama-three-layers", DECODE))
+    assert [o.operator for o in folded.body].count(NAME) == 1
+    assert len(folded.cache) == 2
