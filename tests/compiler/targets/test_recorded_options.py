@@ -16,11 +16,12 @@ from llmc.compiler.targets.openvino import target as openvino
 from llmc.errors import InputError
 from llmc.runtime.host import KERNEL_FEATURES
 
-DEVICES = sorted({*devices(), "tpu:v5e-2x2", "openvino:GPU"} - {"tpu"})
+DEVICES = sorted({*devices(), "tpu:v5e-2x2", "cuda:h100", "openvino:GPU"} - {"tpu", "cuda"})
 ASKED: dict[str, dict[str, Any]] = {
     "defaults": {}, "specialised": {"specialise": True}, "top": {"sample_top_k": 4}, "bf16": {"dtype": "bf16"},
     "u8 cache": {"kv_cache_dtype": "u8"}, "groups": {"group_size": 64}, "runtime's kernels": {"kernels": "onnxruntime"},
     "llmc's kernels": {"kernels": "llmc"}, "parallel": {"tensor_parallel": 2}, "slots": {"cache_slots": 8},
+    "kernel": {"attention": "pallas"},
 }  # fmt: skip
 
 

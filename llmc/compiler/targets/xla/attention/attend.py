@@ -1,8 +1,8 @@
 """The operator `llmc::attend` (frontend/attention.py, dialect `read_only`) in JAX: plain operators, or the kernel.
 
-Portable programs have the plain form, on every platform: JAX keeps them readable for later versions, but not Triton's IR
-(jax/_src/export/_export.py of 0.10.2, _CUSTOM_CALL_TARGETS_GUARANTEED_STABLE). What is compiled for a card is the same
-step traced `with_kernel`.
+Portable programs have the plain form, on every platform: JAX keeps them readable for later versions, and promises
+nothing for Triton's IR (jax/_src/export/_export.py of 0.10.2, _CUSTOM_CALL_TARGETS_GUARANTEED_STABLE). What is compiled
+for a card is the same step traced `with_kernel`.
 """
 
 from __future__ import annotations
