@@ -47,7 +47,7 @@ class CudaTarget(DescribedTarget):
         __name__,
     )
     executable_seconds: ClassVar[float] = 2.5
-    executable_bytes: ClassVar[int] = 300_000
+    executable_bytes: ClassVar[int] = 120_000
     topology_form: ClassVar[TopologyForm | None] = TopologyForm(
         "CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host"
     )
