@@ -16,6 +16,7 @@ ENGINE = (
 
 _COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device")
 _DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
+_KV_CACHES = {"bfloat16": "bf16", "fp8_e4m3": "fp8"}
 
 _WITHOUT_EFFECT = {
     "disable_log_stats": "there is no statistics log",
@@ -59,6 +60,9 @@ def split(arguments: Mapping[str, Any], device: str | None = None) -> tuple[dict
                 _warn(f"{name}={value} has no effect: a bundle runs as it was compiled, by default on one device")
         elif name == "quantization":
             compiled["quantize"] = value
+        elif name == "kv_cache_dtype":
+            if value not in (None, "auto"):
+                compiled[name] = _KV_CACHES.get(value, value)
         elif name == "dtype":
             if value not in (None, "auto"):
                 compiled["dtype"] = _DTYPES.get(str(value).removeprefix("torch."), value)

@@ -55,7 +55,7 @@ def compile_command(
     ] = None,
     plan: Annotated[Path | None, option("--plan", "PLAN", "A plan file of llmc plan -o.")] = None,
     quantize: Annotated[
-        str | None, option("--quantize", "none|int8|int4|keep", "Weights. Default: the device's.")
+        str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights. Default: the device's.")
     ] = None,
     dtype: Annotated[
         str,

@@ -126,7 +126,7 @@ def serve_command(
         int | None, option("--max-num-seqs", "N", "Sequences in flight.", rich_help_panel=_COMPILE)
     ] = None,
     quantize: Annotated[
-        str | None, option("--quantize", "none|int8|int4|keep", "Weights.", rich_help_panel=_COMPILE)
+        str | None, option("--quantize", "none|int8|fp8|int4|keep", "Weights.", rich_help_panel=_COMPILE)
     ] = None,
     dtype: Annotated[
         str | None, option("--dtype", "auto|f32|bf16|f16", "Unquantised numbers.", rich_help_panel=_COMPILE)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from llmc.errors import InputError, UnknownNameError
 
-QUANTISATIONS = ("none", "int8", "int4", "keep")
+QUANTISATIONS = ("none", "int8", "fp8", "int4", "keep")
 DTYPES = ("auto", "f32", "bf16", "f16")
 VERIFY = ("sample", "all", "none")
 MAX_TOP_K = 256

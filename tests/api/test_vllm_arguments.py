@@ -20,6 +20,12 @@ def test_compile_and_engine_arguments_go_their_ways() -> None:
     assert engine == {"seed": 3, "prefix_slots": 1, "speculative_config": drafts}
 
 
+@pytest.mark.parametrize(("cache", "ours"), [("fp8_e4m3", "fp8"), ("fp8", "fp8"), ("bfloat16", "bf16"), ("u8", "u8")])
+def test_precisions_of_the_cache_in_both_spellings(cache: str, ours: str) -> None:
+    assert split({"kv_cache_dtype": cache}) == ({"kv_cache_dtype": ours}, {})
+    assert split({"kv_cache_dtype": "auto"}) == ({}, {})
+
+
 @pytest.mark.parametrize(("dtype", "ours"), [
     ("float32", "f32"), ("float", "f32"), ("half", "f16"), ("float16", "f16"), ("bfloat16", "bf16"), ("f32", "f32"),
     ("torch.bfloat16", "bf16"), ("int9", "int9"),

@@ -42,7 +42,7 @@ def plan(
         option("--device", "D", "Estimate compile time and memory for this device. Default with MODEL: cpu."),
     ] = None,
     quantize: Annotated[
-        str | None, option("--quantize", "none|int8|int4|keep", "Estimate with weights quantised so.")
+        str | None, option("--quantize", "none|int8|fp8|int4|keep", "Estimate with weights quantised so.")
     ] = None,
     dtype: Annotated[
         str | None, option("--dtype", "auto|f32|bf16|f16", "Estimate with unquantised numbers held so.")

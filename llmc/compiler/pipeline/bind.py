@@ -38,6 +38,7 @@ from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.text.files import text_files
+from llmc.compiler.weights.rows import SCALES
 from llmc.compiler.weights.stage import weights_stage
 from llmc.compiler.weights.weightless import CONFIG, PLACEMENTS, TABLES, TENSORS, WEIGHTS, Described, bound_weights
 from llmc.errors import ArtifactError, CheckpointError, InputError
@@ -181,6 +182,8 @@ def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known
     if HEAD in known and HEAD not in needed and not checkpoint.config.get("tie_word_embeddings", False):
         yield f"{HEAD} is a tensor of its own, the bundle needs one that is tied to the embedding"
     for tensor in described:
+        if tensor["transform"] in SCALES:  # of a tensor that is described beside them
+            continue
         for source in tensor["sources"]:
             try:
                 shape = list(checkpoint.shape(stored_name(source, known)))

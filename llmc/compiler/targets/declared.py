@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmc.compiler.options import SHARED, flag_of
@@ -30,7 +31,7 @@ TARGETS = Registry(
 
 
 class Declared(NamedTuple):
-    """An option, and the devices that take it, sorted."""
+    """An option, with the choices of all devices that take it, and these, sorted."""
 
     option: Option[Any]
     devices: tuple[str, ...]
@@ -58,10 +59,20 @@ def declared() -> dict[str, Declared]:
                 raise InputError(f"device {device} declares {option.flag}, which every device takes")
             if before is not None and (before.option.kind, before.option.is_size) != (option.kind, option.is_size):
                 raise InputError(f"devices {before.devices[0]} and {device} declare {option.flag} of different types")
-            found[option.name] = Declared(
-                before.option if before else option, (*(before.devices if before else ()), device)
-            )
+            merged = option if before is None else _merged(before.option, option, device)
+            found[option.name] = Declared(merged, (*(before.devices if before else ()), device))
     return found
+
+
+def _merged(one: Option[Any], other: Option[Any], device: str) -> Option[Any]:
+    """An option of several devices, with the choices of all; `device` says what the other means there if it differs."""
+    choices = tuple(dict.fromkeys((*one.choices, *other.choices)))
+    return replace(
+        one,
+        choices=choices,
+        metavar=one.metavar if choices == one.choices else "|".join(choices),
+        help=one.help if other.help in one.help else f"{one.help} {device}: {other.help}",
+    )
 
 
 def refuse_foreign(name: str, value: Value, device: str) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from llmc.errors import VerificationError
 from llmc.runtime.executors.base import Executor
 
-LARGEST = {"f16": 65504.0, "float16": 65504.0}
+LARGEST = {"f16": 65504.0, "float16": 65504.0, "fp8": 448.0}
 """By the precision of a cache, of those whose range keys and values can leave."""
 
 

@@ -9,6 +9,9 @@ one transform:
   q8_rows      the same bytes seen as [out, in], for row look-ups
   q8_scales    float32 [out, in/block]
   table        a computed constant, stored beside the recipes
+  int8_codes   int8 [out, in]: symmetric, a scale for each row (rows.py)
+  int8_scales  float32 [out]
+  fp8_codes, fp8_scales   the same in float8 e4m3
 Other transforms are FAMILY_PART, of a family in FAMILIES: all parts of a matrix are made together.
 
 Quantisation rule (ONNX Runtime MatMulNBits): scale = v / −128 with v the value of largest magnitude in the block, so
@@ -34,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.weights import rows
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import QuantisedBlocks
@@ -183,8 +187,14 @@ def _function(where: str) -> Callable[[Sequence[str], TensorSource, int], Mappin
     return found
 
 
+_ROW_WISE: Mapping[str, Callable[[NDArray[np.float32]], NDArray[Any]]] = {
+    "dense": np.asarray, "bf16": to_bf16, **rows.CODES, **rows.SCALES,
+}  # fmt: skip
+"""Transforms that take a row of a source at a time."""
+
+
 def _is_concatenated(recipe: Recipe) -> bool:
-    return len(recipe.sources) > 1 and recipe.transform in ("dense", "bf16")
+    return len(recipe.sources) > 1 and recipe.transform in _ROW_WISE
 
 
 def _tensors(
@@ -195,7 +205,7 @@ def _tensors(
     last: tuple[tuple[str, tuple[str, ...], int], Mapping[str, NDArray[Any]]] | None = None
     for recipe in recipes:
         if _is_concatenated(recipe):
-            convert = to_bf16 if recipe.transform == "bf16" else np.asarray
+            convert = _ROW_WISE[recipe.transform]
             yield recipe, (_bytes(convert(_tensor(name, source, known))) for name in recipe.sources)
             continue
         if recipe.transform == "table":
@@ -207,11 +217,9 @@ def _tensors(
                 names = [stored_name(n, known) for n in recipe.sources]
                 last = (key, _function(FAMILIES[family])(names, source, recipe.block))
             array = last[1][part]
-        elif recipe.transform == "bf16":
-            array = to_bf16(_gather(recipe.sources, source, known))
         else:
             array = _gather(recipe.sources, source, known)
-            array = array.T if recipe.transform == "transposed" else array
+            array = array.T if recipe.transform == "transposed" else _ROW_WISE[recipe.transform](array)
         yield recipe, iter([_bytes(array)])
 
 

@@ -3,7 +3,8 @@
 A program of dialect two_part holds no tensor; what it needs is described, so that the weights may come at compile time
 (`bound_weights`) or when the bundle is bound to a checkpoint (bind.py), from the same description by the same code:
 
-    tensors.json   [{"name", "transform": "dense" | "bf16" | "table", "shape": [..], "dtype": "float32" | "bfloat16",
+    tensors.json   [{"name", "transform": "dense" | "bf16" | "table", or those of weights/rows.py, "shape": [..],
+                     "dtype": one of ITEM_BYTES,
                      "sources": the checkpoint's tensors, concatenated along the first axis; none of a table}]
     tables.npz     computed constants by name, float32
     config.json    the configuration that was compiled
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 TENSORS, TABLES, CONFIG = "tensors.json", "tables.npz", "config.json"
 WEIGHTS, PLACEMENTS = "weights", "weights.json"
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 Described = dict[str, Any]
 """One tensor of tensors.json."""

@@ -155,7 +155,8 @@ def test_weights_that_the_disk_or_the_memory_does_not_hold(
     int8 = opened(big, tmp_path, "onnxruntime", Limits(256, 1), quantize="int8", verify="none", kernels="onnxruntime")
     assert all("--quantize" not in warning for warning in int8.warnings(plan.buckets, free=10**9))
     tpu = opened(big, tmp_path, "tpu:v5e-2x2", Limits(256, 1), verify="none").warnings(plan.buckets)
-    assert "of 1 of the devices of v5e-2x2; what shrinks it: --dtype bf16, --tensor-parallel" in tpu[0]
+    shrinks = "--quantize int8 or fp8, --dtype bf16, --tensor-parallel"
+    assert f"of 1 of the devices of v5e-2x2; what shrinks it: {shrinks}" in tpu[0]
     assert (
         opened(big, tmp_path, "tpu:v5e-2x2", Limits(256, 1), dtype="bf16", tensor_parallel=4, verify="none").warnings(
             plan.buckets

@@ -47,7 +47,7 @@ class CudaTarget(DescribedTarget):
         __name__,
     )
     executable_seconds: ClassVar[float] = 2.5
-    executable_bytes: ClassVar[int] = 120_000
+    executable_bytes: ClassVar[int] = 300_000
     topology_form: ClassVar[TopologyForm | None] = TopologyForm(
         "CARD[-COUNT]", "cuda:h100-8", "card", "cards of one host"
     )
@@ -110,6 +110,12 @@ class CudaTarget(DescribedTarget):
     def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
         """No autotuning."""
         return dict(COMPILER_OPTIONS)
+
+    def lacks_format(self, flag: str, name: str) -> str:
+        """As the card's compute capability has it."""
+        from llmc.compiler.targets.cuda.formats import lacks_format
+
+        return lacks_format(self.topology.card, flag, name)
 
     def toolchain(self) -> dict[str, str]:
         """JAX, XLA's plug-in and ptxas."""

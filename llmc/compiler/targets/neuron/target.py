@@ -51,6 +51,7 @@ class NeuronTarget(XlaTarget):
     name: ClassVar[str] = "neuron"
     executor: ClassVar[str] = "neuron"
     why_static: ClassVar[str] = "neuronx-cc compiles fixed shapes"
+    quantisations: ClassVar[tuple[str, ...]] = ("none",)
     options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS, NEURON_CONFIG)
     loops: ClassVar[bool] = False
     hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")

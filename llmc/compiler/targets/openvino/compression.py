@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.compiler.weights import rows
 from llmc.compiler.weights.nbits import quantise_q4
 from llmc.compiler.weights.recipes import TensorSource
 from llmc.errors import CheckpointError
@@ -95,11 +96,10 @@ def f16(names: Sequence[str], source: TensorSource, _: int) -> Parts:
 
 def quantise_i8(weight: Floats, group: int) -> tuple[NDArray[np.int8], Floats]:
     """Symmetric 8 bits: [N, K] → codes [N, K/group, group] and scales [N, K/group, 1]; group 0: [N, K] and [N, 1]."""
-    rows, width = weight.shape
-    grouped = weight.reshape(rows, width // group, group) if group else weight
-    scale = np.abs(grouped).max(-1, keepdims=True) / np.float32(127)
-    scale[scale < np.finfo(np.float32).tiny] = 1
-    return np.clip(np.rint(grouped / scale), -127, 127).astype(np.int8), scale
+    height, width = weight.shape
+    grouped = weight.reshape(height, width // group, group) if group else weight
+    scale = rows.scales(grouped, "int8")
+    return rows.codes(grouped, scale, "int8"), scale[..., None]
 
 
 def with_zeros(codes: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Blocks:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware
+from llmc.compiler.targets.xla.formats import CODES
 from llmc.compiler.targets.xla.target import TENSOR_PARALLEL, XlaTarget
 from llmc.runtime.host import cpu_features
 
@@ -58,7 +59,8 @@ class XlaCpuTarget(XlaTarget):
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """XLA's temporary buffers: new keys and values, the widest layer, its scores, and the cache as it is gathered.
-        One run's are 0.87 to 1.05 of what memory_analysis states."""
+        One run's are 0.87 to 1.05 of what memory_analysis states. Quantised weights are copied to float32 for a run."""
+        copied = 4 * model.parameters if options.quantize in CODES else 0
         seen = bucket.context + bucket.query
         each = model.cache_values + model.working_set + model.heads * seen
-        return int(HELD * 4 * (each * bucket.tokens + bucket.batch * bucket.context * model.cache_values))
+        return copied + int(HELD * 4 * (each * bucket.tokens + bucket.batch * bucket.context * model.cache_values))

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from llmc.compiler.targets.xla.quantised import Quantised
+
 Array = Any
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -44,10 +46,13 @@ def _precision(x: Array) -> Any:
 @_rule("linear.default")
 def _linear(input: Array, weight: Array, bias: Array | None = None) -> Array:  # noqa: A002 - ATen's name
     """[…, in] × [out, in] → […, out]."""
-    out = lax.dot_general(
-        input, weight, (((input.ndim - 1,), (1,)), ((), ())), precision=_precision(input),
-        preferred_element_type=input.dtype,
-    )  # fmt: skip
+    if isinstance(weight, Quantised):
+        out = weight.product(input, _precision(input))
+    else:
+        out = lax.dot_general(
+            input, weight, (((input.ndim - 1,), (1,)), ((), ())), precision=_precision(input),
+            preferred_element_type=input.dtype,
+        )  # fmt: skip
     return out if bias is None else out + bias
 
 
@@ -203,6 +208,8 @@ def _embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:
     del padding_idx, scale_grad_by_freq, sparse
+    if isinstance(weight, Quantised):
+        return weight.rows(indices)
     return jnp.take(weight, indices, axis=0, mode="clip")
 
 

@@ -5,7 +5,8 @@ whole name decides. A weight that does not divide over the devices is replicated
 rule names is an error, so that a new architecture is noticed and not silently replicated.
 
 Names are the checkpoint's ("model.layers.3.self_attn.q_proj.weight", [out, in]); with `*` for the layer's index the
-weight is a stack over layers ([layers, out, in]), whose first dimension is never split.
+weight is a stack over layers ([layers, out, in]), whose first dimension is never split. Scales of a quantised weight
+(formats.py), one for each row, are split as its rows are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.families import family_or_plain
+from llmc.compiler.targets.xla.formats import SCALE
 from llmc.errors import CompileError, InputError
 from llmc.runtime.executors.xla.envelope import AXIS
 
@@ -105,23 +107,26 @@ class ShardedCore:
 
 
 def describe(
-    shardings: Mapping[str, Sharding], config: Mapping[str, Any], degree: int, item_bytes: int | None = None
+    shardings: Mapping[str, Sharding],
+    config: Mapping[str, Any],
+    degree: int,
+    item_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The shardings for people and manifests: rules with what they decided, sizes in all and on a device, notes.
 
-    Sizes are "elements" and "elements_per_device"; with `item_bytes`, the size of each element, they are "bytes" and
-    "bytes_per_device". Rules that named no weight are left out.
+    Sizes are "elements" and "elements_per_device"; with `item_bytes`, the size of each weight's elements, they are
+    "bytes" and "bytes_per_device". A weight counts once with its scales. Rules that named no weight are left out.
     """
     unit = "elements" if item_bytes is None else "bytes"
     share = f"{unit}_per_device"
     split_by = {rule.name: "rows" if rule.dim == 0 else "columns" for rule in family_or_plain(config).sharding}
     decided: dict[str, dict[str, Any]] = {}
-    for sharding in shardings.values():
+    for name, sharding in shardings.items():
         split = AXIS in sharding.dims
         how = f"split by {split_by[sharding.rule]}" if split else "replicated"
         row = decided.setdefault(sharding.rule, {"weights": 0, "how": how, unit: 0, share: 0})
-        size = math.prod(sharding.shape) * (item_bytes or 1)
-        row["weights"] += 1
+        size = math.prod(sharding.shape) * (1 if item_bytes is None else item_bytes[name])
+        row["weights"] += not name.endswith(SCALE)
         row[unit] += size
         row[share] += size // degree if split else size
     return {
@@ -159,7 +164,7 @@ def require_degree(degree: int, devices: int, config: Mapping[str, Any], topolog
 
 def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degree: int) -> Sharding:
     rules = family_or_plain(config).sharding
-    rule = next((r for r in rules if re.fullmatch(r.pattern, name)), None)
+    rule = next((r for r in rules if re.fullmatch(r.pattern, name.removesuffix(SCALE))), None)
     dims: list[str | None] = [None] * len(shape)
     if degree == 1:
         return Sharding(tuple(dims), rule.name if rule else UNNAMED, shape=shape)
@@ -172,6 +177,8 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
     if rule.dim is None or rule.parts is None:
         return Sharding(tuple(dims), rule.name, shape=shape)
     dim = rule.dim + ("*" in name)
+    if name.endswith(SCALE) and dim == len(shape):  # of a weight that is split by columns
+        return Sharding(tuple(dims), rule.name, shape=shape)
     parts = _parts(config, rule.parts)
     if dim >= len(shape) or shape[dim] % parts:
         raise CompileError(

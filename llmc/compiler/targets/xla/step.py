@@ -70,11 +70,11 @@ class FlatCore:
 
 
 def step_function(
-    core: Core, phase: str, context: int, loops: bool = True, views: bool = False
+    core: Core, phase: str, context: int, loops: bool = True, views: bool = False, dtype: str | None = None
 ) -> Callable[..., tuple[Array, ...]]:
     """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
     operations of their own, for compilers that know no loops. With `views` the core's operators read the cache where it
-    lies (a program of dialect `read_only`).
+    lies (a program of dialect `read_only`). `dtype`: what the core computes in, where the cache is of another.
     """
 
     def step(
@@ -84,7 +84,10 @@ def step_function(
 
         def read(layer: Any) -> tuple[Any, Any]:
             found = CacheView(keys, layer, slots, phase, context), CacheView(values, layer, slots, phase, context)
-            return found if views else (found[0].rows(), found[1].rows())
+            if views:
+                return found
+            key, value = (view.rows() for view in found)
+            return (key, value) if dtype is None else (key.astype(dtype), value.astype(dtype))
 
         out = core.run(token_ids, past_lengths, new_lengths, read, weights)
         live = jnp.where(slots >= 0, new_lengths, 0)
@@ -98,6 +101,14 @@ def step_function(
     return step
 
 
+def _held(new: Array, dtype: Any) -> Array:
+    """As a cache of `dtype` holds it; of 8 bits, numbers beyond its range are its largest."""
+    if jnp.dtype(dtype).itemsize == 1:
+        largest = float(jnp.finfo(dtype).max)
+        new = jnp.clip(new, -largest, largest)
+    return new.astype(dtype)
+
+
 def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loops: bool) -> Array:
     """`cache` with the first live[b] of row b's new tokens at slot slots[b], token past[b] on.
 
@@ -105,7 +116,7 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
     written back. A window that would pass the end of the cache is moved back, and its tokens ahead in it.
     """
     layers, batch, heads, query, size = new.shape
-    new = new.astype(cache.dtype)
+    new = _held(new, cache.dtype)
 
     def row(b: Array, cache: Array) -> Array:
         start = jnp.minimum(past[b], cache.shape[3] - query)

@@ -24,8 +24,9 @@ from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, WeightlessDialect, both_weightless
 from llmc.compiler.stages import Stages, version_of
-from llmc.compiler.targets.base import Executable, Lowered, Shape, StaticTarget
+from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
+from llmc.compiler.targets.xla.formats import CODES, KV_CACHE_DTYPE, KV_CACHES, XlaFormats, described_as
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
 
@@ -74,14 +75,14 @@ class XlaLowered(Lowered):
     config: Mapping[str, Any]
 
 
-class XlaTarget(StaticTarget):
+class XlaTarget(XlaFormats):
     """See the module's docstring."""
 
     executor: ClassVar[str] = "xla"
     why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
     needs_processes: ClassVar[bool] = True
-    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS)
+    options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, LOWERING, ROLL_LAYERS, CACHE_SLOTS, KV_CACHE_DTYPE)
     splits_weights: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL.flag,)
     config_only: ClassVar[bool] = True
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax")
@@ -98,6 +99,8 @@ class XlaTarget(StaticTarget):
         """Refuses combinations that cannot be."""
         if LOWERING.of(options) != "jax" and ROLL_LAYERS.of(options):
             raise InputError("--roll-layers works with --lowering jax; leave one of them out")
+        if LOWERING.of(options) != "jax" and options.quantize in CODES:
+            raise InputError(f"--quantize {options.quantize} works with --lowering jax; leave one of them out")
         return super().configure(options)
 
     def choice(self, options: CompileOptions) -> str:
@@ -162,7 +165,7 @@ class XlaTarget(StaticTarget):
         """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""
         lowering = self._other_lowering(options)
         rolled = self._rolls(programs, options)
-        stack = _stack if rolled else None
+        stack = described_as(rolled, str(options.quantize))
         shared = shared_files(stages, programs[0], stack)
         described = json.loads(stages.store.get_bytes(described_stage(stages, programs[0], stack).digest))
         layout, split = self._layout(stages, options, described)
@@ -243,7 +246,8 @@ class XlaTarget(StaticTarget):
         capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         split = weight_shardings({d["name"]: tuple(d["shape"]) for d in described}, config, degree)
         sizes = [shape.layers, slots, shape.kv_heads, capacity, shape.head_dim]
-        cache_tensor = {"shape": sizes, "dtype": DTYPES[options.dtype], "dims": list(cache_dims(config, degree))}
+        held = KV_CACHES[self.cache_dtype(options)]
+        cache_tensor = {"shape": sizes, "dtype": held, "dims": list(cache_dims(config, degree))}
         layout = {
             "cache": [{"name": name, **cache_tensor} for name in ("keys", "values")],
             "weights": [
@@ -251,7 +255,7 @@ class XlaTarget(StaticTarget):
                 for d in described
             ],
         }  # fmt: skip
-        return layout, describe(split, config, degree, item_bytes=ITEM_BYTES[DTYPES[options.dtype]])
+        return layout, describe(split, config, degree, {d["name"]: ITEM_BYTES[d["dtype"]] for d in described})
 
     def _slot_stage(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> Entry:
         components = {
@@ -296,20 +300,21 @@ class XlaTarget(StaticTarget):
     def _job(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Job:
         """The step of a shape as a function over arrays."""
         from llmc.compiler.targets.xla.build import Job
+        from llmc.compiler.targets.xla.quantised_core import QuantisedCore
         from llmc.compiler.targets.xla.step import step_function
         from llmc.runtime.executors.xla.envelope import Tensor
 
         assert isinstance(lowered, XlaLowered)
         batch, query, context = shape.sizes
         core = self._core(lowered.inputs[CACHED if context else FIRST], shape.sizes, options, lowered.rolled)
-        core = self._sharded(core, lowered.config, options)
         layout = lowered.layout
         weights = {tensor.name: tensor for tensor in tensors(layout["weights"])}
+        core = self._sharded(QuantisedCore(core, weights), lowered.config, options)
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
         inputs = (*rows, *tensors(layout["cache"]), *(weights[name] for name in core.weights))
         views = self.dialect(options) == "read_only"
-        step = step_function(core, shape.phase, context, self.loops, views)
+        step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype])
         return Job("step", step, inputs, (4, 5), str(shape), self._native(step, options))
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
@@ -348,23 +353,6 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
         name: target.build(Job("slots", function, inputs, (0, 1) if changes else (), name), options)
         for name, (function, inputs, changes) in slot_programs(keys, values).items()
     }
-
-
-def _stack(described: Sequence[Described]) -> list[Described]:
-    """The tensors of all layers under one name each, stacked."""
-    from llmc.compiler.targets.xla.scan_layers import stacked_names
-
-    known = {d["name"]: d for d in described}
-    found = []
-    for name, sources in stacked_names({d["name"]: tuple(d["shape"]) for d in described}).items():
-        first = known[sources[0]]
-        if "*" in name:
-            first = {
-                **first, "name": name, "shape": [len(sources), *first["shape"]],
-                "sources": [s for source in sources for s in known[source]["sources"]],
-            }  # fmt: skip
-        found.append(first)
-    return found
 
 
 def tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:

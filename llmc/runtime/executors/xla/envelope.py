@@ -6,7 +6,7 @@ The header's members, others are passed over:
     step     = {"platform": "cpu" | "tpu" | "cuda" | "neuron", "topology": str, "devices": int, "jax": str,
                "kind": "step" | "slots", "inputs": [tensor, …], "outputs": [tensor, …],
                "donated": [[output, input], …], …}
-    tensor   = {"name": str, "shape": [int, …], "dtype": "float32" | "bfloat16" | "int32", "dims": [null | "tp", …]}
+    tensor   = {"name": str, "shape": [int, …], "dtype": one of DTYPES, "dims": [null | "tp", …]}
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORM = Form(b"LLMCXLA1", "an XLA executable")
 
 PLATFORMS = ("cpu", "tpu", "cuda", "neuron")
 KINDS = ("step", "slots")
-DTYPES = ("float32", "bfloat16", "int32")
+DTYPES = ("float32", "bfloat16", "int32", "int8", "float8_e4m3fn")
 AXIS = "tp"
 MAX_RANK = 8
 MAX_DIMENSION = 1 << 40

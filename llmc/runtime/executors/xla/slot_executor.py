@@ -105,8 +105,8 @@ class SlotExecutor(StaticExecutor):
 
     @property
     def cache_dtype(self) -> str:
-        """As the programs were compiled for it."""
-        return "bf16" if self._slot_programs["slot_fill"].header.inputs[0].dtype == "bfloat16" else "f32"
+        """As the programs were compiled for it; bfloat16 holds float8's numbers."""
+        return "f32" if self._slot_programs["slot_fill"].header.inputs[0].dtype == "float32" else "bf16"
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed.
@@ -162,14 +162,20 @@ class SlotExecutor(StaticExecutor):
         return [t for pair in zip(keys, values, strict=True) for t in pair]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Write a slot, rounded to the cache's dtype."""
+        """Write a slot, rounded to the cache's dtype; in 8 bits, numbers beyond its range are its largest."""
+        from ml_dtypes import finfo
+
         from llmc.runtime.executors.xla.weights import dtype_of
 
         inputs = self._slot_programs["slot_write"].header.inputs
         layers, _, heads, capacity, size = inputs[0].shape
         length = self._check_prefix(prefix, 2 * layers)
-        rows = np.zeros((2, layers, heads, capacity, size), dtype_of(inputs[0].dtype))
-        rows[:, :, :, :length] = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
+        dtype = dtype_of(inputs[0].dtype)
+        rows = np.zeros((2, layers, heads, capacity, size), dtype)
+        given = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
+        if dtype.itemsize == 1:
+            given = np.clip(given, -float(finfo(dtype).max), float(finfo(dtype).max))
+        rows[:, :, :, :length] = given
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs[4:], *rows))
         self._used[slot] = length
 

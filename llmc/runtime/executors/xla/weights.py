@@ -79,7 +79,7 @@ class DeviceWeights:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of an envelope's; bfloat16 is ml_dtypes'."""
+    """NumPy's dtype of an envelope's; those that NumPy lacks are ml_dtypes'."""
     import ml_dtypes
 
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))

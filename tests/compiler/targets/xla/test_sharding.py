@@ -160,7 +160,7 @@ class TestBadInput:
 
 class TestReport:
     def test_it_counts_what_each_rule_decided_and_the_bytes_of_a_device(self) -> None:
-        found = describe(weight_shardings(WEIGHTS, CONFIG, 2), CONFIG, 2, item_bytes=2)
+        found = describe(weight_shardings(WEIGHTS, CONFIG, 2), CONFIG, 2, item_bytes=dict.fromkeys(WEIGHTS, 2))
         assert found["rules"]["query heads"] == {
             "weights": 4, "how": "split by rows", "bytes": 4 * (64 * 64 + 64), "bytes_per_device": 2 * (64 * 64 + 64),
         }  # fmt: skip
@@ -171,7 +171,7 @@ class TestReport:
         assert (found["cache"], found["notes"]) == ("split by key/value heads", [])
 
     def test_it_says_once_what_is_replicated_and_why(self) -> None:
-        found = describe(weight_shardings(WEIGHTS, CONFIG, 4), CONFIG, 4, item_bytes=2)
+        found = describe(weight_shardings(WEIGHTS, CONFIG, 4), CONFIG, 4, item_bytes=dict.fromkeys(WEIGHTS, 2))
         assert [note.partition(" devices: ")[2] for note in found["notes"]] == [
             "k_proj, v_proj and the cache are replicated"
         ]

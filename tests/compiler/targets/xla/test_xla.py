@@ -220,7 +220,6 @@ def test_weights_are_views_of_the_file_that_all_processes_share(compiled: Compil
     ("options", "message"),
     [
         ({"specialise": False}, "--no-specialise is not offered for device xla"),
-        ({"quantize": "int8"}, "--quantize int8 is not offered for device xla; offered: none"),
         ({"tensor_parallel": 0}, "--tensor-parallel 0 must be at least 1"),
         ({"lowering": "torch-xla", "roll_layers": True}, "--roll-layers works with --lowering jax"),
         ({"roll_layers": True, "sample_top_k": 4}, "cannot be rolled into one body: it has 2 layers"),

@@ -1,0 +1,120 @@
+"""Formats of weights and cache beside the dtype that a step computes in.
+
+A quantised matrix is two inputs of every step: its codes under its own name, and NAME_scale, a float32 for each row
+(weights/rows.py), with the layers first where they are rolled. A name and a suffix of "_scale" are vLLM's, too.
+
+A cache in fp8 holds float8 e4m3 with scale 1, as vLLM's does for a checkpoint without scales of its own
+(BaseKVCacheMethod.process_weights_after_loading, vLLM 0.11); values beyond 448 are held as 448.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.options import Option
+from llmc.compiler.program.stage import DTYPES
+from llmc.compiler.targets.base import StaticTarget
+from llmc.compiler.weights.weightless import ITEM_BYTES, Described, Stack
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.size import Weights
+    from llmc.compiler.options import CompileOptions
+
+CODES: Mapping[str, str] = {"int8": "int8", "fp8": "float8_e4m3fn"}
+"""The dtype of a matrix by quantisation."""
+
+KV_CACHES: Mapping[str, str] = {**DTYPES, "fp8": "float8_e4m3fn"}
+"""The dtype of keys and values by the option's name."""
+
+SCALE = "_scale"
+"""The end of the name of a matrix's scales."""
+
+KV_CACHE_DTYPE: Option[str | None] = Option(
+    "kv_cache_dtype", str, None, "Precision of the KV cache. Default: --dtype.", metavar="f32|bf16|fp8",
+    choices=tuple(KV_CACHES), what="KV cache dtype",
+)  # fmt: skip
+
+
+class XlaFormats(StaticTarget):
+    """The part of a target that says which formats its weights and cache may have."""
+
+    quantisations: ClassVar[tuple[str, ...]] = ("none", *CODES)
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Refuses formats that the device lacks, and a cache that is wider than what goes into it."""
+        options = super().configure(options)
+        cache = self.cache_dtype(options)
+        for flag, name in (("--quantize", str(options.quantize)), (KV_CACHE_DTYPE.flag, cache)):
+            if why := self.lacks_format(flag, name):
+                raise InputError(f"{flag} {name}: {why}")
+        if (options.dtype, cache) == ("bf16", "f32"):
+            raise InputError(
+                f"{KV_CACHE_DTYPE.flag} f32: keys and values of --dtype bf16 have no more than bf16 holds; leave it out"
+            )
+        return options.changed(kv_cache_dtype=None if cache == options.dtype else cache)
+
+    def lacks_format(self, flag: str, name: str) -> str:
+        """Why the device cannot have weights ("--quantize") or a cache ("--kv-cache-dtype") in the format of this name,
+        and what to do; empty where it can."""
+        del flag, name
+        return ""
+
+    def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
+        """8 where they are quantised; the scales of rows are a hundredth of that or less."""
+        return 8.0 if options.quantize in CODES else super().weight_bits(options, weights)
+
+    def cache_dtype(self, options: CompileOptions) -> str:
+        """As asked for, or as everything else."""
+        return KV_CACHE_DTYPE.of(options) or options.dtype
+
+    def cache_bytes(self, options: CompileOptions) -> int:
+        """By the cache's own format."""
+        return ITEM_BYTES[KV_CACHES[self.cache_dtype(options)]]
+
+
+def described_as(rolled: bool, quantize: str) -> Stack | None:
+    """What makes of the traced program's tensors those that executables take; None where they are the same."""
+    if not rolled and quantize == "none":
+        return None
+    return lambda described: _quantised(_stack(described) if rolled else described, quantize)
+
+
+def _stack(described: Sequence[Described]) -> list[Described]:
+    """The tensors of all layers under one name each, stacked."""
+    from llmc.compiler.targets.xla.scan_layers import stacked_names
+
+    known = {d["name"]: d for d in described}
+    found = []
+    for name, sources in stacked_names({d["name"]: tuple(d["shape"]) for d in described}).items():
+        first = known[sources[0]]
+        if "*" in name:
+            first = {
+                **first, "name": name, "shape": [len(sources), *first["shape"]],
+                "sources": [s for source in sources for s in known[source]["sources"]],
+            }  # fmt: skip
+        found.append(first)
+    return found
+
+
+def _quantised(described: Sequence[Described], quantize: str) -> list[Described]:
+    """The tensors with every matrix as codes and scales; all of them as they are for "none"."""
+    if quantize == "none":
+        return list(described)
+    found: list[Described] = []
+    for tensor in described:
+        if not _is_matrix(tensor):
+            found.append(tensor)
+            continue
+        scales = {"name": tensor["name"] + SCALE, "shape": tensor["shape"][:-1], "dtype": "float32"}
+        found += [
+            {**tensor, "transform": f"{quantize}_codes", "dtype": CODES[quantize]},
+            {**tensor, "transform": f"{quantize}_scales", **scales},
+        ]
+    return found
+
+
+def _is_matrix(tensor: Mapping[str, Any]) -> bool:
+    """Whether something is multiplied with it, or it is looked up by rows: neither norms nor biases nor tables."""
+    return tensor["transform"] != "table" and len(tensor["shape"]) - ("*" in tensor["name"]) == 2

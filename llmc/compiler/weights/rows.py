@@ -1,0 +1,53 @@
+"""Matrices in 8 bits with a scale for each row (an output channel): w ≈ codes · scale, both symmetric.
+
+int8   scale = largest magnitude / 127, codes rounded to nearest, ties to even
+fp8    scale = largest magnitude / 448, codes are float8 e4m3 (no infinities) nearest to it, ties to even; 448 is the
+       largest number of that format (OCP 8-bit Floating Point Specification, revision 1.0)
+
+A row of zeros has scale 1. Rows do not depend on each other, so that tensors are quantised one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+LARGEST = {"int8": 127, "fp8": 448}
+"""The largest code of each format."""
+
+
+def scales(weight: Floats, name: str) -> Floats:
+    """The scale of each row: [.., K] → [..]."""
+    found: Floats = np.abs(weight).max(-1) / np.float32(LARGEST[name])
+    found[found < np.finfo(np.float32).tiny] = 1
+    return found
+
+
+def codes(weight: Floats, scale: Floats, name: str) -> NDArray[np.int8]:
+    """The codes of rows with these scales: [.., K] → [.., K]; those of fp8 as their bits."""
+    largest = LARGEST[name]
+    held = np.clip(weight / scale[..., None], -largest, largest)
+    if name == "int8":
+        found: NDArray[np.int8] = np.rint(held).astype(np.int8)
+        return found
+    from ml_dtypes import float8_e4m3fn
+
+    bits: NDArray[np.int8] = held.astype(float8_e4m3fn).view(np.int8)
+    return bits
+
+
+def _codes(name: str) -> Callable[[Floats], NDArray[np.int8]]:
+    return lambda weight: codes(weight, scales(weight, name), name)
+
+
+def _scales(name: str) -> Callable[[Floats], Floats]:
+    return lambda weight: scales(weight, name)
+
+
+SCALES: Mapping[str, Callable[[Floats], Floats]] = {f"{name}_scales": _scales(name) for name in LARGEST}
+"""Transforms that make float32 [N] of a tensor [N, K]."""
+CODES: Mapping[str, Callable[[Floats], NDArray[np.int8]]] = {f"{name}_codes": _codes(name) for name in LARGEST}
+"""Transforms that make 8 bits [N, K] of a tensor [N, K]."""
