@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llmc.errors import DeviceError
 from llmc.platforms import how_to_install
+from llmc.settings import variables
 
 INSTALL = "pip install 'llmc[cuda]'"
 PLUGIN = "jax-cuda13-plugin"
@@ -41,6 +42,6 @@ def use_toolkit() -> None:
     folder = Path(str(metadata.distribution(NVCC).locate_file("nvidia/cu13/bin")))
     if not os.access(folder / "ptxas", os.X_OK):
         raise DeviceError(f"{NVCC} has no ptxas that can be run at {folder}; install it again with: {INSTALL}")
-    path = os.environ.get("PATH", os.defpath)
+    path = variables(("PATH",)).get("PATH", os.defpath)
     if path.split(os.pathsep)[0] != str(folder):
         os.environ["PATH"] = f"{folder}{os.pathsep}{path}"
