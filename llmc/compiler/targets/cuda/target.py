@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from llmc.compiler.targets.base import TopologyForm
 from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS
 from llmc.compiler.targets.xla.described import DescribedTarget
-from llmc.compiler.targets.xla.target import LOWERING
+from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from llmc.compiler.options import CompileOptions, Option
+    from llmc.compiler.program.program import Program
     from llmc.compiler.program.stage import WeightlessDialect
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
@@ -94,6 +95,13 @@ class CudaTarget(DescribedTarget):
         if LOWERING.of(options) != "jax" and ATTENTION.of(options) != "plain":
             raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
         return super().configure(options)
+
+    def _rolls(self, programs: Sequence[Program], options: CompileOptions) -> bool:
+        """By default only plain attention is rolled: XLA:GPU copies a layer's weights out of their stack before it uses
+        them, and without rolling keeps the masked caches of all layers at once, which the kernel has none of."""
+        if ROLL_LAYERS.of(options) is None and ATTENTION.of(options) != "plain":
+            return False
+        return super()._rolls(programs, options)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
         """Attention as one operator for the kernel."""

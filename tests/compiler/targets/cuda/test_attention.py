@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS, CudaTarget
+from llmc.compiler.targets.cuda.topology import parse_topology
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.envelope import Envelope
@@ -52,6 +56,48 @@ def test_steps_hold_the_kernel_as_machine_code_and_the_plain_form_is_verified_on
         assert b"triton" not in bytes(envelope.section("export")), "portable programs have the plain form"
         assert envelope.header["memory"]["temporary"] < 200_000
         assert envelope.header["collectives"].keys() <= {"all-reduce", "all-gather"}
+
+
+@pytest.mark.parametrize(
+    ("options", "rolled"),
+    [({}, True), ({"attention": "pallas"}, False), ({"attention": "pallas", "roll_layers": True}, True)],
+)
+def test_only_steps_without_the_kernel_are_rolled_by_default(options: dict[str, object], rolled: bool) -> None:
+    target = open_target("cuda:h100")
+    asked = target.configure(CompileOptions.of("cuda:h100", dtype="bf16", **options))
+
+    assert isinstance(target, CudaTarget)
+    assert target._rolls((), asked) is rolled
+
+
+@needs_plugin
+@pytest.mark.parametrize(("card", "architecture"), [("h100", b"sm_90a"), ("a100", b"sm_80"), ("l4", b"sm_89")])
+def test_the_kernel_becomes_machine_code_of_each_architecture(card: str, architecture: bytes) -> None:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import SingleDeviceSharding
+
+    from llmc.compiler.targets.xla.attention.cache_view import CacheView
+    from llmc.compiler.targets.xla.attention.flash import flash_attention
+    from llmc.runtime.executors.xla.client import open_client
+
+    def attention(query: Any, new: Any, cache: Any, rows: Any) -> Any:
+        view = CacheView(cache, 1, rows, "decode", 4096)
+        return flash_attention(query, new, new, (view, view), rows, 0.1, 0.0, -1)
+
+    open_client("cpu")
+    here = SingleDeviceSharding(parse_topology(card).describe()[0])
+    given = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+        for shape, dtype in [
+            ((2, 8, 1, 128), jnp.bfloat16), ((2, 2, 1, 128), jnp.bfloat16), ((2, 3, 2, 4096, 128), jnp.bfloat16),
+            ((2,), jnp.int32),
+        ]
+    ]  # fmt: skip
+    lowered = jax.jit(attention).trace(*given).lower(lowering_platforms=("cuda",))
+    native = lowered.compile(compiler_options=dict(COMPILER_OPTIONS)).runtime_executable().serialize()
+    assert architecture in native
+    assert b"\x7fELF" in native
 
 
 @pytest.mark.parametrize(
