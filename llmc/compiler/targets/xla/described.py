@@ -38,7 +38,6 @@ class DescribedTarget(XlaTarget):
     """XLA's."""
 
     hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
-    rolls_by_default: ClassVar[bool] = True
     # verification compiles each program for this CPU first, and does not run the executables
     verifies_each: ClassVar[bool] = False
     verifying: ClassVar[Verifying] = Verifying(

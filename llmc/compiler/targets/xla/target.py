@@ -52,7 +52,7 @@ LOWERING: Option[str] = Option(
     "lowering", str, "jax", "Who makes StableHLO of the trace.", metavar="jax|torch-xla", choices=("jax", "torch-xla")
 )
 ROLL_LAYERS: Option[bool | None] = Option(
-    "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu and cuda, no for xla."
+    "roll_layers", bool, None, "Repeated layers as one scanned body. Default: yes for tpu, no for cuda and xla."
 )
 CACHE_SLOTS: Option[int | None] = Option(
     "cache_slots", int, None,

@@ -27,6 +27,7 @@ class TpuTarget(DescribedTarget):
         "llmc.compiler.targets.xla.scan_layers",
         __name__,
     )
+    rolls_by_default: ClassVar[bool] = True
     executable_seconds: ClassVar[float] = 4.0
     topology_form: ClassVar[TopologyForm | None] = TopologyForm(
         "GENERATION-SHAPE", "tpu:v5e-2x2", "generation", "shapes"

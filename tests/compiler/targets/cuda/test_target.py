@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -14,17 +16,24 @@ from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
+from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
+from llmc.compiler.pipeline.compile import compile_bundle, compile_in_worker
+from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
+from llmc.compiler.targets.base import Lowered, Shape
+from llmc.compiler.targets.cuda.target import CudaTarget
 from llmc.compiler.targets.cuda.toolkit import PACKAGES
 from llmc.compiler.targets.xla.report import lines
+from llmc.compiler.targets.xla.tpu import TpuTarget
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from tests.compiler import tiny
+from tests.compiler.compiled import Compiled
 
+CASE = "llama-three-layers"
 DEVICE = "cuda:h100"
 PLAN = Plan(Limits(32, 2, 32, 8), (Bucket("prompt", 1, 32, 0), Bucket("decode", 2, 1, 32)), Provenance("test"))
 SITE = str(Path(next(iter(find_spec("jax").submodule_search_locations))).parent)  # type: ignore[union-attr, arg-type]
@@ -32,27 +41,12 @@ SITE = str(Path(next(iter(find_spec("jax").submodule_search_locations))).parent)
 needs_plugin = pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
 
 
-@dataclass
-class Compiled:
-    """A model that was compiled for a card, and all it takes to do so again."""
-
-    model: Path
-    store: Store
-    path: Path
-    result: CompileResult
-
-    def compile(self, path: Path, device: str = DEVICE, plan: Plan = PLAN, **options: object) -> CompileResult:
-        asked = CompileOptions.of(**{"device": device, "verify": "none", "dtype": "bf16", **options})  # type: ignore[arg-type]
-        return compile_bundle(str(self.model), path, plan, asked, self.store, lambda _: None)
+ASKED = {"device": DEVICE, "verify": "none", "dtype": "bf16"}
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    folder = tmp_path_factory.mktemp("cuda")
-    model = tiny.write_model(folder / "model", "llama-three-layers")
-    made = Compiled(model, Store(folder / "store"), folder / "bundle", None)  # type: ignore[arg-type]
-    made.result = made.compile(made.path, verify="all")
-    return made
+    return Compiled.first(tmp_path_factory.mktemp("cuda"), CASE, PLAN, ASKED, verify="all")
 
 
 @needs_plugin
@@ -95,6 +89,40 @@ def test_every_executable_holds_machine_code_changes_the_cache_in_place_and_name
         assert str(Path(__file__).parents[4]).encode() not in native
 
 
+def prepared(compiled: Compiled) -> tuple[Lowered, CompileOptions]:
+    target = open_target(DEVICE)
+    options = target.configure(CompileOptions(DEVICE, dtype="bf16"))
+    stages = Stages(compiled.store, open_checkpoint(compiled.model), PLAN, lambda _: None)
+    return target.lower(stages, target.trace(stages, options), options), options
+
+
+def compile_elsewhere(folder: Path, lowered: Lowered, shape: Shape, options: CompileOptions) -> bytes:
+    os.chdir(folder)
+    os.environ.update(PATH="/bin", HOME=str(folder), CUDA_ROOT=str(folder))
+    return compile_in_worker(DEVICE, lowered, shape, options).data
+
+
+@needs_plugin
+def test_executables_are_the_same_bytes_wherever_and_by_whichever_process_they_are_made(
+    compiled: Compiled, tmp_path: Path
+) -> None:
+    lowered, options = prepared(compiled)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        made = pool.submit(compile_elsewhere, tmp_path, lowered, Shape("decode", 2, 1, 32), options).result()
+    bundle = Bundle.open(compiled.path)
+
+    assert made == bundle.files.read(bundle.executable("decode", 2, 1, 32).blob)
+
+
+@needs_plugin
+def test_over_two_cards_weights_are_split_and_sums_exchanged_once_a_layer(compiled: Compiled, tmp_path: Path) -> None:
+    analysis = compiled.compile(tmp_path / "b", device="cuda:h100-2", tensor_parallel=2, roll_layers=True).analysis
+
+    assert analysis["executables"][1]["collectives"]["all-reduce"]["in_loop"] == 2  # after attention, after the MLP
+    assert analysis["device_memory"]["cache"] == compiled.result.analysis["device_memory"]["cache"] / 2
+    assert (analysis["topology"], analysis["card"]["name"]) == ("h100-2", "h100")
+
+
 @needs_plugin
 def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compiled: Compiled, tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r"does not fit h100 by [\d.,]+ GiB a card.*that fits: --cache-slots \d+"):
@@ -114,11 +142,10 @@ def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compil
 def test_what_no_host_has_is_refused_with_what_is_known(
     tmp_path: Path, device: str, options: dict[str, object], message: str
 ) -> None:
-    model = tiny.write_model(tmp_path / "model", "llama-three-layers")
-    made = Compiled(model, Store(tmp_path / "store"), tmp_path / "b", None)  # type: ignore[arg-type]
-
+    asked = CompileOptions.of(device, **options)  # type: ignore[arg-type]
+    model = tiny.write_model(tmp_path / "model", CASE)
     with pytest.raises(InputError, match=message):
-        made.compile(made.path, device, **options)
+        compile_bundle(str(model), tmp_path / "b", PLAN, asked, Store(tmp_path / "store"), lambda _: None)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -134,6 +161,10 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
 
     with pytest.raises(DeviceError, match=rf"NVIDIA GPU needs {package}; .*pip install 'llmc\[cuda\]'"):
         open_target(DEVICE).toolchain()
+
+
+def test_layers_are_rolled_where_it_is_asked_for() -> None:
+    assert (CudaTarget.rolls_by_default, TpuTarget.rolls_by_default) == (False, True)
 
 
 def test_flags_that_xla_reads_are_in_the_key_and_no_instruction_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
