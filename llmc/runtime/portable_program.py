@@ -203,13 +203,17 @@ def output_names(node: Mapping[str, Any]) -> tuple[list[str], bool]:
 
 @dataclass(frozen=True)
 class PortableProgram:
-    """An opened program. `run` takes all inputs in order and returns all `outputs`; `sizes` are token_ids' [B, Q]."""
+    """An opened program. `run` takes all inputs in order and returns all `outputs`; `sizes` are token_ids' [B, Q].
+
+    `operators` are those that compute; views, which only name a part of a tensor, are not counted.
+    """
 
     run: Callable[..., tuple[Any, ...]]
     inputs: tuple[str, ...]
     weights: tuple[str, ...]
     sizes: tuple[int, int]
     outputs: int
+    operators: int
 
     @property
     def cache_inputs(self) -> int:
@@ -242,10 +246,12 @@ class PortableProgram:
             raise ValueError(f"the program takes {inputs[:4]} …, not the inputs of a step")
         graph = fx.Graph()
         made: dict[str, fx.Node] = {}
+        operators = 0
         for i, name in enumerate(inputs):
             made[name] = graph.placeholder(f"input_{i}")
         for node in source["nodes"]:
             target = operator(node["target"])
+            operators += not target.is_view
             args, kwargs = arguments(node, target._schema, made.__getitem__, device)
             call = graph.call_function(target, tuple(args), kwargs)
             names, several = output_names(node)
@@ -257,4 +263,5 @@ class PortableProgram:
         batch, query = (size["as_int"] for size in source["tensor_values"]["token_ids"]["sizes"])
         # only the function, which uses no attribute of its module: a tenth of the graph's memory
         forward = type(fx.GraphModule({}, graph)).forward
-        return cls(partial(forward, None), inputs, weights, (batch, query), len(source["outputs"]))
+        outputs = len(source["outputs"])
+        return cls(partial(forward, None), inputs, weights, (batch, query), outputs, operators)

@@ -87,7 +87,7 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False) -> None:
         self._recorded: list[Any] = []
         self._ended = False
-        self._size = 0
+        self._size = self.nodes = 0
         self._pool: tuple[int, int] = (0, 0)
         self.blocks: list[Block] = []
 
@@ -120,7 +120,7 @@ class CUDAGraph:
             raise torch.AcceleratorError(f"CUDA error: {state.INVALIDATED}")
         end_allocate_to_pool(0, self._pool)
         self._ended = True
-        size = NODE_BYTES * sum(not func.is_view for func, *_ in self._recorded)
+        size = NODE_BYTES * self.nodes
         if size > gpu.allocator.available:
             raise torch.AcceleratorError("CUDA error: out of memory")
         self._size = size

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Gpu:
         self.invalid = False
         self.synchronized = 0
         self.launched = 0
+        self._within, self._computed = 0, False
         self._storages: dict[int, list[Any]] = {}
 
     # memory
@@ -60,6 +62,27 @@ class Gpu:
         return next((pool for pool, takes in self.recording.items() if takes()), ("stream", self.stream))
 
     # execution
+
+    @contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """Inside are the parts of an operator that is one kernel on a card, or none where all of them are views."""
+        self._within += 1
+        try:
+            yield
+        finally:
+            self._within -= 1
+            if not self._within and self._computed:
+                self._computed = False
+                self.count_kernel()
+
+    def count_kernel(self) -> None:
+        """A kernel was launched, or captured."""
+        if self._within:
+            self._computed = True
+            return
+        self.launched += 1
+        if self.capturing is not None:
+            self.capturing.nodes += 1
 
     def wait(self) -> None:
         """What makes the host wait for the card."""

@@ -48,12 +48,14 @@ class CudaTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if (simpler := func.decompose(*args, **kwargs)) is not NotImplemented:
+        gpu = state.gpu()
+        with gpu.one_kernel():
+            simpler = func.decompose(*args, **kwargs)
+        if simpler is not NotImplemented:
             return simpler
         tensors = list(tensors_in((args, list(kwargs.values()))))
         if any(isinstance(getattr(leaf, "_inner", leaf), FakeTensor) for leaf in tensors):
             return _wrapped(func, args, kwargs, func(*inside(args), **inside(kwargs)))
-        gpu = state.gpu()
         gpu.check()
         _one_device(func, tensors)
         to_host = func in COPIES and _to_host(func, args, kwargs)
@@ -63,7 +65,8 @@ class CudaTensor(torch.Tensor):
         if to_host or func in WAITS[:2] or func is WAITS[3]:
             return args[0] if func is _aten.copy_.default else out
         result = _wrapped(func, args, kwargs, out)
-        gpu.launched += not func.is_view
+        if not func.is_view:
+            gpu.count_kernel()
         if gpu.capturing is not None:
             gpu.capturing.record(func, args, kwargs, result)
         return result
@@ -180,6 +183,8 @@ NAMES: dict[str, Any] = {
     "current_device": lambda: 0,
     "get_device_name": lambda device=None: "NVIDIA H100 80GB HBM3",
     "get_device_capability": lambda device=None: (9, 0),
+    "get_rng_state": lambda device="cuda": _empty_of_torch(16, dtype=torch.uint8),
+    "set_rng_state": lambda new_state, device="cuda": None,
     "synchronize": lambda device=None: state.gpu().wait(),
     "mem_get_info": lambda device=None: (state.gpu().allocator.available, state.gpu().allocator.total),
 }

@@ -29,7 +29,8 @@ class StaticInputs:
         import torch
 
         most = max(_places(b.batch, b.query)[-1] for b in plan.buckets)
-        self._there, self._here = card.empty((most,), torch.int64), card.pinned((most,), torch.int64)
+        self._there: Any = card.empty((most,), torch.int64)
+        self._here: Any = card.pinned((most,), torch.int64)
         self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
     def put(self, step: Step, capacity: int) -> list[Any]:
@@ -52,6 +53,11 @@ class StaticInputs:
             found = _cut(self._there, batch, query), _cut(self._here, batch, query)
             self._views[batch, query] = found
         return found
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        self._views.clear()
+        self._there = self._here = None
 
 
 class StaticOutputs:
@@ -81,6 +87,10 @@ class StaticOutputs:
                 self._here[i].narrow(0, 0, rows).copy_(self._there[i].narrow(0, 0, rows), non_blocking=True)
         self._card.synchronize()
         return [self._here[i].narrow(0, 0, batch) for i in which]
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        self._there, self._here = [], []
 
 
 def _places(batch: int, query: int) -> list[int]:

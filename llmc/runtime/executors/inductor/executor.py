@@ -40,6 +40,7 @@ from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.buckets.bucket import Bucket
     from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.whole_step.card import Graph
@@ -126,6 +127,11 @@ class OnCard(CardExecutor, InductorExecutor):
         """The card, where CUDA graphs are captured."""
         return self._graph_device
 
+    def operators(self, bucket: Bucket) -> int:
+        """How many operators a bucket's program has."""
+        executable = self.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context)
+        return self._open(executable).program.operators
+
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
         """The program, compiled by its first call unless the mode is eager."""
         run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
@@ -198,6 +204,8 @@ class OnCard(CardExecutor, InductorExecutor):
     def close(self) -> None:
         """Give back what the card holds."""
         super().close()
+        self._inputs.drop()
+        self._results.drop()
         self.card.close()
 
 

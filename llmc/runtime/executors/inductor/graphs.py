@@ -1,25 +1,33 @@
 """The card as a device that captures graphs (buckets/warmup/device.py), in the mode of CUDA graphs.
 
 Every step, captured or not, allocates from one pool (cuda.py). The profile run makes it as large as the largest prompt
-and the largest decode bucket need, so what a graph adds is what CUDA holds for its kernels: about as much for each, as
-all buckets of a phase have the same kernels.
+and the largest decode bucket need, so what a graph adds is what CUDA holds for its kernels: in proportion to the
+operators of its program, however many tokens they are for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from llmc.runtime.executors.whole_step.graphs import CardGraphs, step_of
+from llmc.runtime.executors.whole_step.graphs import CardGraphs, Runner, step_of
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
     from llmc.runtime.executors.inductor.cuda import CudaCard
     from llmc.runtime.executors.whole_step.cache import CardCache
-    from llmc.runtime.executors.whole_step.graphs import Runner
 
 PIECE = 2 << 20
-"""Bytes that CUDA takes of a card at once, which the first graph is expected to need (cuMemGetAllocationGranularity of
-NVIDIA's cards, CUDA 12 and 13); after it, graphs are expected to take what the largest of their phase did."""
+"""Bytes that CUDA takes of a card at once (cuMemGetAllocationGranularity of NVIDIA's cards, CUDA 12 and 13): what the
+graph of the most operators is expected to take, before one of its phase was measured."""
+
+
+class Sized(Runner, Protocol):
+    """What the device asks of its executor, too."""
+
+    def operators(self, bucket: Bucket) -> int:
+        """How many operators a bucket's program has."""
+        ...
 
 
 class CudaGraphs(CardGraphs):
@@ -28,14 +36,17 @@ class CudaGraphs(CardGraphs):
     graphs: ClassVar[str] = "CUDAGraphs"
     kind: ClassVar[str] = "GPU"
 
-    def __init__(self, executor: Runner, card: CudaCard, cache: CardCache) -> None:
+    def __init__(self, executor: Sized, card: CudaCard, cache: CardCache) -> None:
         super().__init__(executor, card, cache)
-        self._cuda = card
+        self._sized, self._cuda = executor, card
 
     def expected(self, bucket: Bucket) -> int:
-        """The same for every graph."""
-        del bucket
-        return PIECE
+        """In proportion to its operators."""
+        return -(-PIECE * self._sized.operators(bucket) // self._most)
+
+    @cached_property
+    def _most(self) -> int:
+        return max(map(self._sized.operators, self._executor.bundle.plan.buckets))
 
     def run(self, bucket: Bucket) -> None:
         """Run the bucket, and the decode bucket that reads most, over a cache of one sequence, which is given back."""
