@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
     "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
     "prefill": ("llmc.cli.prefill", "Compute prompts for bundles that decode elsewhere."),
+    "tune": ("llmc.cli.tune", "Time kernels on a card, for compiles on hosts without it."),
     "warmup": ("llmc.cli.warmup", "Run every graph of a bundle twice; name those that fail."),
     "bench": ("llmc.cli.bench", "Time every bucket of a bundle, or put a server under load."),
     "devices": ("llmc.cli.devices", "Show what this host can compile for and run on."),

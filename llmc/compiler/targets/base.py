@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmc.compiler.program.program import Program
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.finishing import Finisher
+    from llmc.compiler.targets.tuning import Tuner
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.compiler.verification.probes import Reference
     from llmc.runtime.accelerators import Cards
@@ -378,6 +379,10 @@ class Target(ABC):
     def finisher(self) -> Finisher | None:
         """What makes native executables of portable ones on the device's own host (targets/finishing.py); None where a
         compile leaves nothing to finish."""
+        return None
+
+    def tuner(self) -> Tuner | None:
+        """What times kernels on the device's own host (targets/tuning.py); None where there is nothing to choose."""
         return None
 
     def host_files(self, folder: Path, bundle: Path, plan: Plan) -> Mapping[str, str]:

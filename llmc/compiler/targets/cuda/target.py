@@ -9,11 +9,14 @@ Layers are not rolled by default: XLA:GPU copies each layer's weights out of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.compiler.targets.base import TopologyForm
+from llmc.compiler.targets.base import Executable, TopologyForm
 from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS
+from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.xla.described import DescribedTarget
 from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
 from llmc.errors import InputError
@@ -25,14 +28,14 @@ if TYPE_CHECKING:
     from llmc.compiler.program.program import Program
     from llmc.compiler.program.stage import WeightlessDialect
     from llmc.compiler.stages import Stages
-    from llmc.compiler.targets.base import Lowered
+    from llmc.compiler.targets.base import Lowered, Shape
     from llmc.compiler.targets.cuda.topology import Topology
+    from llmc.compiler.targets.tuning import Tuner
     from llmc.runtime.accelerators import Cards
     from llmc.runtime.executors.xla.client import Platform
 
 COMPILER_OPTIONS: Mapping[str, str | int | bool] = {"xla_gpu_autotune_level": 0}
-"""Autotuning runs candidates on the card, which is not here: products come from XLA's Triton emitter, by its cost
-model."""
+"""Autotuning runs candidates on the card, which is not here: see products.py for what chooses instead."""
 
 
 class CudaTarget(DescribedTarget):
@@ -41,7 +44,7 @@ class CudaTarget(DescribedTarget):
     name: ClassVar[str] = "cuda"
     executor: ClassVar[str] = "xla-cuda"
     platform: ClassVar[Platform] = "cuda"
-    options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION)
+    options: ClassVar[tuple[Option[Any], ...]] = (*DescribedTarget.options, ATTENTION, TUNING)
     compile_needs: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "jax", "jax_cuda13_plugin")
     install: ClassVar[str] = "pip install 'llmc[compile,cuda]'"
     guide: ClassVar[str] = "docs/cuda.md"
@@ -94,10 +97,10 @@ class CudaTarget(DescribedTarget):
         return parse_topology(self._detail)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses a kernel in what torch-xla lowers."""
+        """Refuses a kernel in what torch-xla lowers, and tuning results that do not hold for the card."""
         if LOWERING.of(options) != "jax" and ATTENTION.of(options) != "plain":
             raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
-        return super().configure(options)
+        return self._tuning.configured(super().configure(options))
 
     def _rolls(self, programs: Sequence[Program], options: CompileOptions) -> bool:
         """By default only plain attention is rolled: XLA:GPU copies a layer's weights out of their stack before it uses
@@ -117,6 +120,31 @@ class CudaTarget(DescribedTarget):
         from llmc.compiler.targets.xla.attention.attend import with_kernel
 
         return with_kernel(step)
+
+    @cached_property
+    def _tuning(self) -> Tuning:
+        return Tuning(self.topology.card.target_config())
+
+    def tuner(self) -> Tuner:
+        """XLA's autotuner, on a host that has the cards."""
+        from llmc.compiler.targets.cuda.tuner import CudaTuner
+
+        return CudaTuner()
+
+    def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
+        """And the tuning results."""
+        return self._tuning.lowered(stages, super().lower(stages, programs, options), options)
+
+    def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
+        """With the kernels that `--tuning` chooses; the header says for how many products."""
+        from llmc.compiler.targets.cuda.products import choosing, noted
+        from llmc.compiler.targets.xla.build import build
+
+        job = self._job(lowered, shape, options)
+        with choosing(self._tuning.for_xla(lowered), model=TUNING.of(options) != NONE) as (chosen, looked):
+            machine = self.machine(options)
+            data = build(job, replace(machine, compiler_options={**machine.compiler_options, **chosen}))
+        return Executable(noted(data, looked), self.state)
 
     def compiler_options(self, options: CompileOptions) -> dict[str, str | int | bool]:
         """No autotuning."""
@@ -139,6 +167,16 @@ class CudaTarget(DescribedTarget):
     ) -> dict[str, Any]:
         """And the card, for the host that opens the bundle: its product, and the compute capability that the machine
         code is for ("9.0")."""
+        from llmc.compiler.targets.cuda.products import noted_in
+        from llmc.compiler.targets.cuda.tuning import summary
+
         card = self.topology.card
         about = {"name": card.name, "product": card.product, "compute_capability": card.capability}
-        return {"card": about, **super().analyse(stages, lowered, files, options)}
+        found = super().analyse(stages, lowered, files, options)
+        return {"card": about, "tuning": summary(noted_in(files), lowered, options), **found}
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """And what chose the kernels of products."""
+        from llmc.compiler.targets.cuda.tuning import told
+
+        return [*super().describe(analysis), *told(analysis.get("tuning", {}))]

@@ -68,6 +68,8 @@ def test_the_manifest_says_which_card_and_what_it_must_hold(compiled: Compiled) 
     assert analysis["card"] == {"name": "h100", "product": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0"}
     assert memory["total"] == sum(memory[part] for part in ("weights", "cache", "temporary", "code"))
     assert all(memory[part] > 0 for part in memory)
+    assert analysis["tuning"].items() >= {"by": "model", "tuned": 0}.items()
+    assert analysis["tuning"]["of"] > 0
     assert memory["available"] == int(84_942_979_072 * 0.9)
     assert {"jax", "jaxlib", *PACKAGES} <= set(manifest.toolchain)
     assert "one device of h100: weights" in lines(analysis)[0]

@@ -1,0 +1,115 @@
+"""How XLA chooses the kernels of products where it has no card to time them on.
+
+Without help it takes the head of a list: with jax 0.10.2 and an H100 tiles of 16 × 8, steps of 16 along the sum, one
+stage and two warps, whatever the product's size (GetDefaultConfig in xla/backends/gpu/autotuner/triton.cc, 0c1ab89;
+seen). Two things help: results of a card, looked up first, and XLA's own cost model, which orders the list
+(`OptimizeConfigsWithCostModel`, xla/backends/gpu/autotuner/triton/cost_model_config_optimization.cc, 80c095f).
+
+Both are given in ways that leave no path in the executable: results by a name that XLA resolves with an environment
+variable (tsl::io::ResolveTestPrefixes), the model by XLA_FLAGS, since PJRT takes no option that is a map. XLA reads
+results and flags once a process: each executable is compiled in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.runtime.executors.envelope import Envelope, write_envelope
+from llmc.runtime.executors.xla.envelope import FORM
+
+RESULTS_NAME = "llmc-tuning.pb"
+_FOLDER = "TEST_UNDECLARED_OUTPUTS_DIR"
+LOAD_RESULTS: Mapping[str, str] = {"xla_gpu_load_autotune_results_from": f"{_FOLDER}/{RESULTS_NAME}"}
+COST_MODEL = "--xla_gpu_experimental_cost_model_gemm_tiling_options=filter=0"
+"""Of the default list, the configuration that the model takes for the fastest."""
+
+_TOLD = {"TF_CPP_VMODULE": "autotuner_cache=1", "TF_CPP_MIN_LOG_LEVEL": "0"}
+"""Makes XLA write a line for each product that it looks up (AutotunerCache::TryFindInCache)."""
+
+_MEMBER = "products"
+_LINE = re.compile(r"I\d{4} ")
+_HIT = re.compile(r"\] (In-memory|File-based) autotune cache hit")
+_MISS = re.compile(r"\] Autotune cache miss")
+
+
+@dataclass
+class Looked:
+    """How many products of one executable, counted once where they are alike, XLA looked up, and how many it found."""
+
+    products: int = 0
+    tuned: int = 0
+
+
+def noted(data: bytes, looked: Looked) -> bytes:
+    """The executable file `data` with a member "products" of its header, {"of": …, "tuned": …}; as it is where XLA told
+    nothing."""
+    if not looked.products:
+        return data
+    parsed = Envelope.parse(data, "an executable", FORM)
+    members = {**parsed.header, _MEMBER: {"of": looked.products, "tuned": looked.tuned}}
+    return write_envelope(members, {name: bytes(parsed.section(name)) for name in parsed.names}, FORM)
+
+
+def noted_in(files: Sequence[Path]) -> Looked | None:
+    """What the headers of executable files say of products, together; None where none does."""
+    headers = [Envelope.parse(file.read_bytes(), str(file), FORM).header for file in files]
+    found = [header[_MEMBER] for header in headers if _MEMBER in header]
+    return Looked(sum(each["of"] for each in found), sum(each["tuned"] for each in found)) if found else None
+
+
+@contextmanager
+def choosing(results: bytes | None, *, model: bool) -> Iterator[tuple[Mapping[str, str], Looked]]:
+    """While XLA compiles: options for it, and what it looked up, which is complete behind the block.
+
+    `results` are AutotuneResults, or None; with `model`, the cost model chooses for products that have none. What XLA
+    writes to stderr comes through, but for its notes.
+    """
+    looked = Looked()
+    with tempfile.TemporaryDirectory() as folder:
+        if results is not None:
+            (Path(folder) / RESULTS_NAME).write_bytes(results)
+        flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), COST_MODEL if model else "")))
+        with _environment({**_TOLD, _FOLDER: folder, "XLA_FLAGS": flags}), _counting(looked):
+            yield (LOAD_RESULTS if results is not None else {}), looked
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _counting(looked: Looked) -> Iterator[None]:
+    """Takes what C++ writes to stderr, counts look-ups, and passes on what is no note."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as taken:
+        os.dup2(taken.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            taken.seek(0)
+            for line in taken.read().decode(errors="replace").splitlines(keepends=True):
+                looked.tuned += bool(_HIT.search(line))
+                looked.products += bool(_HIT.search(line) or _MISS.search(line))
+                if not _LINE.match(line):
+                    os.write(2, line.encode())

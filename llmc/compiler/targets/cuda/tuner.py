@@ -1,0 +1,85 @@
+"""XLA's autotuner on a host that has the card: the portable program of each executable is compiled there, with every
+candidate of every product timed, and XLA's results are taken.
+
+XLA writes all results that its process knows after each compilation (xla_gpu_dump_autotune_results_to), and reads those
+of earlier runs once, before the first (xla_gpu_load_autotune_results_from); what it read it does not time again. Level
+4 checks each candidate's output against the others' and is XLA's own default (openxla/xla, xla/debug_options_flags.cc;
+descriptions of the flags in jax-cuda13-pjrt 0.10.2).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.compiler.targets.cuda.autotuning import made_for, parse, serialise
+from llmc.compiler.targets.tuning import Results, Tuner
+from llmc.errors import CompileError, DeviceError, LlmcError
+from llmc.platforms import how_to_install
+from llmc.runtime.executors.envelope import Envelope
+from llmc.runtime.executors.xla.client import open_client, toolchain_version
+from llmc.runtime.executors.xla.envelope import FORM, StepHeader
+from llmc.runtime.executors.xla.exported import compile_exported
+from llmc.runtime.nvidia import gpus
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+
+LEVEL = 4
+
+
+class CudaTuner(Tuner):
+    """See the module's docstring."""
+
+    def lacks(self) -> str:
+        """A card, or the plug-in."""
+        from llmc.compiler.targets.cuda.toolkit import INSTALL, PLUGIN, versions
+
+        try:
+            versions()
+        except DeviceError:
+            return f"XLA's plug-in; {how_to_install(PLUGIN, INSTALL)}"
+        return "" if gpus() else "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
+
+    def tune(self, bundle: Bundle, executable: Executable, known: Results | None) -> Results | None:
+        """As the contract says."""
+        source = f"{bundle.path}: {executable}"
+        parsed = Envelope.parse(bundle.files.read(executable.blob), source, FORM)
+        header = StepHeader.parse(parsed.header, source)
+        devices = open_client("cuda", header.devices)
+        entries = parse(self._dumped(parsed.section("export"), header, devices, source, known))
+        if not entries:
+            return known
+        device = entries[0].device
+        here = made_for(device, str(devices[0].device_kind), toolchain_version("cuda"))
+        results = Results(here, {entry.hlo: entry.result for entry in entries if entry.device == device})
+        return results if known is None else known.merged(results)
+
+    def _dumped(
+        self, blob: memoryview, header: StepHeader, devices: Sequence[Any], source: str, known: Results | None
+    ) -> bytes:
+        """What XLA wrote of its results, compiling a portable program. Raises CompileError."""
+        with tempfile.TemporaryDirectory(prefix="llmc-tune-") as folder:
+            dump = Path(folder, "found.pb")
+            options: dict[str, str | int | bool] = {
+                "xla_gpu_autotune_level": LEVEL,
+                "xla_gpu_dump_autotune_results_to": str(dump),
+            }
+            if known is not None:
+                before = Path(folder, "known.pb")
+                before.write_bytes(serialise(known.found, known.made_for.get("device", "")))
+                options["xla_gpu_load_autotune_results_from"] = str(before)
+            try:
+                compile_exported(blob, header, devices, source, options)
+            except LlmcError:
+                raise
+            except Exception as e:
+                raise CompileError(f"{source}: XLA cannot compile it for {devices[0].device_kind}: {e}") from e
+            if not dump.exists():
+                raise CompileError(
+                    f"{source}: XLA wrote no autotuning results; is XLA_FLAGS turning autotuning off on this host?"
+                )
+            return dump.read_bytes()

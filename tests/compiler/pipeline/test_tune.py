@@ -1,0 +1,100 @@
+"""Tuning a bundle: what is kept after each executable, merged with what was known, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.compiler.pipeline.tune import tune_bundle
+from llmc.compiler.targets.fake import FakeTarget
+from llmc.compiler.targets.tuning import RESULTS, STAGE, Results, Tuner
+from llmc.compiler.targets.tuning_file import read_results
+from llmc.errors import ArtifactError, DeviceError, InputError
+from llmc.runtime.bundle import Bundle
+from tests.toy import Toy
+
+
+class OnCard(Tuner):
+    """Finds one product an executable; `stop` is called before each."""
+
+    def __init__(self, card: str = "fake-1", lack: str = "", stop: Callable[[int], None] = lambda done: None) -> None:
+        self.card, self.lack, self.stop, self.asked = card, lack, stop, 0
+
+    def lacks(self) -> str:
+        return self.lack
+
+    def tune(self, bundle: Bundle, executable: Any, known: Results | None) -> Results:
+        self.stop(self.asked)
+        self.asked += 1
+        found = Results({"card": self.card}, {str(executable): b"fast"})
+        return found if known is None else known.merged(found)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    made = Toy.make(tmp_path)
+    made.compile(specialise=True)
+    return made
+
+
+def put_in(monkeypatch: pytest.MonkeyPatch, tuner: Tuner) -> None:
+    monkeypatch.setattr(FakeTarget, "tuner", lambda self: tuner)
+
+
+def tune(toy: Toy, file: Path | None = None) -> Any:
+    lines: list[str] = []
+    result = tune_bundle(Bundle.open(toy.bundle), toy.store, file, lambda text, done, total: lines.append(text))
+    assert len(lines) == result.tuned
+    return result
+
+
+def test_results_are_in_the_file_and_in_the_store(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, OnCard())
+    result = tune(toy, tmp_path / "found.json")
+    names = {str(e) for e in Bundle.open(toy.bundle).manifest.executables}
+    assert (result.results, result.new, result.tuned) == (len(names), len(names), result.executables)
+    assert read_results(tmp_path / "found.json") == Results({"card": "fake-1"}, dict.fromkeys(names, b"fast"))
+    assert result.digest == digest_bytes((tmp_path / "found.json").read_bytes())
+    assert result.digest in [entry.outputs[RESULTS].digest for entry in toy.store.entries(STAGE)]
+
+
+def test_an_interrupt_keeps_what_was_found_and_the_next_run_adds(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(done: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    put_in(monkeypatch, OnCard(stop=stop))
+    first = tune(toy, tmp_path / "found.json")
+    assert first.interrupted
+    assert (first.tuned, first.results) == (1, 1)
+    assert len(read_results(tmp_path / "found.json").found) == 1
+    put_in(monkeypatch, OnCard())
+    second = tune(toy, tmp_path / "found.json")
+    assert (second.interrupted, second.new) == (False, second.results - 1)
+
+
+def test_a_file_of_another_card_stays_as_it_is(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, OnCard())
+    tune(toy, tmp_path / "found.json")
+    before = (tmp_path / "found.json").read_bytes()
+    put_in(monkeypatch, OnCard("fake-2"))
+    with pytest.raises(ArtifactError, match="card fake-1, not fake-2"):
+        tune(toy, tmp_path / "found.json")
+    assert (tmp_path / "found.json").read_bytes() == before
+
+
+def test_a_device_that_has_nothing_to_tune_says_so(toy: Toy) -> None:
+    with pytest.raises(InputError, match="device fake has nothing to tune"):
+        tune(toy)
+
+
+def test_a_host_without_the_card_says_what_to_do(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in(monkeypatch, OnCard(lack="a card; run it where the card is"))
+    with pytest.raises(DeviceError, match="tuning for fake needs a card; run it where the card is"):
+        tune(toy)

@@ -1,0 +1,113 @@
+"""The tuner over a fake of XLA: what it is asked for, and what is made of what it writes.
+
+XLA on a card writes AutotuneResults of all that its process knows to xla_gpu_dump_autotune_results_to after a
+compilation, and times nothing that xla_gpu_load_autotune_results_from has for this card (openxla/xla,
+xla/service/gpu/autotuning/autotuner_cache.cc, 09cc560). Contract-tested, not run on hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle.manifest_schema import Executable
+from llmc.compiler.targets.cuda import tuner
+from llmc.compiler.targets.cuda.autotuning import parse, serialise
+from llmc.compiler.targets.cuda.tuner import CudaTuner
+from llmc.errors import ArtifactError, CompileError
+from llmc.runtime.executors.envelope import write_envelope
+from llmc.runtime.executors.xla.envelope import FORM, StepHeader
+from tests.compiler.targets.cuda.test_autotuning import REAL
+from tests.fakes import nvidia
+
+HEADER = StepHeader("cuda", "h100", 1, "0.10.2 0.10.2 0.10.2", "step", (), (), ())
+STEP = Executable("decode", 1, 1, 32, "native", "sha256:" + "0" * 64, 1, "")
+
+
+@dataclass
+class Card:
+    """XLA on a card: a program is the names of its products, apart by spaces; `timed` are those that it timed."""
+
+    device: str = REAL
+    timed: list[str] = field(default_factory=list)
+    known: dict[str, bytes] = field(default_factory=dict)
+    fails: str = ""
+
+    def compile(
+        self, blob: memoryview, header: StepHeader, devices: Any, source: str, options: Mapping[str, Any]
+    ) -> None:
+        del header, devices, source
+        if self.fails:
+            raise RuntimeError(self.fails)
+        assert options["xla_gpu_autotune_level"] == 4
+        if file := options.get("xla_gpu_load_autotune_results_from"):
+            self.known |= {e.hlo: e.result for e in parse(Path(file).read_bytes()) if e.device == self.device}
+        for product in bytes(blob).decode().split():
+            if product not in self.known:
+                self.timed.append(product)
+                self.known[product] = b"fast"
+        Path(options["xla_gpu_dump_autotune_results_to"]).write_bytes(serialise(self.known, self.device))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    made = Card()
+    nvidia.install(monkeypatch, nvidia.H100)
+    monkeypatch.setattr(tuner, "compile_exported", made.compile)
+    monkeypatch.setattr(tuner, "toolchain_version", lambda platform: HEADER.jax)
+    device = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(tuner, "open_client", lambda platform, devices: [device] * devices)
+    return made
+
+
+def bundle(products: str) -> Any:
+    """One whose executable's portable program has these products."""
+    file = write_envelope(HEADER.to_json(), {"export": products.encode(), "native": b""}, FORM)
+    return SimpleNamespace(path=Path("bundle"), files=SimpleNamespace(read=lambda name: file))
+
+
+def test_results_say_which_card_they_are_of(card: Card) -> None:
+    found = CudaTuner().tune(bundle("qkv down"), STEP, None)
+    assert found is not None
+    assert found.made_for == {"card": "NVIDIA H100 80GB HBM3", "device": REAL, "compiler": HEADER.jax}
+    assert found.found == {"qkv": b"fast", "down": b"fast"}
+
+
+def test_what_is_known_is_not_timed_again(card: Card) -> None:
+    before = CudaTuner().tune(bundle("qkv"), STEP, None)
+    card.known.clear()
+    after = CudaTuner().tune(bundle("qkv head"), STEP, before)
+    assert card.timed == ["qkv", "head"]
+    assert after is not None
+    assert set(after.found) == {"qkv", "head"}
+
+
+def test_an_executable_without_products_adds_nothing(card: Card) -> None:
+    assert CudaTuner().tune(bundle(""), STEP, None) is None
+
+
+def test_results_of_another_card_are_not_mixed_in(card: Card) -> None:
+    before = CudaTuner().tune(bundle("qkv"), STEP, None)
+    card.device = REAL.replace("Cores: 132", "Cores: 114")
+    card.known.clear()
+    with pytest.raises(ArtifactError, match="keep a file for each"):
+        CudaTuner().tune(bundle("qkv"), STEP, before)
+
+
+def test_xla_s_own_words_are_in_the_error(card: Card) -> None:
+    card.fails = "RESOURCE_EXHAUSTED: out of memory"
+    with pytest.raises(CompileError, match=r"bundle: decode batch=1 .* NVIDIA H100 80GB HBM3: RESOURCE_EXHAUSTED"):
+        CudaTuner().tune(bundle("qkv"), STEP, None)
+
+
+def test_a_host_without_a_card_is_told_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc.compiler.targets.cuda.toolkit.metadata.version", lambda name: "1")
+    nvidia.install(monkeypatch)
+    assert CudaTuner().lacks() == "an NVIDIA GPU; run llmc tune where the card is, and bring the file (-o) here"
+    nvidia.install(monkeypatch, nvidia.H100)
+    assert CudaTuner().lacks() == ""

@@ -1,0 +1,132 @@
+"""`--tuning`: what stands for a file, where results come from, which are refused, and what they change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from llmc.artifacts.digest import digest_bytes
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.stages import Stages
+from llmc.compiler.targets.base import Lowered
+from llmc.compiler.targets.cuda import tuning
+from llmc.compiler.targets.cuda.autotuning import made_for, parse
+from llmc.compiler.targets.cuda.cards import card_of
+from llmc.compiler.targets.cuda.products import Looked
+from llmc.compiler.targets.cuda.tuning import STAGE, Tuning, summary, told
+from llmc.compiler.targets.tuning import RESULTS, Results
+from llmc.compiler.targets.tuning_file import write_results
+from llmc.errors import ArtifactError, InputError
+from tests.compiler.targets.cuda.test_autotuning import H100, JAX, REAL
+from tests.toy import Toy
+
+FOUND = Results(made_for(REAL, "NVIDIA H100 80GB HBM3", JAX), {"qkv": b"fast"})
+EMPTY = Lowered({}, {}, {})
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Tuning:
+    monkeypatch.setattr(tuning, "toolchain_version", lambda platform: JAX)
+    found = card_of("h100")
+    assert found is not None
+    return Tuning(found.target_config())
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Stages:
+    toy = Toy.make(tmp_path / "toy")
+    return Stages(toy.store, open_checkpoint(str(toy.model)), toy.plan, lambda _: None)
+
+
+def asked(value: object) -> CompileOptions:
+    return CompileOptions.of("cuda:h100", tuning=str(value))
+
+
+def written(folder: Path, results: Results = FOUND) -> Path:
+    file = folder / "h100.json"
+    file.write_bytes(write_results(results))
+    return file
+
+
+def keep(stages: Stages, results: Results) -> None:
+    data = write_results(results)
+    stages.run(STAGE, {"results": digest_bytes(data)}, lambda workspace: {RESULTS: workspace.put_bytes(data)})
+
+
+def test_a_digest_stands_for_the_file_and_is_in_the_key(card: Tuning, stages: Stages, tmp_path: Path) -> None:
+    file = written(tmp_path)
+    options = card.configured(asked(file))
+    digest = digest_bytes(file.read_bytes())
+    assert options.own == {"tuning": digest}
+    lowered = card.lowered(stages, EMPTY, options)
+    assert lowered.components == {"tuning": digest}
+    data = card.for_xla(lowered)
+    assert data is not None
+    assert parse(data) == [(H100, "qkv", b"fast")]
+
+
+def test_the_store_has_them_when_the_file_is_gone(card: Tuning, stages: Stages, tmp_path: Path) -> None:
+    options = card.configured(asked(written(tmp_path)))
+    with pytest.raises(InputError, match=r"the store has no tuning results .*; name their file again"):
+        Tuning.lowered(_fresh(card), stages, EMPTY, options)
+    card.lowered(stages, EMPTY, options)
+    assert Tuning.lowered(_fresh(card), stages, EMPTY, options).components == {"tuning": options.own["tuning"]}
+
+
+def _fresh(card: Tuning) -> Tuning:
+    found = card_of("h100")
+    assert found is not None
+    return Tuning(found.target_config())
+
+
+def test_auto_takes_all_that_hold_for_the_card(card: Tuning, stages: Stages) -> None:
+    assert card.lowered(stages, EMPTY, asked("auto")) == EMPTY
+    keep(stages, FOUND)
+    keep(stages, Results({**FOUND.made_for, "device": REAL.replace("9.0,", "8.9,")}, {"qkv": b"slow"}))
+    keep(stages, Results(FOUND.made_for, {"down": b"fast"}))
+    data = card.for_xla(card.lowered(stages, EMPTY, asked("auto")))
+    assert data is not None
+    assert {entry.hlo: entry.result for entry in parse(data)} == {"qkv": b"fast", "down": b"fast"}
+
+
+def test_results_of_another_version_are_refused_before_anything_is_made(card: Tuning, tmp_path: Path) -> None:
+    file = written(tmp_path, Results({**FOUND.made_for, "compiler": "0.11.0"}))
+    with pytest.raises(ArtifactError, match=r"h100.json: results of NVIDIA H100 80GB HBM3 .*0\.11\.0, not 0\.10\.2"):
+        card.configured(asked(file))
+
+
+def test_a_name_that_is_no_file_is_refused(card: Tuning, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file or directory; name a file that llmc tune wrote"):
+        card.configured(asked(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("word", ["model", "none"])
+def test_without_results_nothing_is_added(card: Tuning, stages: Stages, word: str) -> None:
+    assert card.lowered(stages, EMPTY, card.configured(asked(word))) == EMPTY
+
+
+def test_people_are_told_how_many_products_were_tuned() -> None:
+    used = Lowered({}, {"tuning": "sha256:1"}, {})
+    found = summary(Looked(16, 14), used, asked("auto"))
+    assert found == {"by": "auto", "results": "sha256:1", "tuned": 14, "of": 16}
+    assert told(found) == ["products: 14 of 16 tuned on a card, kernels of 2 by XLA's cost model"]
+    assert told(summary(None, EMPTY, asked("none"))) == ["products: kernels by XLA's list, its first"]
+    assert told({}) == []
+
+
+@pytest.mark.skipif(find_spec("jax_cuda13_plugin") is None, reason="XLA's plug-in is not installed")
+def test_results_choose_a_product_s_tiles_and_those_of_others_are_passed_over() -> None:
+    root = Path(__file__).parents[4]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.compiler.targets.cuda.one_product"],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        check=False,
+    )
+    assert ran.stdout == '1 of 1 tuned; tiles "64","128"; 8 warps\n', ran
