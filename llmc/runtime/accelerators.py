@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol
 
 from llmc.runtime.host import cpu_features
 
@@ -51,12 +51,23 @@ class Card:
 class ThisCpu:
     """The CPU that this process runs on."""
 
+    name = "CPU"
+
     def found(self, root: Path | None = None) -> str:
         """Its name where the system tells it, and the instruction sets that kernels are chosen by."""
         return " ".join([cpu_name(root or ROOT), *cpu_features()[1:]]).strip()
 
 
-Cards: TypeAlias = Card | ThisCpu
+class Cards(Protocol):
+    """Cards of one sort that a host may have."""
+
+    @property
+    def name(self) -> str:
+        """What they are, in words."""
+
+    def found(self, root: Path | None = None) -> str:
+        """What the host has of it, in words; "" for nothing. `root` is where /sys and /dev lie."""
+
 
 CPU = ThisCpu()
 GAUDI = Card("Intel Gaudi", ("accel/accel[0-9]*", "hl[0-9]*"), "0x1da3")

@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from llmc.buckets.warmup.sizes import size_text
@@ -76,6 +78,20 @@ def gpus() -> tuple[Gpu, ...]:
     """
     with _nvml() as nvml:
         return () if nvml is None else tuple(_gpu(nvml, i, h) for i, h in enumerate(_visible(nvml)))
+
+
+class NvidiaCards:
+    """NVIDIA's cards as `llmc devices` shows them: what the driver says of each, else what the kernel shows."""
+
+    name = NVIDIA_GPU.name
+
+    def found(self, root: Path | None = None) -> str:
+        """In words; "" for none. `root` is where /sys and /dev lie."""
+        try:
+            cards = [f"{len(list(same))} × {card}" for card, same in groupby(map(str, gpus()))]
+        except DeviceError as error:
+            return f"{NVIDIA_GPU.found(root) or NVIDIA_GPU.name} ({error})"
+        return ", ".join(cards) or NVIDIA_GPU.found(root)
 
 
 def require_gpu(source: str, needs: Needs, found: Sequence[Gpu] | None = None) -> tuple[Gpu, ...]:

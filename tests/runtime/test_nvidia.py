@@ -9,7 +9,7 @@ import pytest
 
 from llmc.errors import ArtifactError, DeviceError, LlmcError, OutOfDeviceMemoryError
 from llmc.runtime import accelerators
-from llmc.runtime.nvidia import Gpu, Needs, gpus, require_gpu
+from llmc.runtime.nvidia import Gpu, Needs, NvidiaCards, gpus, require_gpu
 from tests.fakes import pynvml
 from tests.fakes.nvidia import H100, H100_OTHER, L40S, install
 
@@ -78,6 +78,16 @@ def test_cards_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, visibl
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in gpus()] == names
     assert [gpu.index for gpu in gpus()] == list(range(len(names)))
+
+
+def test_cards_are_listed_as_the_driver_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NvidiaCards().found() == ""
+    install(monkeypatch, H100, H100_OTHER, L40S)
+    assert NvidiaCards().found() == (
+        "2 × NVIDIA H100 80GB HBM3 (compute capability 9.0, 80 GiB), 1 × NVIDIA L40S (compute capability 8.9, 48 GiB)"
+    )
+    install(monkeypatch, H100, fails=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    assert NvidiaCards().found().startswith("NVIDIA GPU (the NVIDIA driver does not answer: RM has detected")
 
 
 def test_a_bundle_gets_the_first_cards_that_can_run_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ def survey() -> list[dict[str, Any]]:
     here, in words), hardware (where it ran, of record: `Hardware`, with its text), and its guide.
     """
     rows = [_row(name, target) for name, target in _targets()]
-    used = {card for _, target in _targets() for card in target.cards()}
-    return rows + [_unused(card.name, found) for card in CARDS if card not in used and (found := card.found())]
+    used = {card.name for _, target in _targets() for card in target.cards()}
+    return rows + [_unused(card.name, found) for card in CARDS if card.name not in used and (found := card.found())]
 
 
 def host() -> str:

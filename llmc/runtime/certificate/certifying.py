@@ -44,6 +44,7 @@ SHOWN = 5
 """Names that an error shows."""
 PACKAGES: Mapping[str, str] = {
     "onnxruntime": "onnxruntime", "openvino": "openvino", "jax": "jax", "jaxlib": "jaxlib", "libtpu": "libtpu",
+    "jax-cuda13-pjrt": "jax_plugins.xla_cuda13",
     "torch": "torch", "habana-torch-plugin": "habana_frameworks", "libneuronxla": "libneuronxla", "numpy": "numpy",
     "llguidance": "llguidance",
 }  # fmt: skip

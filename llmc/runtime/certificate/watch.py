@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmc.runtime.certificate.witnesses.cache_files import CacheFileWitness
-from llmc.runtime.certificate.witnesses.cache_places import cache_places
+from llmc.runtime.certificate.witnesses.cache_places import cache_places, unkept
 from llmc.runtime.certificate.witnesses.jax_events import LateJaxWitness
 from llmc.runtime.certificate.witnesses.processes import ProcessWitness
 from llmc.runtime.certificate.witnesses.torch_counters import TorchWitness
@@ -34,7 +34,7 @@ class Account:
 def process_witnesses(settings: Settings, device: str) -> list[Witness]:
     """Those of the whole process, for a bundle of a device."""
     return [
-        ProcessWitness(), CacheFileWitness(cache_places(settings, device)), TorchWitness(), LateJaxWitness(),
+        ProcessWitness(), CacheFileWitness(cache_places(settings, device), unkept()), TorchWitness(), LateJaxWitness(),
     ]  # fmt: skip
 
 

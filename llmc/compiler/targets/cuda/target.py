@@ -79,15 +79,19 @@ class CudaTarget(DescribedTarget):
 
     def cards(self) -> tuple[Cards, ...]:
         """NVIDIA's."""
-        from llmc.runtime.accelerators import NVIDIA_GPU
+        from llmc.runtime.nvidia import NvidiaCards
 
-        return (NVIDIA_GPU,)
+        return (NvidiaCards(),)
 
     def lacks(self) -> str:
         """A card, on most hosts that compile."""
-        from llmc.runtime.accelerators import NVIDIA_GPU
+        from llmc.errors import DeviceError
+        from llmc.runtime.nvidia import gpus
 
-        return "" if NVIDIA_GPU.found() else "needs a host with an NVIDIA GPU"
+        try:
+            return "" if gpus() else "needs a host with an NVIDIA GPU"
+        except DeviceError as error:
+            return str(error)
 
     @property
     def topology(self) -> Topology:

@@ -22,15 +22,17 @@ class Stamp(NamedTuple):
 
 
 class CacheFileWitness(Witness):
-    """Sees each file that is made or changed in `folders`, by the names of the caches; they need not exist."""
+    """Sees each file that is made or changed in `folders`, by the names of the caches; they need not exist.
+
+    `unseen`: why a toolchain here writes none of what it compiles; "" where none does that."""
 
     name = "files in compile caches"
 
-    def __init__(self, folders: Mapping[str, Path]) -> None:
+    def __init__(self, folders: Mapping[str, Path], unseen: str = "") -> None:
         self.folders = dict(folders)
         self._files: dict[str, Stamp] = {}
         self._seen: list[str] = []
-        self._unread: str = ""
+        self._unread = unseen
 
     def start(self) -> None:
         """Remember what is there."""
@@ -44,7 +46,7 @@ class CacheFileWitness(Witness):
         return tuple(self._seen)
 
     def blind(self) -> str:
-        """Where a cache cannot be read, or holds too much."""
+        """Where a cache cannot be read, holds too much, or is not kept."""
         return self._unread
 
     def _read(self) -> dict[str, Stamp]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.artifacts.foreign import CACHES, foreign_cache, gaudi
+from llmc.errors import DeviceError
+from llmc.runtime.nvidia import gpus
 from llmc.settings import variables
 
 if TYPE_CHECKING:
@@ -43,6 +45,18 @@ def cache_places(settings: Settings, device: str) -> dict[str, Path]:
     return {
         name: folder for name, folder in places.items() if not any(place in folder.parents for place in places.values())
     }
+
+
+def unkept() -> str:
+    """Why what is compiled here may be in no file: the NVIDIA driver keeps what it makes of PTX unless
+    CUDA_CACHE_DISABLE is 1 (CUDA C++ programming guide 13, environment variables); "" without a card."""
+    if variables(["CUDA_CACHE_DISABLE"]).get("CUDA_CACHE_DISABLE") != "1":
+        return ""
+    try:
+        cards = bool(gpus())
+    except DeviceError:
+        cards = True
+    return "with CUDA_CACHE_DISABLE=1 the NVIDIA driver keeps what it compiles in no file" if cards else ""
 
 
 def _user() -> str:

@@ -8,8 +8,9 @@ import pytest
 
 from llmc.runtime.certificate.witnesses import cache_files
 from llmc.runtime.certificate.witnesses.cache_files import CacheFileWitness
-from llmc.runtime.certificate.witnesses.cache_places import cache_places
+from llmc.runtime.certificate.witnesses.cache_places import cache_places, unkept
 from llmc.settings import Settings
+from tests.fakes import nvidia
 
 
 @pytest.fixture
@@ -104,3 +105,22 @@ def test_the_places_have_defaults_and_a_remote_one_is_none(tmp_path: Path, monke
     assert places["cuda"] == tmp_path / ".nv/ComputeCache"
     assert places["torch inductor"].name.startswith("torchinductor_")
     assert "neuron" not in places
+
+
+def test_what_the_driver_of_a_card_compiles_is_a_file_unless_its_cache_is_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvidia.install(monkeypatch, nvidia.H100)
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_CACHE_DISABLE", raising=False)
+    seen = CacheFileWitness({"cuda": cache_places(Settings.from_environment(), "cuda")["cuda"]}, unkept())
+    seen.start()
+    assert seen.count() == 0
+    (tmp_path / "6").mkdir()
+    (tmp_path / "6" / "ptx").write_bytes(b"compiled")
+    assert seen.what() == ("cuda: 6/ptx",)
+
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
+    assert CacheFileWitness({}, unkept()).count() is None
+    nvidia.install(monkeypatch)
+    assert unkept() == ""
