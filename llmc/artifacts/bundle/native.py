@@ -36,10 +36,10 @@ CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME, RECIPES})
 """Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
 with a portable half is a finished one)."""
 
-DATA_EXECUTORS = frozenset({"fake", "hpu", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
+DATA_EXECUTORS = frozenset({"fake", "hpu", "inductor", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
 """Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
 
-DATA_TARGETS = frozenset({"fake", "hpu", "lpu", "neuron", "openvino"})
+DATA_TARGETS = frozenset({"fake", "hpu", "inductor", "lpu", "neuron", "openvino"})
 """Targets whose portable executables are data."""
 
 DATA_KINDS = frozenset({
@@ -64,6 +64,7 @@ _BEGINNINGS = (
     (b"\x03\x02\x23\x07", "GPU code (SPIR-V)"),
     (b"LLMCXLA", "XLA's machine code"),
     (b"LLMCNEF", "Neuron's code (NEFF)"),
+    (b"LLMCAOT", "code that AOTInductor compiled"),
     (b"RR_UPCVO", "a model that OpenVINO compiled"),
     (b"LLMCOVD", "a model that OpenVINO compiled for a device"),
     *((version.to_bytes(8, "little") + (1024).to_bytes(8, "little"), "Neuron's code (NEFF)") for version in (1, 2)),

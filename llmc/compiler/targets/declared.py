@@ -20,6 +20,7 @@ TARGETS = Registry(
         "onnxruntime": "llmc.compiler.targets.onnxruntime.target:OnnxRuntimeTarget",
         "openvino": "llmc.compiler.targets.openvino.target:OpenVinoTarget",
         "hpu": "llmc.compiler.targets.hpu.target:HpuTarget",
+        "inductor": "llmc.compiler.targets.inductor.target:InductorTarget",
         "xla": "llmc.compiler.targets.xla.cpu:XlaCpuTarget",
         "neuron": "llmc.compiler.targets.neuron.target:NeuronTarget",
         "tpu": "llmc.compiler.targets.xla.tpu:TpuTarget",

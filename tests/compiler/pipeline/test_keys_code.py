@@ -127,6 +127,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         "compiler/targets/hpu/target.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
         "runtime/portable_program.py", "compiler/weights/weightless.py",
     ),
+    "inductor": ("compiler/targets/inductor/target.py", "compiler/targets/programs.py"),
     "lpu": (
         "compiler/targets/lpu/target.py", "compiler/targets/programs.py", "compiler/program/to_export.py",
         "runtime/executors/lpu/artifact.py",

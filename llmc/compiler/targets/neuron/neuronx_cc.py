@@ -11,15 +11,13 @@ and the folders of compile caches (command.txt); `--lnc` is for trn2 alone ("onl
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +25,7 @@ from pathlib import Path
 
 from llmc.artifacts.log import logger
 from llmc.compiler.targets.neuron.chips import Chip
+from llmc.compiler.targets.tool_process import run_tool
 from llmc.errors import CompileError, DeviceError
 
 TOOL = "neuronx-cc"
@@ -46,7 +45,6 @@ NEFF_HEADER = 1024
 _VERSION = re.compile(r"NeuronX Compiler version ((\d+)\.(\d+)[\w.+]*)")
 _ERROR = re.compile(r"^.*(?:\[ERROR\]|ERROR|NCC_[A-Z0-9]+|INTERNAL_ERROR).*$", re.MULTILINE)
 _VERSION_SECONDS = 120
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ class Compiler:
             ]  # fmt: skip
             out.write(f"$ {' '.join(command)}\n".encode())
             out.flush()
-            code = _wait(command, folder, out.fileno(), seconds)
+            code = run_tool(command, folder, out.fileno(), seconds)
             with suppress(OSError):
                 out.write(Path(folder, "log-neuron-cc.txt").read_bytes())
             out.flush()
@@ -167,35 +165,6 @@ def _opened(path: str, changed: int) -> Compiler:
             f"{path} is version {found[1]}; llmc knows the arguments of 2.16 up to 2.x: install another neuronx-cc"
         )
     return Compiler(path, found[1])
-
-
-def _wait(command: Sequence[str], folder: str, out: int, seconds: float) -> int | None:
-    """The exit code of a process in a group of its own, which ends with it; None after `seconds`."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=out,
-        process_group=0,
-        preexec_fn=_die_with_parent(),  # noqa: PLW1509 - one call of the C library
-    )
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _die_with_parent() -> Callable[[], object] | None:
-    """A killed worker leaves no compiler behind."""
-    if sys.platform != "linux":
-        return None
-    library = ctypes.CDLL(None)
-    return lambda: library.prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _last_error(log: Path) -> str:

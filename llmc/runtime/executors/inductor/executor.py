@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from llmc.runtime.executors.base import Content
-from llmc.runtime.executors.inductor import cuda
+from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.inductor import cuda, toolchain
 from llmc.runtime.executors.inductor.buffers import StaticInputs, StaticOutputs
 from llmc.runtime.executors.inductor.cuda import CudaCard
 from llmc.runtime.executors.inductor.graphs import CudaGraphs
 from llmc.runtime.executors.inductor.modes import Mode
+from llmc.runtime.executors.inductor.package import FORM, Package, sizes_of
 from llmc.runtime.executors.inductor.watch import watched
 from llmc.runtime.executors.torch.executor import (
     Array,
@@ -57,7 +58,7 @@ class InductorExecutor(TorchExecutor):
     """Opens as what this host has: `OnCard` or `OnCpu`."""
 
     name: ClassVar[str] = "inductor"
-    opens: ClassVar[Mapping[str, Content]] = {**TorchExecutor.opens}
+    opens: ClassVar[Mapping[str, Content]] = {**TorchExecutor.opens, EXECUTABLES: "by first bytes"}
 
     @classmethod
     def check(cls, bundle: Bundle) -> None:
@@ -77,7 +78,7 @@ class InductorExecutor(TorchExecutor):
                 bundle.path,
                 found[0],
             )
-        if bundle.settings.open_portable or not cuda.is_available():
+        if not cuda.is_available():
             super().check(bundle)
             return
         made_with, here = torch_releases(bundle)
@@ -86,6 +87,26 @@ class InductorExecutor(TorchExecutor):
                 "%s: compiled with torch %s, this host has %s: `llmc verify` says whether its numbers hold here",
                 bundle.path, made_with or "of an unknown version", here,
             )  # fmt: skip
+
+    @classmethod
+    def host(cls) -> Mapping[str, str]:
+        """Card, driver, CUDA and torch, see toolchain.py."""
+        return toolchain.host()
+
+    def _program(self, executable: Executable, data: bytes) -> bytes:
+        """Also the one that a package was compiled from."""
+        if not data.startswith(FORM.magic[:-1]):
+            return data
+        self.bundle.files.require_native(str(executable))
+        package = Package.parse(data, self._source(executable))
+        self._keep_package(executable, package)
+        return bytes(package.program)
+
+    def _keep_package(self, executable: Executable, package: Package) -> None:
+        """A card runs it, nothing else."""
+
+    def _source(self, executable: Executable) -> str:
+        return f"{self.bundle.path}: {executable}"
 
     def __new__(cls, bundle: Bundle, *_: object) -> InductorExecutor:
         """One of the two. What is opened as a portable half runs on the CPU, whatever is here."""
@@ -112,6 +133,7 @@ class OnCard(CardExecutor, InductorExecutor):
     mode: Mode
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
+        self._packages: dict[str, Run] = {}
         super().__init__(bundle, slots, capacity, threads)
         self._inputs = StaticInputs(self.card, bundle.plan)
         self._results = StaticOutputs(self.card, max(bucket.batch for bucket in bundle.plan.buckets))
@@ -132,8 +154,19 @@ class OnCard(CardExecutor, InductorExecutor):
         executable = self.bundle.executable(bucket.phase, bucket.batch, bucket.query, bucket.context)
         return self._open(executable).program.operators
 
+    def _keep_package(self, executable: Executable, package: Package) -> None:
+        if self.mode.eager:
+            return
+        source = self._source(executable)
+        package.require_here(toolchain.host(), source)
+        package.require_sizes(sizes_of(self.bundle, executable, self.capacity), source)
+        self._packages[executable.blob] = package.open(source, self.card.device)
+
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
-        """The program, compiled by its first call unless the mode is eager."""
+        """The package; where there is none, or the mode is eager, the program, compiled by its first call unless the
+        mode is eager."""
+        if (package := self._packages.pop(executable.blob, None)) is not None:
+            return step_program(package, opened.weights, self._cache)
         run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
         return run if self.mode.eager else whole_graph(run)
 

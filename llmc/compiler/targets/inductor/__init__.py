@@ -1,0 +1,1 @@
+"""NVIDIA cards by AOTInductor, torch's own compiler."""

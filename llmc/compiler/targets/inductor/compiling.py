@@ -1,0 +1,114 @@
+"""One step compiled by AOTInductor, in a process of its own: Inductor compiles one graph at a time in a process.
+
+    python -m llmc.compiler.targets.inductor.compiling FOLDER
+
+    FOLDER/program.pt2    the portable program
+    FOLDER/job.json       {"device": "cuda" | "cpu", "sizes": {…} (runtime/executors/inductor/package.py), "dtype": str,
+                          "weights": {name: [[size, …], dtype]}, "configs": {name: value} of torch._inductor.config}
+    FOLDER/package.pt2    what it leaves, as archive.py has it
+
+The step is whole_step's `flat_step`: it writes the cache that it is given, in place, and takes its weights as inputs.
+The cache's number of slots stays open, so that memory decides it where the package runs. No weight is read: its shape
+is enough, and all weights of one dtype are views of one tensor, as large as the largest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import CompileError, LlmcError
+from llmc.runtime.executors.inductor.archive import tidied
+from llmc.runtime.executors.whole_step.step_program import flat_step
+from llmc.runtime.portable_program import PortableProgram
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+JOB, GIVEN, LEFT = "job.json", "program.pt2", "package.pt2"
+MOST_SLOTS = 1 << 20
+EXAMPLE_SLOTS = 3
+"""Not 1, which torch.export takes for a property of the step."""
+
+ENVIRONMENT = {"AOT_INDUCTOR_ENABLE_LINE_TABLES": "0"}
+"""What its process is told: without the debug information that torch 2.13 adds, which is half of a package."""
+
+
+def compile_step(program: PortableProgram, job: Mapping[str, Any], output: Path) -> None:
+    """Write the package of a step to `output`. Raises CompileError with torch's words."""
+    import torch
+    from torch import _inductor as inductor
+
+    example = _example(program, job)
+    names = ("token_ids", "past", "new", "slots", "sources", "places")
+    open_sizes: dict[str, Any] = dict.fromkeys(names)
+    open_sizes["kept"] = {1: torch.export.Dim("slots", min=1, max=MOST_SLOTS)}
+    open_sizes["weights"] = (None,) * len(program.weights)
+    try:
+        with torch.no_grad():
+            step = _module(program, job["sizes"]["context"])
+            exported = torch.export.export(step, tuple(example), strict=False, dynamic_shapes=open_sizes)
+            inductor.aoti_compile_and_package(exported, package_path=str(output), inductor_configs=dict(job["configs"]))
+    except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as e:
+        raise CompileError(f"AOTInductor of torch {torch.__version__} cannot compile it: {e}") from e
+
+
+def _module(program: PortableProgram, context: int) -> Any:
+    import torch
+
+    flat = flat_step(program, context)
+
+    class Step(torch.nn.Module):
+        def forward(
+            self, token_ids: Tensor, past: Tensor, new: Tensor, slots: Tensor, sources: Tensor, places: Tensor,
+            kept: Tensor, *weights: Tensor,
+        ) -> Sequence[Tensor]:  # fmt: skip
+            return flat(token_ids, past, new, slots, sources, places, kept, *weights)
+
+    return Step()
+
+
+def _example(program: PortableProgram, job: Mapping[str, Any]) -> list[Tensor]:
+    """Tensors of the step's shapes, in its order."""
+    import torch
+
+    device, sizes = job["device"], job["sizes"]
+    batch, query = sizes["batch"], sizes["query"]
+    cache = sizes["tensors"], EXAMPLE_SLOTS, sizes["capacity"], sizes["heads"], sizes["head_dim"]
+
+    def numbers(*shape: int, value: int = 0) -> Tensor:
+        return torch.full(shape, value, dtype=torch.int64, device=device)
+
+    wanted = [job["weights"][name] for name in program.weights]
+    largest: dict[str, int] = {}
+    for shape, dtype in wanted:
+        largest[dtype] = max(largest.get(dtype, 1), math.prod(shape))
+    held = {dtype: torch.zeros(count, dtype=getattr(torch, dtype), device=device) for dtype, count in largest.items()}
+    return [
+        numbers(batch, query), numbers(batch), numbers(batch, value=1), numbers(batch), numbers(batch * query),
+        numbers(batch * query), torch.zeros(cache, dtype=getattr(torch, job["dtype"]), device=device),
+        *(held[dtype][: math.prod(shape)].view(shape) for shape, dtype in wanted),
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; the last line on stderr says why it is not 0."""
+    folder = Path(arguments[0])
+    try:
+        job = json.loads((folder / JOB).read_bytes())
+        program = PortableProgram.parse((folder / GIVEN).read_bytes(), job["device"])
+        raw = folder / "raw.pt2"
+        compile_step(program, job, raw)
+        (folder / LEFT).write_bytes(tidied(raw.read_bytes()))
+    except (LlmcError, ValueError) as error:
+        print(" ".join(str(error).split())[:2000], file=sys.stderr, flush=True)
+        return error.exit_code if isinstance(error, LlmcError) else CompileError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""Packages of a bundle's programs, by AOTInductor on the host of a card: it compiles for the card that is there, and
+for no other (pytorch/pytorch#153697).
+
+Each program is compiled in a process of its own (compiling.py), `--jobs` at once. A package's bytes are not the same
+over two runs: machine code is chosen by timing kernels, and names the folder that it was made in. So the key names
+what goes in: the portable program, torch, its CUDA, the card, its driver, the options, and the cache's capacity.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.targets.finishing import EachExecutable
+from llmc.compiler.targets.inductor.compiling import ENVIRONMENT, GIVEN, JOB, LEFT
+from llmc.compiler.targets.inductor.options import MODE, SECONDS, configs
+from llmc.compiler.targets.tool_process import run_tool
+from llmc.errors import CompileError
+from llmc.runtime.executors.inductor import toolchain
+from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of
+from llmc.runtime.executors.weight_places import read_places
+from llmc.settings import variables
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.artifacts.key import Value
+    from llmc.compiler.targets.cuda.cards.base import Card
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.base import Executor
+
+COMPILING = "llmc.compiler.targets.inductor.compiling"
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+COMPILER = "apt-get install g++"
+LAST = 3
+"""Lines of the compile's log that an error shows."""
+
+
+class PackageFinisher(EachExecutable):
+    """See the module's docstring."""
+
+    executor: ClassVar[str] = "inductor"
+    reads: ClassVar[tuple[str, ...]] = ("weights.json",)
+    device: ClassVar[str] = "cuda"
+
+    def __init__(self, card: Card | None = None) -> None:
+        self._card = card
+
+    def lacks(self) -> str:
+        """torch of a known release, for CUDA, a C++ compiler, or a card."""
+        torch = toolchain.torch_version()
+        if not toolchain.is_known(torch):
+            return f"{toolchain.WANTED}, this host has {torch or 'no torch'}; {toolchain.INSTALL}"
+        if self.device == "cuda" and not toolchain.torch_cuda():
+            return f"torch {torch} is built for CPUs here; install a build for CUDA: {toolchain.INSTALL}"
+        if shutil.which(compiler := variables(("CXX",)).get("CXX", "g++")) is None:
+            return f"AOTInductor needs a C++ compiler, and {compiler} is not on PATH; {COMPILER}, or set CXX to another"
+        if not (here := self.host()):
+            return "this process may use no NVIDIA card: nvidia-smi shows those that the driver knows"
+        card = self._card
+        if card is not None and (card.product, card.capability) != (here.get("card"), here.get("compute_capability")):
+            return (
+                f"this host has {here.get('card')}, the bundle is for {card.product}; finish it there, or compile it "
+                "again with --device inductor"
+            )
+        return ""
+
+    def host(self) -> Mapping[str, str]:
+        """The card and its software."""
+        return toolchain.host()
+
+    def pins(self, bundle: Bundle) -> Mapping[str, Value]:
+        """The capacity of a slot of the cache, and how Inductor was asked to compile."""
+        plan = bundle.plan
+        capacity = max(plan.limits.max_model_len, *(b.context + b.query for b in plan.buckets))
+        return {CAPACITY: capacity, MODE.name: str(bundle.manifest.options.get(MODE.name, MODE.default))}
+
+    def finish(self, bundle: Bundle, executable: Executable) -> bytes:
+        """The package of a bucket's step, with its portable program."""
+        pins = self.pins(bundle)
+        program = bundle.files.read(executable.blob)
+        sizes = sizes_of(bundle, executable, int(str(pins[CAPACITY])))
+        job = {
+            "device": self.device,
+            "sizes": sizes,
+            "dtype": DTYPES[str(bundle.manifest.options["dtype"])],
+            "weights": {name: [place["shape"], place["dtype"]] for name, place in read_places(bundle).items()},
+            "configs": self.configs(str(pins[MODE.name])),
+        }
+        package = self._compiled(bundle, str(executable), program, job)
+        return Package(self.device, self.host(), sizes, memoryview(program), memoryview(package)).to_bytes()
+
+    def configs(self, mode: str) -> Mapping[str, Any]:
+        """What torch._inductor.config is told."""
+        return configs(mode)
+
+    def open_portable(self, bundle: Bundle) -> Executor:
+        """On the CPU, though the card is here."""
+        from llmc.runtime.bundle import Bundle
+        from llmc.runtime.executors import open_executor
+
+        return open_executor(Bundle(bundle.files, replace(bundle.settings, open_portable=True)))
+
+    def _compiled(self, bundle: Bundle, name: str, program: bytes, job: Mapping[str, Any]) -> bytes:
+        """What the process leaves. Raises CompileError, with its last words and the path of its log."""
+        seconds = bundle.option(SECONDS.name, SECONDS.default)
+        logs = bundle.settings.user_cache_dir / "logs" / "inductor"
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"{name.replace(' ', '-')}.{os.getpid()}.log"
+        with tempfile.TemporaryDirectory(prefix="llmc-inductor-") as folder, log.open("wb") as out:
+            Path(folder, GIVEN).write_bytes(program)
+            Path(folder, JOB).write_text(json.dumps(job))
+            environment = {**os.environ, **ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+            command = [sys.executable, "-m", COMPILING, folder]
+            code = run_tool(command, folder, out.fileno(), seconds, environment)
+            package = Path(folder, LEFT).read_bytes() if code == 0 else b""
+        if code == 0:
+            log.unlink()
+            return package
+        if code is None:
+            problem = f"did not end within {seconds} seconds, and was stopped; raise {SECONDS.flag}"
+        elif code < 0:
+            problem = f"was killed ({signal.Signals(-code).name}), perhaps for want of memory: try fewer --jobs"
+        else:
+            problem = f"failed: {' | '.join(_last_lines(log)) or f'it ended with {code}'}"
+        raise CompileError(f"{bundle.path}: {name}: its compile by AOTInductor {problem}; the log: {log}")
+
+
+def _last_lines(log: Path) -> list[str]:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    return [line[:500] for line in lines if line][-LAST:]

@@ -1,0 +1,102 @@
+"""NVIDIA cards by AOTInductor, first stage: portable programs that a host without a card makes, verifies and runs.
+
+AOTInductor compiles for the card of its own host and for no other, so a compile never claims a native executable.
+Before deployment it fixes the plan, each bucket's graph at its fixed shape, and the weights in the card's form, and it
+proves the numbers with NaN in the unused cache. `remaining` says what is left for the card's host, where finisher.py
+does it. A bundle for a card that is native without one: `--device cuda:CARD`.
+
+`--device inductor:h100` says which card that will be: then plans are held against its memory, and a host with another
+card does not finish the bundle.
+
+Programs and weights are those of programs.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from llmc.compiler.options import CompileOptions, Option
+from llmc.compiler.targets.hardware import Hardware, contract_tested
+from llmc.compiler.targets.inductor.options import MODE, SECONDS
+from llmc.compiler.targets.programs import ProgramTarget
+from llmc.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from llmc.buckets.bucket import Bucket
+    from llmc.compiler.architectures.shared.size import ModelSize
+    from llmc.compiler.targets.cuda.cards.base import Card
+    from llmc.compiler.targets.finishing import Finisher
+    from llmc.runtime.accelerators import Cards
+    from llmc.settings import Settings
+
+GRAPH_BYTES = 28 << 20
+
+
+class InductorTarget(ProgramTarget):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "inductor"
+    executor: ClassVar[str] = "inductor"
+    options: ClassVar[tuple[Option[Any], ...]] = (MODE, SECONDS)
+    why_static: ClassVar[str] = "a captured CUDA graph replays fixed sizes"
+    guide: ClassVar[str] = "docs/inductor.md"
+    hardware: ClassVar[Hardware] = contract_tested("programs and AOTInductor packages were run on CPU")
+    device_seconds: ClassVar[float] = 135.0
+    device_source: ClassVar[str] = (
+        "40 to 230 s a bucket of SmolLM2-135M on two CPU cores, torch 2.13; no card was at hand"
+    )
+    graph_bytes_source: ClassVar[str] = (
+        "6 to 28 MiB for a captured CUDA graph in vLLM's log (vllm-project/vllm#22897), and the values of one step, "
+        "which all graphs share"
+    )
+
+    def __init__(self, card: Card | None = None) -> None:
+        super().__init__()
+        self._card = card
+
+    @classmethod
+    def of(cls, detail: str, settings: Settings) -> Self:
+        """For a card of targets/cuda/cards, or for any; raises UnknownNameError."""
+        from llmc.compiler.targets.cuda.cards import NAMES, card_of  # no portable program's key has it
+
+        card = card_of(detail)
+        if detail and card is None:
+            raise UnknownNameError("card", detail, NAMES)
+        return cls(card)
+
+    def cards(self) -> tuple[Cards, ...]:
+        """NVIDIA's."""
+        from llmc.runtime.accelerators import NVIDIA_GPU
+
+        return (NVIDIA_GPU,)
+
+    def choice(self, options: CompileOptions) -> str:
+        """A property of CUDA graphs."""
+        return "one executable per bucket: CUDA graphs are captured and replayed at fixed shapes"
+
+    def remaining(self) -> str:
+        """What turns portable programs into what a card replays."""
+        return (
+            "on a host with an NVIDIA card, and torch 2.11 to 2.13 for CUDA: AOTInductor has to compile each program, "
+            "and a CUDA graph of it is captured at each start"
+        )
+
+    def finisher(self) -> Finisher:
+        """AOTInductor; imported here, so that no portable program's key has it."""
+        from llmc.compiler.targets.inductor.finisher import PackageFinisher
+
+        return PackageFinisher(self._card)
+
+    def memory(self, options: CompileOptions) -> tuple[int, str] | None:
+        """Of the card that was named; unknown where the host that finishes the bundle decides."""
+        return None if self._card is None else (self._card.memory_bytes, f"of {self._card.product}")
+
+    def graph_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """What the driver keeps of a captured graph."""
+        return GRAPH_BYTES
+
+    def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
+        """The pool that captured graphs share: the values of a step that live at once, its rows' past as it is gathered
+        from their slots, and the logits."""
+        values = model.working_set * bucket.tokens + model.cache_values * bucket.batch * bucket.context
+        return self.cache_bytes(options) * (values + model.vocabulary * bucket.batch)

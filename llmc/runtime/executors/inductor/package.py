@@ -1,0 +1,157 @@
+"""A bucket's step that AOTInductor compiled, in a bundle: a package of code, and the program that it was compiled from.
+
+    file        the container of envelope.py, of form "LLMCAOT1"
+    header      {"made_for": {name: value, …}, "sizes": {name: number, …}, "device": "cuda" | "cpu"}
+    "package"   the .pt2 of archive.py: code; no weights
+    "program"   the portable program, a torch.export archive (portable_program.py): data
+
+`made_for` is what the code depends on: `torch`, and on a card its `cuda`, `compute_capability`, `card` and `driver`.
+`sizes` are those of the step: batch, query, context, and of the cache tensors, capacity, heads, head_dim.
+
+Why weights are inputs, and not AOTInductor's user-managed constants: both share one copy of the weights among packages.
+As inputs they need no names in the package, none of the model's bytes while it is compiled, and nothing that has to
+outlive a call. A call costs 0.3 µs more for each (torch 2.13 on a CPU, 23 weights: 112 and 103 µs); a captured graph
+pays nothing. Sizes of both are alike: 2.1 MB, of which llmc keeps 1.9. Both update the cache in place.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from llmc.errors import ArtifactError
+from llmc.runtime.executors.envelope import Envelope, Form, write_envelope
+from llmc.runtime.executors.inductor import archive
+from llmc.runtime.executors.inductor.toolchain import is_known
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.bundle import Bundle
+
+FORM = Form(b"LLMCAOT1", "an AOTInductor executable")
+PACKAGE, PROGRAM = "package", "program"
+DEVICES = ("cuda", "cpu")
+SIZES = ("batch", "query", "context", "tensors", "capacity", "heads", "head_dim")
+NAMES = {
+    "torch": "torch",
+    "cuda": "CUDA",
+    "compute_capability": "compute capability",
+    "driver": "driver",
+    "card": "card",
+}
+"""What a package is made for, as errors call it, in the order of their weight."""
+
+CAPACITY = "kv_capacity"
+"""The option of a finished bundle: tokens of a slot of the cache, which packages have for good."""
+
+Run: TypeAlias = Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Package:
+    """A file that was read and checked; nothing of it ran."""
+
+    device: str
+    made_for: Mapping[str, str]
+    sizes: Mapping[str, int]
+    program: memoryview
+    package: memoryview
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> Package:
+        """Take a file apart; raises ArtifactError, naming `source`, for anything else."""
+        envelope = Envelope.parse(data, source, FORM)
+        header = envelope.header
+        device, made_for, sizes = (header.get(name) for name in ("device", "made_for", "sizes"))
+        words = isinstance(made_for, dict) and all(isinstance(value, str) for value in made_for.values())
+        numbers = isinstance(sizes, dict) and all(type(sizes.get(name)) is int for name in SIZES)
+        if device not in DEVICES or not words or not numbers:
+            raise ArtifactError(
+                f"{source}: damaged, or not made by llmc: its header lacks device, made_for or sizes; finish the "
+                "bundle again on its card's host"
+            )
+        found = cls(device, made_for, sizes, envelope.section(PROGRAM), envelope.section(PACKAGE))  # type: ignore[arg-type]
+        archive.check(found.package, source)
+        return found
+
+    def to_bytes(self) -> bytes:
+        """The file; equal packages give equal bytes."""
+        header = {"device": self.device, "made_for": dict(self.made_for), "sizes": dict(self.sizes)}
+        return write_envelope(header, {PACKAGE: bytes(self.package), PROGRAM: bytes(self.program)}, FORM)
+
+    def require_here(self, here: Mapping[str, str], source: str) -> None:
+        """Raise ArtifactError where this host (`toolchain.host`) has another torch, CUDA, compute capability, driver or
+        card than the package was made for; the first that differs is named."""
+        again = "finish the bundle again here: llmc compile --resume -o BUNDLE"
+        for name, called in NAMES.items():
+            wanted = self.made_for.get(name)
+            if wanted is not None and wanted != here.get(name):
+                raise ArtifactError(
+                    f"{source}: compiled for {called} {wanted}, this host has {here.get(name) or 'none'}; {again}"
+                )
+        if not is_known(self.made_for.get("torch", "")):
+            raise ArtifactError(
+                f"{source}: made by torch {self.made_for.get('torch') or 'of an unknown version'}, whose packages llmc "
+                f"does not know; {again}"
+            )
+
+    def require_sizes(self, sizes: Mapping[str, int], source: str) -> None:
+        """Raise ArtifactError where a step is not the one that was compiled: code would read beyond its tensors."""
+        for name in SIZES:
+            if self.sizes[name] != sizes[name]:
+                raise ArtifactError(
+                    f"{source}: compiled for {name} {self.sizes[name]}, opened for {sizes[name]}; finish the bundle "
+                    "again: llmc compile --resume -o BUNDLE"
+                )
+
+    def open(self, source: str, device: Any) -> Run:
+        """The step as a function, which takes and gives what whole_step's `flat_step` does, on torch's `device`. Its
+        code is loaded now; call `BundleFiles.require_native` before.
+
+        Run from one thread at a time, and without locks of its own, as the capture of a CUDA graph requires. The cache
+        may have any number of slots. Raises ArtifactError where torch cannot open it.
+        """
+        from torch._C import _aoti
+
+        if device.type != self.device:
+            raise ArtifactError(
+                f"{source}: compiled for {self.device}, and opened on {device.type}; finish the bundle again here: "
+                "llmc compile --resume -o BUNDLE"
+            )
+        index = -1 if device.index is None else device.index
+        with tempfile.NamedTemporaryFile(prefix="llmc-", suffix=".pt2", delete=False) as file:
+            file.write(self.package)
+        try:
+            # not aoti_load_package, which looks for programs and weights to unpickle
+            loader = _aoti.AOTIModelPackageLoader(file.name, archive.NAME, True, 1, index)
+        except RuntimeError as e:
+            reason = str(e).strip().partition("\n")[0]
+            raise ArtifactError(
+                f"{source}: torch cannot open its package ({reason:.300}); finish the bundle again on its card's host"
+            ) from e
+        finally:
+            Path(file.name).unlink()
+        return _Step(loader)
+
+
+def sizes_of(bundle: Bundle, executable: Executable, capacity: int) -> dict[str, int]:
+    """The sizes of an executable's step over a cache whose slots hold `capacity` tokens."""
+    return {
+        "batch": executable.batch or 1, "query": executable.query or 1, "context": executable.context or 0,
+        "tensors": 2 * bundle.size("layers"), "capacity": capacity, "heads": bundle.size("kv_heads"),
+        "head_dim": bundle.size("head_dim"),
+    }  # fmt: skip
+
+
+class _Step:
+    """A loaded package: torch removes the folder that it was unpacked to when this goes."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __call__(self, *tensors: Any) -> Sequence[Any]:
+        found: Sequence[Any] = self._loader.boxed_run(list(tensors))
+        return found

@@ -1,0 +1,101 @@
+"""AOTInductor itself, on the CPU: a bucket's step compiled, packaged, loaded and run.
+
+Run on hardware, as far as a CPU goes; what a card adds (Triton's kernels, CUDA graphs) is contract-tested elsewhere.
+Quick settings: nothing vectorised, nothing optimised, no precompiled header.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.artifacts.bundle.manifest_schema import Executable
+from llmc.compiler.targets.inductor.finisher import PackageFinisher
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors.inductor import toolchain
+from llmc.runtime.executors.inductor.package import Package, Run
+from llmc.runtime.executors.torch.executor import Weights
+from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
+from llmc.runtime.portable_program import PortableProgram
+from llmc.runtime.step import pad
+
+
+class CpuFinisher(PackageFinisher):
+    """For the CPU of this host, which no user can ask for."""
+
+    device: ClassVar[str] = "cpu"
+
+    def host(self) -> Mapping[str, str]:
+        return {"torch": toolchain.torch_version()}
+
+    def configs(self, mode: str) -> Mapping[str, Any]:
+        return {
+            **super().configs(mode), "aot_inductor.compile_wrapper_opt_level": "O0", "cpp.simdlen": 1,
+            "aot_inductor.precompile_headers": False, "compile_threads": 1,
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def opened(bundle: Path) -> Bundle:
+    return Bundle.open(bundle)
+
+
+@pytest.fixture(scope="module")
+def decode(opened: Bundle) -> Executable:
+    return next(item for item in opened.manifest.executables if item.phase == "decode")
+
+
+@pytest.fixture(scope="module")
+def package(opened: Bundle, decode: Executable) -> Package:
+    if shutil.which("g++") is None:
+        pytest.skip("AOTInductor needs g++: apt-get install g++")
+    finisher = CpuFinisher()
+    assert finisher.lacks() == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # nor asked of the compiler: four seconds
+        return Package.parse(finisher.finish(opened, decode), "decode")
+
+
+@pytest.fixture(scope="module")
+def run(package: Package) -> Run:
+    return package.open("decode", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("slots", [1, 2, 7])
+def test_a_package_gives_what_its_program_gives_and_writes_the_cache_in_place(
+    slots: int, package: Package, run: Run, opened: Bundle, decode: Executable
+) -> None:
+    sizes = package.sizes
+    program = PortableProgram.parse(bytes(package.program))
+    weights = [Weights(opened).tensor(name) for name in program.weights]
+    shape = sizes["tensors"], slots, sizes["capacity"], sizes["heads"], sizes["head_dim"]
+    kept = torch.from_numpy(np.random.default_rng(slots).standard_normal(shape, np.float32))
+    expected, address = kept.clone(), kept.data_ptr()
+    bucket = next(b for b in opened.plan.buckets if b.phase == "decode")
+    live = min(slots, 2)
+    step = inputs(pad(bucket, [*range(live)], [[3 + row] for row in range(live)], [5] * live), sizes["capacity"])
+    with torch.inference_mode():
+        logits, *top = run(*step, kept, *weights)
+        wanted, *wanted_top = flat_step(program, sizes["context"])(*step, expected, *weights)
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(kept, expected, rtol=1e-4, atol=1e-5)
+    assert len(top) == len(wanted_top)
+    assert kept.data_ptr() == address
+    assert not torch.equal(kept[:, :live, 5], torch.zeros_like(kept[:, :live, 5]))
+
+
+def test_a_package_has_no_weights_and_no_path_of_the_compiles_folder(package: Package, opened: Bundle) -> None:
+    import mmap
+
+    from llmc.runtime.executors.weight_places import map_weights, read_places
+
+    largest = max(read_places(opened).values(), key=lambda place: place["length"])
+    data = map_weights(opened, mmap.ACCESS_READ)
+    assert data[largest["offset"] : largest["offset"] + 256] not in bytes(package.package)
+    assert b"// g++" not in bytes(package.package), "the sources, with the compiler's command lines"

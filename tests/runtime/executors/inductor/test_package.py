@@ -1,0 +1,85 @@
+"""A finished executable of AOTInductor: read as written, and refused on a host that it is not for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
+from llmc.errors import ArtifactError
+from llmc.runtime.executors.envelope import write_envelope
+from llmc.runtime.executors.inductor.package import FORM, SIZES, Package
+from tests.runtime.executors.inductor.test_archive import PACKAGE
+
+HERE = {
+    "torch": "2.11.0", "cuda": "13.0", "compute_capability": "9.0", "driver": "580.95.05",
+    "card": "NVIDIA H100 80GB HBM3",
+}  # fmt: skip
+NUMBERS = dict.fromkeys(SIZES, 4)
+
+
+def package(**made_for: str) -> Package:
+    return Package("cuda", {**HERE, **made_for}, NUMBERS, memoryview(b"a program"), memoryview(PACKAGE))
+
+
+def test_it_is_read_as_it_was_written_and_counts_as_code() -> None:
+    data = package().to_bytes()
+    assert Package.parse(data, "bundle/1") == package()
+    assert code_in(data[:HEAD_BYTES]) == "code that AOTInductor compiled"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "rocm"}, {"device": None}, {"device": ["cuda"]}, {"made_for": None}, {"made_for": {"torch": 2}},
+        {"sizes": []}, {"sizes": {**NUMBERS, "capacity": "4"}}, {"sizes": {"batch": 4}},
+    ],
+)  # fmt: skip
+def test_a_header_with_something_else_is_refused(change: dict[str, Any]) -> None:
+    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS} | change
+    with pytest.raises(
+        ArtifactError, match=r"^bundle/1: damaged, .*lacks device, made_for or sizes; finish the bundle"
+    ):
+        Package.parse(write_envelope(header, {"package": PACKAGE, "program": b""}, FORM), "bundle/1")
+
+
+def test_a_section_that_is_no_package_is_refused_before_torch_sees_it() -> None:
+    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS}
+    for content in (b"", b"\x7fELF", PACKAGE[:-1]):
+        with pytest.raises(ArtifactError, match="bundle/1: no AOTInductor package of llmc"):
+            Package.parse(write_envelope(header, {"package": content, "program": b""}, FORM), "bundle/1")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"torch": "2.13.0"}, "compiled for torch 2.11.0, this host has 2.13.0"),
+        ({"cuda": "12.8"}, "compiled for CUDA 13.0, this host has 12.8"),
+        (
+            {"compute_capability": "8.9", "card": "NVIDIA L40S"},
+            "compiled for compute capability 9.0, this host has 8.9",
+        ),
+        ({"driver": "570.10"}, "compiled for driver 580.95.05, this host has 570.10"),
+        ({"card": "NVIDIA H200"}, "compiled for card NVIDIA H100 80GB HBM3, this host has NVIDIA H200"),
+    ],
+)
+def test_another_torch_cuda_or_card_is_named(other: dict[str, str], words: str) -> None:
+    package().require_here(HERE, "bundle/1")
+    with pytest.raises(ArtifactError, match=f"^bundle/1: {words}; finish the bundle again here: llmc compile --resume"):
+        package().require_here({**HERE, **other}, "bundle/1")
+    with pytest.raises(ArtifactError, match="this host has none"):
+        package().require_here({}, "bundle/1")
+
+
+@pytest.mark.parametrize("torch", ["2.10.1", "2.14.0", "3.0", "", "nightly"])
+def test_a_package_of_a_release_that_is_not_known_is_refused(torch: str) -> None:
+    with pytest.raises(ArtifactError, match="whose packages llmc does not know"):
+        package(torch=torch).require_here({**HERE, "torch": torch}, "bundle/1")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_step_of_other_sizes_never_reaches_its_code(name: str) -> None:
+    package().require_sizes(NUMBERS, "bundle/1")
+    with pytest.raises(ArtifactError, match=f"compiled for {name} 4, opened for 5; finish the bundle"):
+        package().require_sizes({**NUMBERS, name: 5}, "bundle/1")
