@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +17,6 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import bind
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets import open_target
-from llmc.compiler.targets.cuda.cards import card_of
-from llmc.compiler.targets.cuda.formats import READ_FROM, lacks_format
 from llmc.compiler.targets.declared import declared
 from llmc.compiler.targets.xla.formats import CODES, SCALE, described_as
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
@@ -209,19 +206,3 @@ class TestOptions:
             open_target("xla").configure(CompileOptions.of("xla", kv_cache_dtype="u8"))
         with pytest.raises(UnknownNameError, match="fp8"):
             CompileOptions.of("xla", quantize="fp7")
-
-
-class TestCards:
-    def test_a_card_that_would_copy_each_matrix_is_refused_with_what_to_choose(self) -> None:
-        h100 = card_of("h100")
-        assert h100 is not None
-        ada = replace(h100, name="l40s", compute_capability=(8, 9))
-        assert {lacks_format(h100, "--quantize", name) for name in READ_FROM} == {""}
-        assert lacks_format(ada, "--quantize", "int8") == lacks_format(ada, "--kv-cache-dtype", "fp8") == ""
-        assert "from compute capability 9.0 on, l40s has 8.9" in lacks_format(ada, "--quantize", "fp8")
-        assert lacks_format(ada, "--quantize", "fp8").endswith("choose --quantize int8")
-
-    def test_h100_takes_all_formats(self) -> None:
-        for name in CODES:
-            asked = CompileOptions.of("cuda:h100", quantize=name, kv_cache_dtype="fp8")
-            assert open_target("cuda:h100").configure(asked).quantize == name
