@@ -3,7 +3,8 @@
 The compiler is in JAX's plug-in for CUDA, the assembler in nvidia-cuda-nvcc; neither asks for a card or a driver.
 
 Layers are not rolled by default: XLA:GPU copies each layer's weights out of the stacked array in every turn of the loop
-(seen in its HLO, jax 0.10.2), which triples what a decode step moves. Unrolled, products read them where they lie.
+(seen in its HLO, jax 0.10.2), which triples what is moved of them. Unrolled, products read them where they lie. The
+price is memory: plain attention then keeps a copy of the bucket's keys and values of all layers at once, not of one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llmc.compiler.targets.base import Executable, TopologyForm
 from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.xla.described import DescribedTarget
-from llmc.compiler.targets.xla.target import LOWERING, ROLL_LAYERS
+from llmc.compiler.targets.xla.target import LOWERING
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,13 +106,6 @@ class CudaTarget(DescribedTarget):
         if LOWERING.of(options) != "jax" and ATTENTION.of(options) != "plain":
             raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
         return self._tuning.configured(super().configure(options))
-
-    def _rolls(self, programs: Sequence[Program], options: CompileOptions) -> bool:
-        """By default only plain attention is rolled: XLA:GPU copies a layer's weights out of their stack before it uses
-        them, and without rolling keeps the masked caches of all layers at once, which the kernel has none of."""
-        if ROLL_LAYERS.of(options) is None and ATTENTION.of(options) != "plain":
-            return False
-        return super()._rolls(programs, options)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
         """Attention as one operator for the kernel."""

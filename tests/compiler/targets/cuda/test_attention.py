@@ -60,9 +60,9 @@ def test_steps_hold_the_kernel_as_machine_code_and_the_plain_form_is_verified_on
 
 @pytest.mark.parametrize(
     ("options", "rolled"),
-    [({}, True), ({"attention": "pallas"}, False), ({"attention": "pallas", "roll_layers": True}, True)],
+    [({}, False), ({"attention": "pallas"}, False), ({"attention": "pallas", "roll_layers": True}, True)],
 )
-def test_only_steps_without_the_kernel_are_rolled_by_default(options: dict[str, object], rolled: bool) -> None:
+def test_steps_are_rolled_only_where_it_is_asked_for(options: dict[str, object], rolled: bool) -> None:
     target = open_target("cuda:h100")
     asked = target.configure(CompileOptions.of("cuda:h100", dtype="bf16", **options))
 

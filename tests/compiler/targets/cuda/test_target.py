@@ -22,10 +22,8 @@ from llmc.compiler.pipeline.compile import compile_bundle, compile_in_worker
 from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Lowered, Shape
-from llmc.compiler.targets.cuda.target import CudaTarget
 from llmc.compiler.targets.cuda.toolkit import PACKAGES
 from llmc.compiler.targets.xla.report import lines
-from llmc.compiler.targets.xla.tpu import TpuTarget
 from llmc.errors import CompileError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.envelope import Envelope
@@ -163,10 +161,6 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(
 
     with pytest.raises(DeviceError, match=rf"NVIDIA GPU needs {package}; .*pip install 'llmc\[cuda\]'"):
         open_target(DEVICE).toolchain()
-
-
-def test_layers_are_rolled_where_it_is_asked_for() -> None:
-    assert (CudaTarget.rolls_by_default, TpuTarget.rolls_by_default) == (False, True)
 
 
 def test_flags_that_xla_reads_are_in_the_key_and_no_instruction_set_is(monkeypatch: pytest.MonkeyPatch) -> None:
