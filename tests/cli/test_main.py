@@ -114,7 +114,7 @@ def failure(llmc: Llmc, toy: Path, patch: pytest.MonkeyPatch, code: int) -> list
 
 MESSAGES = {
     1: "nowhere: no such file or folder; MODEL is a Hugging Face folder, a .gguf file, a hub name",
-    2: "unknown device 'gpu'; known: cpu, fake, hpu",
+    2: "unknown device 'gpu'; known: cpu, cuda, fake, hpu",
     3: "--require-native: executables for fake are only portable on this host",
     4: "compiled graphs disagree with the reference model",
     5: "nowhere: not a bundle (no such file or folder); make one with `llmc compile`",

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +376,17 @@ PROMPT = {"kind": "prompt", "number": 0, "priority": 0, "cache_dtype": "f32"}
 IDS = np.array([1, 2, 3], "<i8").tobytes()
 
 
+@contextmanager
+def entered(address: Address) -> Iterator[Frames]:
+    """Frames of a connection that the server has let in, whose socket is given back whatever comes."""
+    frames = Frames(address.connect(1))
+    try:
+        enter(frames, None, "there")
+        yield frames
+    finally:
+        frames.release()
+
+
 @pytest.mark.parametrize(
     ("header", "payload"),
     [
@@ -388,31 +399,20 @@ IDS = np.array([1, 2, 3], "<i8").tobytes()
 def test_a_client_that_sends_anything_else_is_cut_off_and_others_are_served(
     server: tuple[PrefillServer, Address], facts: Facts, header: dict[str, Any], payload: bytes
 ) -> None:
-    frames = Frames(server[1].connect(1))
-    enter(frames, None, "there")
-    frames.send(header, payload)
-    assert frames.receive(WAIT_S) is None
-    frames.release()
+    with entered(server[1]) as frames:
+        frames.send(header, payload)
+        assert frames.receive(WAIT_S) is None
     assert still_serves(server[1], facts)
 
 
 def test_a_prompt_number_that_is_in_use_is_refused(server: tuple[PrefillServer, Address], facts: Facts) -> None:
-    frames = Frames(server[1].connect(1))
-    enter(frames, None, "there")
-    for _ in range(64):  # some answers may come before the same number does again
-        try:
-            frames.send(PROMPT, IDS)
-        except OSError:
-            break
-    while True:
-        try:
-            found = frames.receive(WAIT_S)
-        except (wire.WireError, OSError):
-            break
-        if found is None:
-            break
-        frames.skip(1 << 20)
-    frames.release()
+    with entered(server[1]) as frames:
+        with suppress(OSError):
+            for _ in range(64):  # some answers may come before the same number does again
+                frames.send(PROMPT, IDS)
+        with suppress(wire.WireError, OSError):  # the connection may end within an answer
+            while frames.receive(WAIT_S) is not None:
+                frames.skip(1 << 20)
     assert still_serves(server[1], facts)
 
 
