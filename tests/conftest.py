@@ -150,7 +150,19 @@ def begins(path: Path) -> int:
     text = path.read_text()
     if "pytestmark = pytest.mark.real_weights" in text:
         return 0
-    return 1 if "compiler" in path.parts or "tests.compiler" in text else 2
+    return 1 if "compiler" in path.parts or _compiles(text) or _compiles(_fixtures(path.parent)) else 2
+
+
+def _compiles(text: str) -> bool:
+    """Whether a file takes compiled models, or a device for them, from where tests have them."""
+    return "tests.compiler" in text or "tests.fakes" in text
+
+
+@cache
+def _fixtures(folder: Path) -> str:
+    """What a folder's own conftest.py says."""
+    file = folder / "conftest.py"
+    return file.read_text() if file.exists() and file != Path(__file__) else ""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

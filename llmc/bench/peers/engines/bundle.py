@@ -15,10 +15,10 @@ from llmc.runtime.llm import BundleLLM
 
 
 class Engine:
-    """Answers for one bundle; see __init__.py."""
+    """Answers for one bundle; see __init__.py. `options`: more of BundleLLM's."""
 
-    def __init__(self, model: str, threads: int) -> None:
-        self.llm = BundleLLM(model, threads=threads, keep_steps=True, enable_prefix_caching=False)
+    def __init__(self, model: str, threads: int, **options: Any) -> None:
+        self.llm = BundleLLM(model, threads=threads, keep_steps=True, enable_prefix_caching=False, **options)
         self._recorded: list[Any] = []
 
     def about(self) -> dict[str, Any]:
