@@ -299,9 +299,9 @@ def _reads(tree: ast.AST) -> list[int]:
             if isinstance(node, ast.Dict)
             else [node.func.value]
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            and node.func.attr in {"setdefault", "items"}
+            and node.func.attr in {"setdefault", "items", "update"}
             else [node.value]
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
             else []
         )
     }  # fmt: skip

@@ -543,7 +543,7 @@ def test_names_that_nobody_knows(toy: Toy) -> None:
     with pytest.raises(UnknownNameError, match="unknown device 'gpu'; known: cpu, cuda, fake, hpu") as caught:
         toy.compile(device="gpu")
     assert caught.value.exit_code == 2
-    with pytest.raises(UnknownNameError, match="unknown quantisation 'int3'; known: int4, int8, keep, none"):
+    with pytest.raises(UnknownNameError, match="unknown quantisation 'int3'; known: fp8, int4, int8, keep, none"):
         toy.compile(quantize="int3")
     with pytest.raises(UnknownNameError, match="unknown dtype 'f8'"):
         toy.compile(dtype="f8")

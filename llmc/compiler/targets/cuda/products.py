@@ -23,8 +23,10 @@ from pathlib import Path
 
 from llmc.runtime.executors.envelope import Envelope, write_envelope
 from llmc.runtime.executors.xla.envelope import FORM
+from llmc.settings import variables
 
 RESULTS_NAME = "llmc-tuning.pb"
+FLAGS = "XLA_FLAGS"
 _FOLDER = "TEST_UNDECLARED_OUTPUTS_DIR"
 LOAD_RESULTS: Mapping[str, str] = {"xla_gpu_load_autotune_results_from": f"{_FOLDER}/{RESULTS_NAME}"}
 COST_MODEL = "--xla_gpu_experimental_cost_model_gemm_tiling_options=filter=0"
@@ -75,23 +77,21 @@ def choosing(results: bytes | None, *, model: bool) -> Iterator[tuple[Mapping[st
     with tempfile.TemporaryDirectory() as folder:
         if results is not None:
             (Path(folder) / RESULTS_NAME).write_bytes(results)
-        flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), COST_MODEL if model else "")))
-        with _environment({**_TOLD, _FOLDER: folder, "XLA_FLAGS": flags}), _counting(looked):
+        flags = " ".join(filter(None, (variables((FLAGS,)).get(FLAGS), COST_MODEL if model else "")))
+        with _environment({**_TOLD, _FOLDER: folder, FLAGS: flags}), _counting(looked):
             yield (LOAD_RESULTS if results is not None else {}), looked
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = variables(wanted)
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
