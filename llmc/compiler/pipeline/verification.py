@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
@@ -119,7 +119,7 @@ def verify_stage(
     probes, predicted = vouched_probes(stages, target, origins, anew=settings.require_signatures)
     limits = target.limits(options)
     if gives_tokens(manifest):
-        with _draft(stages, manifest, sources) as draft:
+        with _draft(stages, manifest, sources, target) as draft:
             return {"mode": options.verify, **tokens_stage(draft, stages, target, probes, limits)}
     every = options.verify == "all"
     chosen = choose(stages.plan.buckets, stages.plan.limits, every, target, manifest.executables, stages.parameters)
@@ -136,7 +136,7 @@ def verify_stage(
     stages.report(StageReport("verify", False, None))
     start = time.perf_counter()
     if missing:
-        made = _run(stages, manifest, sources, probes, [part for part, _ in missing], progress)
+        made = _run(stages, manifest, sources, target, probes, [part for part, _ in missing], progress)
         for (_, key), outcome in zip(missing, made, strict=True):
             outcomes[key.digest] = outcome
     result = summarise([outcomes[key.digest] for _, key in keys], limits)
@@ -198,16 +198,16 @@ def _buckets_digest(plan: Plan, buckets: Sequence[Bucket]) -> str:
 
 
 def _run(
-    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], probes: Entry,
+    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], target: Target, probes: Entry,
     parts: Sequence[Part], progress: Callable[[int, int], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    with _draft(stages, manifest, sources) as draft:
+    with _draft(stages, manifest, sources, target) as draft:
         return run_parts(draft, stages, probes, parts, progress)
 
 
 @contextmanager
-def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path]) -> Iterator[Bundle]:
-    """The bundle, opened, as it would be published."""
+def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path], target: Target) -> Iterator[Bundle]:
+    """The bundle, opened, as it would be published; on the CPU, where the target is verified there."""
     from llmc.artifacts.bundle.reader import BundleFiles
     from llmc.artifacts.bundle.writer import write_bundle
     from llmc.runtime.bundle import Bundle
@@ -216,7 +216,8 @@ def _draft(stages: Stages, manifest: Manifest, sources: Mapping[str, Path]) -> I
         return write_bundle(folder / "draft", manifest, sources)
 
     with filled_folder(stages.store, "drafts", write) as draft:
-        yield Bundle(BundleFiles.open(draft), stages.settings)
+        portable = stages.settings.open_portable or target.verifies_portable
+        yield Bundle(BundleFiles.open(draft), replace(stages.settings, open_portable=portable))
 
 
 def run_parts(

@@ -183,6 +183,9 @@ class Target(ABC):
 
     verifies_each: ClassVar[bool] = True
     """Whether verification runs every executable, not only those of sampled buckets."""
+    verifies_portable: ClassVar[bool] = False
+    """Whether verification runs the portable halves on this host's CPU, even where such a device is here: another one
+    of its sort, perhaps, than the one compiled for."""
 
     config_only: ClassVar[bool] = False
     """Whether executables can be compiled before there are weights."""

@@ -52,7 +52,7 @@ from llmc.runtime.executors.fake.executor import FakeExecutor, Program
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import DECODE, EOS, PROMPT, VOCAB, toy_plan, write_toy
 from tests.artifacts.helpers import Faults, child, files_below, finish, flip
-from tests.devices import Replay, use, wrong_for
+from tests.devices import Replay, noting, use, wrong_for
 from tests.toy import Toy, greedy
 
 BUCKETS = len(PROMPT) + len(DECODE)
@@ -426,6 +426,18 @@ def test_broken_graphs_are_never_published(
     result = toy.compile(specialise=specialise)
     assert result.built == 0, "executables are kept, the verdict is not"
     assert result.verification["mode"] == "sample"
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_what_is_verified_on_the_cpu_is_opened_as_its_portable_half_whatever_device_is_here(
+    unverified: Toy, monkeypatch: pytest.MonkeyPatch, portable: bool
+) -> None:
+    opened: list[bool] = []
+    see = noting(lambda what, of: opened.append(of.settings.open_portable) if what == "check" else None)
+    use(monkeypatch, executor=see)
+    monkeypatch.setattr(FakeTarget, "verifies_portable", portable)
+    unverified.compile()
+    assert opened == [portable]
 
 
 class CopiesNothing(FakeExecutor):

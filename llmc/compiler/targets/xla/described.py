@@ -40,6 +40,7 @@ class DescribedTarget(XlaTarget):
     hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
     # verification compiles each program for this CPU first, and does not run the executables
     verifies_each: ClassVar[bool] = False
+    verifies_portable: ClassVar[bool] = True
     verifying: ClassVar[Verifying] = Verifying(
         begin=Cost(fixed=1.0), opened=Cost(fixed=1.5), step=Cost(parameters=0.02), tokens=Cost(parameters=2.2)
     )
