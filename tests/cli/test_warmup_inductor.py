@@ -12,7 +12,6 @@ from llmc.testing.executors import PLAN
 from tests.cli.helpers import Llmc
 from tests.fakes import cuda, gaudi
 from tests.fakes.cuda.state import Gpu
-from tests.manifests import edit_manifest
 
 MEMORY = 64 << 20
 WARMUP = ("warmup", "--no-finish")
@@ -20,9 +19,7 @@ WARMUP = ("warmup", "--no-finish")
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = gaudi.write_bundle(tmp_path_factory.mktemp("inductor"))
-    edit_manifest(path, lambda document: document.update(executor="inductor", device="inductor"))
-    return path
+    return gaudi.write_bundle(tmp_path_factory.mktemp("inductor"), "inductor")
 
 
 @pytest.fixture

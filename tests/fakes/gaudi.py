@@ -20,10 +20,10 @@ _modules: dict[str, Any] = {}
 """The fake's modules: torch keeps what they register, so they are imported once, and hidden between tests."""
 
 
-def write_bundle(folder: Path) -> Path:
-    """Two layers of llama, compiled for hpu on a host without one."""
+def write_bundle(folder: Path, device: str = "hpu") -> Path:
+    """Two layers of llama, compiled for hpu, or another device of portable programs, on a host without one."""
     model = tiny.write_model(folder / "llama", "llama")
-    asked = CompileOptions("hpu", "none", verify="none", sample_top_k=TOP)
+    asked = CompileOptions(device, "none", verify="none", sample_top_k=TOP)
     compile_bundle(str(model), folder / "bundle", PLAN, asked, Store(folder / "store"), lambda _: None)
     return folder / "bundle"
 

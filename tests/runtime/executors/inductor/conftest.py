@@ -14,7 +14,6 @@ from llmc.runtime.executors.inductor.executor import OnCard
 from llmc.testing.executors import SLOTS
 from tests.fakes import cuda, gaudi
 from tests.fakes.cuda.state import Gpu
-from tests.manifests import edit_manifest
 
 MODES = {"CUDA graphs": ("0", "1"), "torch.compile": ("0", "0"), "PyTorch eager mode": ("1", "1")}
 """(LLMC_ENFORCE_EAGER, LLMC_CUDA_GRAPHS) of each mode."""
@@ -22,9 +21,7 @@ MODES = {"CUDA graphs": ("0", "1"), "torch.compile": ("0", "0"), "PyTorch eager 
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = gaudi.write_bundle(tmp_path_factory.mktemp("inductor"))
-    edit_manifest(path, lambda document: document.update(executor="inductor", device="inductor"))
-    return path
+    return gaudi.write_bundle(tmp_path_factory.mktemp("inductor"), "inductor")
 
 
 Host = Callable[..., Gpu]
