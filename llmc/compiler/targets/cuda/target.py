@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.targets.base import Executable, TopologyForm
-from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS
+from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS, require_kernel
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.xla.described import DescribedTarget
-from llmc.compiler.targets.xla.target import LOWERING
-from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,9 +100,8 @@ class CudaTarget(DescribedTarget):
         return parse_topology(self._detail)
 
     def configure(self, options: CompileOptions) -> CompileOptions:
-        """Refuses a kernel in what torch-xla lowers, and tuning results that do not hold for the card."""
-        if LOWERING.of(options) != "jax" and ATTENTION.of(options) != "plain":
-            raise InputError(f"{ATTENTION.flag} pallas works with --lowering jax; leave one of them out")
+        """Refuses a kernel that cannot be, and tuning results that do not hold for the card."""
+        require_kernel(options, self.topology.card)
         return self._tuning.configured(super().configure(options))
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:

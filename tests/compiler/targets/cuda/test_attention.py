@@ -71,8 +71,11 @@ def test_steps_are_rolled_only_where_it_is_asked_for(options: dict[str, object],
 
 
 @needs_plugin
-@pytest.mark.parametrize(("card", "architecture"), [("h100", b"sm_90a"), ("a100", b"sm_80"), ("l4", b"sm_89")])
-def test_the_kernel_becomes_machine_code_of_each_architecture(card: str, architecture: bytes) -> None:
+@pytest.mark.parametrize(
+    ("card", "architecture", "cached"),
+    [("h100", b"sm_90a", "bfloat16"), ("a100", b"sm_80", "bfloat16"), ("l4", b"sm_89", "float8_e4m3fn")],
+)
+def test_the_kernel_becomes_machine_code_of_each_architecture(card: str, architecture: bytes, cached: str) -> None:
     import jax
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
@@ -90,7 +93,7 @@ def test_the_kernel_becomes_machine_code_of_each_architecture(card: str, archite
     given = [
         jax.ShapeDtypeStruct(shape, dtype, sharding=here)
         for shape, dtype in [
-            ((2, 8, 1, 128), jnp.bfloat16), ((2, 2, 1, 128), jnp.bfloat16), ((2, 3, 2, 4096, 128), jnp.bfloat16),
+            ((2, 8, 1, 128), jnp.bfloat16), ((2, 2, 1, 128), jnp.bfloat16), ((2, 3, 2, 4096, 128), cached),
             ((2,), jnp.int32),
         ]
     ]  # fmt: skip
@@ -105,10 +108,11 @@ def test_the_kernel_becomes_machine_code_of_each_architecture(card: str, archite
     [
         ({"attention": "flash"}, UnknownNameError, "unknown attention 'flash'.*pallas, plain"),
         ({"attention": "pallas", "lowering": "torch-xla"}, InputError, "--attention pallas works with --lowering jax"),
+        ({"attention": "pallas", "kv_cache_dtype": "fp8"}, InputError, "needs compute capability 8.9, a100 has 8.0"),
     ],
 )
 def test_what_cannot_be_is_refused(
     model: Path, tmp_path: Path, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        compile_for("cuda:h100", model, tmp_path, **options)
+        compile_for("cuda:a100", model, tmp_path, **options)

@@ -48,7 +48,7 @@ def program(
     at = (b, token[:, None], (head * t.group + row % t.group)[:, None], dims[None, :])
     inside = dims[None, :] < t.head_dim
     mine = (token < t.query)[:, None] & inside
-    q = plt.load(query.at[at], mask=mine, other=0)
+    q = plt.load(query.at[at], mask=mine, other=0.0)
 
     def attend(carried: _Running, positions: Array, there: Array, blocks: Sequence[Ref]) -> _Running:
         """And a block of keys and values at `positions`, of which `there` are tokens at all."""
@@ -56,7 +56,7 @@ def program(
         seen = (positions[None, :] <= own) & there[None, :]
         if window > 0:
             seen &= positions[None, :] > own - window
-        k, v = (plt.load(block, mask=there[:, None] & inside, other=0).astype(q.dtype) for block in blocks)
+        k, v = (plt.load(block, mask=there[:, None] & inside, other=0.0).astype(q.dtype) for block in blocks)
         return _add(carried, q, k, v, seen, scale, softcap)
 
     def past_block(j: Array, carried: _Running) -> _Running:

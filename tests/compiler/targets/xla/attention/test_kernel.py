@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_is_attention_over_live_tokens(name: str) -> None:
         assert np.isfinite(made["kernel"]).all(), "a dummy row reads its new tokens alone"
 
     holds()
+
+
+def test_a_cache_of_8_bits_is_read_as_what_it_holds() -> None:
+    from ml_dtypes import float8_e4m3fn
+
+    name = next(iter(CASES))
+    step = given(CASES[name], [0, 100, 1000], [False] * 3, 5)
+    held = replace(step, keys=step.keys.astype(float8_e4m3fn), values=step.values.astype(float8_e4m3fn))
+    expected = reference(CASES[name], held)
+    for form, run in forms(name).items():
+        np.testing.assert_allclose(run(held), expected, rtol=0, atol=2e-5, err_msg=form)
 
 
 @forall(
