@@ -111,5 +111,5 @@ def _counting(looked: Looked) -> Iterator[None]:
             for line in taken.read().decode(errors="replace").splitlines(keepends=True):
                 looked.tuned += bool(_HIT.search(line))
                 looked.products += bool(_HIT.search(line) or _MISS.search(line))
-                if not _LINE.match(line):
+                if line.strip() and not _LINE.match(line):
                     os.write(2, line.encode())
