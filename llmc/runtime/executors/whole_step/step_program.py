@@ -43,7 +43,8 @@ def flat_step(program: PortableProgram, context: int) -> Run:
         tensors, rows, capacity, heads, head_dim = kept.shape
         held: tuple[Any, ...] = ()
         if context:
-            held = kept.narrow(2, 0, context).index_select(1, slots).transpose(2, 3).unbind(0)
+            # tensor by tensor, so that a compiler reads each where its layer does, and copies no whole past
+            held = tuple(t.narrow(1, 0, context).index_select(0, slots).transpose(1, 2) for t in kept.unbind(0))
         found = program.run(token_ids, past, new, *held, *weights)
         made = torch.stack(found[-tensors:]).transpose(2, 3)
         made = made.reshape(tensors, -1, heads, head_dim).index_select(1, sources)
