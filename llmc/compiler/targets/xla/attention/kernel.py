@@ -42,7 +42,7 @@ def program(
     t = tiling
     b, head = pl.program_id(0), pl.program_id(1)
     tile, split = pl.program_id(2) // t.splits, pl.program_id(2) % t.splits
-    live = past[b] if t.context else jnp.int32(0)
+    live = past[b] if t.context else 0
     row = tile * t.rows + jnp.arange(t.rows)
     token, dims = row // t.group, jnp.arange(t.padded_dim)
     at = (b, token[:, None], (head * t.group + row % t.group)[:, None], dims[None, :])
@@ -70,15 +70,16 @@ def program(
         return attend(carried, live + tokens, tokens < t.query, [new.at[place] for new in (key, value)])
 
     first, last = tile * t.rows // t.group, jnp.minimum((tile * t.rows + t.rows - 1) // t.group, t.query - 1)
-    skipped = first - window + 1 if window > 0 else -live
+    skipped = first - window + 1  # before the first token that the window shows, counted from the first new one
+    begin_new = jnp.maximum(skipped, 0) // t.block_new if window > 0 else 0
     carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_dim)))
     if t.context:
-        blocks, begin = pl.cdiv(live, t.block), jnp.maximum(live + skipped, 0) // t.block
+        blocks, begin = pl.cdiv(live, t.block), jnp.maximum(live + skipped, 0) // t.block if window > 0 else 0
         share = pl.cdiv(jnp.maximum(blocks - begin, 0), t.splits)
         start = begin + split * share
         carried = lax.fori_loop(start, jnp.minimum(start + share, blocks), past_block, carried)
     end = jnp.where(split == t.splits - 1, last // t.block_new + 1, 0)
-    top, weight, total = lax.fori_loop(jnp.maximum(skipped, 0) // t.block_new, end, new_block, carried)
+    top, weight, total = lax.fori_loop(begin_new, end, new_block, carried)
     if t.splits == 1:
         plt.store(outs[0].at[at], (total / weight[:, None]).astype(outs[0].dtype), mask=mine)
         return
