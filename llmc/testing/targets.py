@@ -140,4 +140,6 @@ class TargetContract(ExecutorContract):
             return next(choice for choice in option.choices if choice != option.default)
         if option.kind is bool:
             return not option.default
+        if option.kind is str:
+            return f"another-{option.default or option.name}"
         return option.kind((option.least or 0) + 1 + (option.default or 0))
