@@ -19,9 +19,10 @@ from llmc.compiler.targets.tuning import Results, Tuner
 from llmc.errors import CompileError, DeviceError, LlmcError
 from llmc.platforms import how_to_install
 from llmc.runtime.executors.envelope import Envelope
-from llmc.runtime.executors.xla.client import open_client, toolchain_version
+from llmc.runtime.executors.xla.client import toolchain_version
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
 from llmc.runtime.executors.xla.exported import compile_exported
+from llmc.runtime.executors.xla.hosts import HOSTS
 from llmc.runtime.nvidia import gpus
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class CudaTuner(Tuner):
         source = f"{bundle.path}: {executable}"
         parsed = Envelope.parse(bundle.files.read(executable.blob), source, FORM)
         header = StepHeader.parse(parsed.header, source)
-        devices = open_client("cuda", header.devices)
+        devices = HOSTS["cuda"].open(header.devices, 1)
         entries = parse(self._dumped(parsed.section("export"), header, devices, source, known))
         if not entries:
             return known

@@ -22,6 +22,7 @@ from llmc.compiler.targets.cuda.tuner import CudaTuner
 from llmc.errors import ArtifactError, CompileError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.xla.envelope import FORM, StepHeader
+from llmc.runtime.executors.xla.hosts.cuda import CudaHost
 from tests.compiler.targets.cuda.test_autotuning import REAL
 from tests.fakes import nvidia
 
@@ -61,7 +62,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(tuner, "compile_exported", made.compile)
     monkeypatch.setattr(tuner, "toolchain_version", lambda platform: HEADER.jax)
     device = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")
-    monkeypatch.setattr(tuner, "open_client", lambda platform, devices: [device] * devices)
+    monkeypatch.setattr(CudaHost, "open", lambda host, devices, threads: [device] * devices)
     return made
 
 
