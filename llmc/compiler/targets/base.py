@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -19,6 +18,7 @@ from llmc.compiler.options import CompileOptions, Option, Value
 from llmc.compiler.targets.costs import LOWER, TRACE, WEIGHTS, Cost, Verifying
 from llmc.compiler.targets.declared import refuse_foreign
 from llmc.compiler.targets.hardware import NEVER, Hardware
+from llmc.compiler.targets.reference import TRANSFORMERS, ReferenceModel
 from llmc.compiler.targets.workers import Workers
 from llmc.errors import InputError
 from llmc.settings import Settings
@@ -35,40 +35,11 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.tuning import Tuner
     from llmc.compiler.verification.limits import Limits as Bounds
-    from llmc.compiler.verification.probes import Reference
     from llmc.runtime.accelerators import Cards
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
 DTYPE_BITS = {"f32": 32, "bf16": 16, "f16": 16}
-
-
-@dataclass(frozen=True)
-class ReferenceModel:
-    """A reference for executables: its name in keys and manifests, its place ("module:class", made of a checkpoint),
-    and the packages that its predictions depend on."""
-
-    name: str
-    place: str
-    packages: tuple[str, ...] = ()
-
-    @property
-    def module(self) -> str:
-        """Where its code is."""
-        return self.place.partition(":")[0]
-
-    def open(self, checkpoint: Checkpoint) -> Reference:
-        """The model with the checkpoint's weights."""
-        made: Reference = getattr(import_module(self.module), self.place.partition(":")[2])(checkpoint)
-        return made
-
-
-TRANSFORMERS = ReferenceModel(
-    "transformers",
-    "llmc.compiler.verification.transformers_reference:TransformersReference",
-    ("torch", "transformers"),
-)
-TOY = ReferenceModel("toy", "llmc.compiler.verification.toy_reference:ToyReference")
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.stages import Stages
-from llmc.compiler.targets.base import TOY, Executable, Lowered, ReferenceModel, Shape, State, Target
+from llmc.compiler.targets.base import Executable, Lowered, Shape, State, Target
 from llmc.compiler.targets.costs import Cost, Verifying
+from llmc.compiler.targets.reference import TOY, ReferenceModel
 from llmc.errors import CheckpointError, InputError
 from llmc.runtime.executors.fake.program import EMBEDDING, FORMAT, HEAD
 
