@@ -19,6 +19,7 @@ from llmc.compiler.targets.base import Executable, TopologyForm
 from llmc.compiler.targets.cuda.attention import ATTENTION, DIALECTS, require_kernel
 from llmc.compiler.targets.cuda.tuning import NONE, TUNING, Tuning
 from llmc.compiler.targets.xla.described import DescribedTarget
+from llmc.compiler.targets.xla.target import ROLL_LAYERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,6 +104,12 @@ class CudaTarget(DescribedTarget):
         """Refuses a kernel that cannot be, and tuning results that do not hold for the card."""
         require_kernel(options, self.topology.card)
         return self._tuning.configured(super().configure(options))
+
+    def lighter(self, options: CompileOptions) -> Sequence[str]:
+        """The kernel, which copies no keys and values; and rolling, under which one layer's copies live at a time."""
+        if ATTENTION.of(options) != "plain":
+            return ()
+        return (f"{ATTENTION.flag} pallas", *(() if ROLL_LAYERS.of(options) else (ROLL_LAYERS.flag,)))
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
         """Attention as one operator for the kernel."""

@@ -122,11 +122,17 @@ def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) 
 
 
 def require_fits(
-    need: Need, topology: DescribedMachine, cache: Cache, limits: Limits, degrees: Mapping[int, Need] | None = None
+    need: Need,
+    topology: DescribedMachine,
+    cache: Cache,
+    limits: Limits,
+    degrees: Mapping[int, Need] | None = None,
+    lighter: Sequence[str] = (),
 ) -> None:
     """Raise CompileError where `need` is more than a device of `topology` has, saying by how much and what fits.
 
     `degrees`: the need under other degrees of tensor parallelism that the topology and the model allow.
+    `lighter`: flags under which steps take less temporary memory, named where that could be enough.
     """
     available = topology.usable_bytes
     if need.total <= available:
@@ -144,6 +150,8 @@ def require_fits(
         options.append(f"--max-model-len {largest.max_model_len} for {several}")
     if wider:
         options.append(f"--tensor-parallel {wider}")
+    if need.total - need.temporary <= available:
+        options += [f"{flag}, with less temporary memory" for flag in lighter]
     raise CompileError(
         f"does not fit {topology.name} by {gib(need.total - available)} a {topology.unit}: {need}; "
         f"a {topology.unit} has {gib(available)} for programs; "

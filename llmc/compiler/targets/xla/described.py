@@ -62,6 +62,10 @@ class DescribedTarget(XlaTarget):
         """XLA's, by name."""
         return {}
 
+    def lighter(self, options: CompileOptions) -> Sequence[str]:
+        """Flags under which steps would take less temporary memory than as they are asked for."""
+        return ()
+
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Refuses a topology that is not known."""
         self._devices(options)
@@ -110,7 +114,7 @@ class DescribedTarget(XlaTarget):
 
         found, cache = need(TENSOR_PARALLEL.of(options))
         wider = [d for d in _DEGREES if TENSOR_PARALLEL.of(options) < d <= topology.devices]
-        require_fits(found, topology, cache, limits, {d: need(d)[0] for d in wider})
+        require_fits(found, topology, cache, limits, {d: need(d)[0] for d in wider}, self.lighter(options))
         return found
 
     def analyse(

@@ -82,6 +82,21 @@ def test_steps_are_rolled_only_where_it_is_asked_for(options: dict[str, object],
     assert target._rolls((), asked) is rolled
 
 
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({}, ("--attention pallas", "--roll-layers")),
+        ({"roll_layers": True}, ("--attention pallas",)),
+        ({"attention": "pallas"}, ()),
+    ],
+)
+def test_what_would_take_less_memory_is_known(options: dict[str, object], flags: tuple[str, ...]) -> None:
+    target = open_target("cuda:h100")
+
+    assert isinstance(target, CudaTarget)
+    assert target.lighter(CompileOptions.of("cuda:h100", dtype="bf16", **options)) == flags
+
+
 @needs_plugin
 @pytest.mark.parametrize(
     ("card", "architecture", "cached"),

@@ -51,6 +51,14 @@ def test_steps_run_one_at_a_time_and_the_code_of_all_stays() -> None:
     assert Need.of(1000, 200, []) == Need(1000, 200)
 
 
+def test_flags_for_less_temporary_memory_are_named_where_that_could_be_enough() -> None:
+    limits, available = Limits(4096, 8), V5E.usable_bytes
+    for weights, named in ((available - 20, True), (available + 1, False)):
+        with pytest.raises(CompileError) as error:
+            require_fits(Need(weights, 10, temporary=50), V5E, LLAMA_8B, limits, lighter=("--roll-layers",))
+        assert ("--roll-layers, with less temporary memory" in str(error.value)) is named
+
+
 def test_what_fits_passes_up_to_the_last_byte() -> None:
     limits = Limits(4096, 8)
     available = V5E.usable_bytes
