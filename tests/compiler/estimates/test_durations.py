@@ -133,12 +133,12 @@ def opened(model: str, tmp_path: Path, device: str, limits: Limits, **options: o
 def test_what_is_beyond_an_hour_and_the_device_is_warned_of_with_what_shrinks_it(big: str, tmp_path: Path) -> None:
     limits = Limits(8192, 64)
     plan = make_plan(limits, "linear")
-    time, memory = opened(big, tmp_path, "hpu", limits).warnings(plan.buckets)
+    time, memory = opened(big, tmp_path, "hpu", limits).warnings(plan.buckets, free=10**12)
     assert "minutes, above an hour; what shrinks it: fewer buckets (--max-graphs" in time and "--jobs" in time
     assert "(graph memory 5" in memory and "above the 128.0 GB of a Gaudi 3; what shrinks it: fewer buckets" in memory
     assert "--max-graph-memory" in memory and "--max-num-seqs" in memory and "--dtype bf16" in memory
     few = make_plan(Limits(256, 1), "linear")
-    assert opened(big, tmp_path, "hpu", Limits(256, 1), verify="none").warnings(few.buckets) == []
+    assert opened(big, tmp_path, "hpu", Limits(256, 1), verify="none").warnings(few.buckets, free=10**12) == []
 
 
 def test_weights_that_the_disk_or_the_memory_does_not_hold(
@@ -154,7 +154,7 @@ def test_weights_that_the_disk_or_the_memory_does_not_hold(
     )
     int8 = opened(big, tmp_path, "onnxruntime", Limits(256, 1), quantize="int8", verify="none", kernels="onnxruntime")
     assert all("--quantize" not in warning for warning in int8.warnings(plan.buckets, free=10**9))
-    tpu = opened(big, tmp_path, "tpu:v5e-2x2", Limits(256, 1), verify="none").warnings(plan.buckets)
+    tpu = opened(big, tmp_path, "tpu:v5e-2x2", Limits(256, 1), verify="none").warnings(plan.buckets, free=10**12)
     shrinks = "--quantize int8 or fp8, --dtype bf16, --tensor-parallel"
     assert f"of 1 of the devices of v5e-2x2; what shrinks it: {shrinks}" in tpu[0]
     assert (
