@@ -7,12 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmc.artifacts.store.store import Store
+from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.stages import StageReport
 from llmc.runtime.bundle import Bundle
+from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
+
+
+def of_one_layer(folder: Path, device: str, case: str) -> Path:
+    """A portable bundle with a prompt and a decode bucket: quickly made, and finished."""
+    plan = toy_plan([(1, 16, 0)], [(2, 16)], Limits(16, 2, 16, 8))
+    return Compiled.first(folder, case, plan, {"device": device, "quantize": "none", "verify": "none"}).path
 
 
 @dataclass

@@ -26,7 +26,6 @@ from llmc.runtime.executors.whole_step.step_program import Run, flat_step, input
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.witness import Witness
     from llmc.runtime.step import Step
@@ -96,10 +95,6 @@ class OnCard(CardExecutor, HpuExecutor):
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         return self._watch.step(what)
-
-    def graph_device(self) -> GraphDevice | None:
-        """The card, where HPU graphs are captured."""
-        return self._graph_device
 
     def witnesses(self) -> Sequence[Witness]:
         """And the bridge's own counter of compiled graphs."""

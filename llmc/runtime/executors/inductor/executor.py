@@ -42,7 +42,6 @@ from llmc.runtime.top_logits import TopLogits, top_of
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.buckets.bucket import Bucket
-    from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.whole_step.card import Graph
     from llmc.runtime.step import Step
@@ -144,10 +143,6 @@ class OnCard(CardExecutor, InductorExecutor):
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         return watched(self.compilations, what)
-
-    def graph_device(self) -> GraphDevice | None:
-        """The card, where CUDA graphs are captured."""
-        return self._graph_device
 
     def operators(self, bucket: Bucket) -> int:
         """How many operators a bucket's program has."""

@@ -21,6 +21,7 @@ from llmc.runtime.executors.whole_step.step_program import Run
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.whole_step.card import Card, Graph, Mode
     from llmc.runtime.step import Step
@@ -36,6 +37,8 @@ class CardExecutor(TorchExecutor):
     _cache: CardCache
     _graphs: dict[str, Any]
     """Captured graphs by executable; what they are is the subclass's, a card.Graph at least."""
+    _graph_device: GraphDevice | None
+    """The subclass's, which makes it where its mode captures graphs."""
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._on_card: dict[str, Any] = {}
@@ -54,6 +57,10 @@ class CardExecutor(TorchExecutor):
     @abstractmethod
     def _captured(self, executable: Executable, step: Step) -> Graph:
         """The graph of an executable that is open. Raises OutOfDeviceMemoryError, DeviceError."""
+
+    def graph_device(self) -> GraphDevice | None:
+        """The card, where its graphs are captured."""
+        return self._graph_device
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         """Inside, what the card's software compiles is counted as `what`'s, where it counts itself."""

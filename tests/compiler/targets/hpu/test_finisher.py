@@ -17,9 +17,6 @@ from llmc.artifacts.bundle.native import RECIPES
 from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.artifacts.foreign.gaudi import VARIABLE
 from llmc.artifacts.store.store import Store
-from llmc.buckets.limits import Limits
-from llmc.compiler.options import CompileOptions
-from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.pipeline.finish import FinishResult, finish_bundle
 from llmc.compiler.targets.hpu import finisher, recording
 from llmc.errors import ArtifactError, CompileError, DeviceError, LlmcError
@@ -30,8 +27,7 @@ from llmc.runtime.startup.opening import EngineOptions, open_executor
 from llmc.runtime.startup.outcome import Outcome
 from llmc.runtime.startup.warming import Warming
 from llmc.settings import Settings
-from llmc.testing.toy import toy_plan
-from tests.compiler import tiny
+from tests.compiler.compiled import of_one_layer
 from tests.fakes import gaudi
 from tests.runtime.executors.hpu.conftest import MODES
 
@@ -102,12 +98,7 @@ class InProcess:
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A layer of llama with a prompt and a decode bucket, portable."""
-    folder = tmp_path_factory.mktemp("finish-hpu")
-    model = tiny.write_model(folder / "llama", "llama")
-    plan = toy_plan([(1, 16, 0)], [(2, 16)], Limits(16, 2, 16, 8))
-    asked = CompileOptions("hpu", "none", verify="none")
-    compile_bundle(str(model), folder / "bundle", plan, asked, Store(folder / "store"), lambda _: None)
-    return folder / "bundle"
+    return of_one_layer(tmp_path_factory.mktemp("finish-hpu"), "hpu", "llama")
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.hpu.executor import OnCard
-from llmc.testing.executors import SLOTS
 from tests.fakes import gaudi
+from tests.runtime.executors.whole_step.opened import opener
 
 MODES = {
     "torch.compile": (False, False), "PyTorch eager mode": (False, True), "HPU Graphs": (True, False),
@@ -42,12 +40,4 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.fixture
 def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., OnCard]:
-    """Opens the bundle on the card of this host, until the test ends."""
-
-    def open_(slots: int = SLOTS) -> OnCard:
-        executor = open_executor(Bundle.open(bundle), slots=slots, threads=1)
-        request.addfinalizer(executor.close)
-        assert isinstance(executor, OnCard)
-        return executor
-
-    return open_
+    return opener(bundle, OnCard, request)

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.bundle import Bundle
-from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.inductor.executor import OnCard
-from llmc.testing.executors import SLOTS
 from tests.fakes import cuda, gaudi
 from tests.fakes.cuda.state import Gpu
+from tests.runtime.executors.whole_step.opened import opener
 
 MODES = {"CUDA graphs": ("0", "1"), "torch.compile": ("0", "0"), "PyTorch eager mode": ("1", "1")}
 """(LLMC_ENFORCE_EAGER, LLMC_CUDA_GRAPHS) of each mode."""
@@ -45,12 +43,4 @@ def host(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> Host:
 
 @pytest.fixture
 def on_card(bundle: Path, request: pytest.FixtureRequest) -> Callable[..., OnCard]:
-    """Opens the bundle on the card of this host, until the test ends."""
-
-    def open_(slots: int = SLOTS) -> OnCard:
-        executor = open_executor(Bundle.open(bundle), slots=slots, threads=1)
-        request.addfinalizer(executor.close)
-        assert isinstance(executor, OnCard)
-        return executor
-
-    return open_
+    return opener(bundle, OnCard, request)
