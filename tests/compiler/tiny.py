@@ -65,6 +65,8 @@ def of_family(name: str) -> dict[str, Any]:
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {name: of_family(name) for name in supported()}
 """Of each family that there is."""
+REPRESENTATIVES = ("llama", "mistral", "qwen2", "qwen3")
+"""One family for each mechanism of the front end and of lowerings, for tests that take long; tests/models has all."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama-tied-biases-llama3-rope": {
         "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA3,

@@ -2,7 +2,7 @@
 
 The file's name is the model type, as config.json has it; it defines FAMILY (shared/base.py has the contract,
 docs/adding-an-architecture.md shows one). A file is added only after its traced program gave the reference model's
-greedy tokens in a ragged, padded batch (tests/compiler/frontend). Any other model type is refused by name, because some
+greedy tokens in a ragged, padded batch (tests/models). Any other model type is refused by name, because some
 models trace without an error and compute something else.
 
 Nothing here imports a family, so that keys of code that only needs the names do not depend on the families.

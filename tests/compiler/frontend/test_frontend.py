@@ -1,13 +1,14 @@
-"""Every supported architecture, traced from its configuration alone, computes what transformers computes."""
+"""An architecture, traced from its configuration alone, computes what transformers computes.
+
+Over a few families; tests/models has all of them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.export import ExportedProgram
@@ -19,7 +20,7 @@ from llmc.compiler.architectures.shared.cache import CacheShape
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
-from llmc.compiler.frontend.trace import Step, WeightlessStep, trace, trace_weightless
+from llmc.compiler.frontend.trace import Step, WeightlessStep, trace
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.program.fuse import fuse
@@ -28,16 +29,12 @@ from llmc.compiler.program.to_export import serialise, specialise
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.runtime.portable_program import Fields, PortableProgram, output_names, weight_names
+from llmc.runtime.portable_program import Fields, output_names, weight_names
 from tests.compiler import tiny
+from tests.compiler.replay import Replay, Run, Tensors, random_texts, symbolic, two_part_run
 
-CASES = [*tiny.ARCHITECTURES, *tiny.VARIANTS]
+CASES = [*tiny.REPRESENTATIVES, *tiny.VARIANTS]
 CAPACITY = 24
-NAN = float("nan")
-
-Tensors = list[torch.Tensor]
-Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors], Tensors]
-"""token_ids, past_lengths, new_lengths, cache → logits and each layer's key and value."""
 
 # New tokens of rows 0 … 3 in each step: ragged prompts, chunks over a past, then decoding; 0 is a dummy row.
 STEPS = [(6, 4, 1, 0), (5, 0, 3, 0), (1, 1, 1, 0), (1, 1, 1, 0), (1, 0, 1, 2)]
@@ -70,93 +67,31 @@ def fused_run(case: str) -> Run:
     return run
 
 
-@cache
-def symbolic(case: str, cached: bool) -> Fields:
-    return serialise(trace_weightless(tiny.config(case), "two_part", cached=cached).exported)
-
-
-@cache
-def specialised(case: str, batch: int, query: int, context: int) -> PortableProgram:
-    return PortableProgram.of(specialise(symbolic(case, context > 0), batch, query, context))
-
-
-def two_part_run(case: str) -> Run:
-    """Portable programs, one for each size that is asked for."""
-    model = tiny.model(case)
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-
-    def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        program = specialised(case, *token_ids.shape, kept[0].shape[2] if kept else 0)
-        return list(program.run(token_ids, past, new, *kept, *(tensors[n] for n in program.weights)))
-
-    return run
-
-
-class Replay:
-    """Rows of random tokens through a program, step by step, over caches that hold NaN where no live token is."""
-
-    def __init__(self, case: str, run: Run, *, in_place: bool) -> None:
-        self.run = run
-        self.in_place = in_place
-        config = tiny.config(case)
-        shape = CacheShape.of(config)
-        random = np.random.default_rng(3)
-        rows = len(STEPS[0])
-        self.random = random
-        self.tokens = [random.integers(0, config["vocab_size"], CAPACITY).tolist() for _ in range(rows)]
-        self.expected = [tiny.logits(case, row) for row in self.tokens]
-        self.past = [0] * rows
-        size = (rows, shape.kv_heads, CAPACITY, shape.head_dim)
-        self.kept = [torch.full(size, NAN) for _ in range(2 * shape.layers)]
-        self.vocab_size = config["vocab_size"]
-
-    def step(self, counts: tuple[int, ...], context: int) -> list[float]:
-        """Run one step of `counts` live tokens a row; the largest error of each live row's logits."""
-        query, rows = max(counts), len(counts)
-        live = [row for row in range(rows) if counts[row]]
-        token_ids = torch.from_numpy(self.random.integers(0, self.vocab_size, (rows, query)))
-        past, new = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.long)
-        kept = [torch.full_like(t, NAN) for t in self.kept]
-        for row in live:
-            start, end = self.past[row], self.past[row] + counts[row]
-            token_ids[row, : counts[row]] = torch.tensor(self.tokens[row][start:end])
-            past[row], new[row] = start, counts[row]
-            for given, mine in zip(kept, self.kept, strict=True):
-                given[row] = mine[row]
-        if not self.in_place:
-            kept = [t[:, :, :context] for t in kept] if context else []
-        logits, *made = self.run(token_ids, past, new, kept)
-        errors = []
-        for row in live:
-            start, end = self.past[row], self.past[row] + counts[row]
-            for mine, tensor in zip(self.kept, made, strict=True):
-                mine[row, :, start:end] = tensor[row, :, start:end] if self.in_place else tensor[row, :, : counts[row]]
-            self.past[row] = end
-            errors.append(float(np.abs(logits[row].numpy() - self.expected[row][end - 1]).max()))
-        return errors
+def replay(case: str, run: Run, *, in_place: bool) -> Replay:
+    return Replay(case, run, random_texts(case, CAPACITY), capacity=CAPACITY, in_place=in_place)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_fused_program_computes_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
-    replay = Replay(case, fused_run(case), in_place=True)
+    rows = replay(case, fused_run(case), in_place=True)
     for counts in STEPS:
-        assert max(replay.step(counts, CAPACITY)) < 1e-4
+        assert max(rows.step(counts, CAPACITY)) < 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_portable_programs_compute_the_models_logits_in_ragged_padded_steps_over_a_cache_of_nan(case: str) -> None:
-    replay = Replay(case, two_part_run(case), in_place=False)
+    rows = replay(case, two_part_run(case), in_place=False)
     for counts in STEPS:
-        context = CONTEXT if any(replay.past) or case in tiny.VARIANTS else 0
-        assert max(replay.step(counts, context)) < 1e-4
+        context = CONTEXT if any(rows.past) or case in tiny.VARIANTS else 0
+        assert max(rows.step(counts, context)) < 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_of_one_row_and_one_token_is_right_too(case: str) -> None:
-    replay = Replay(case, two_part_run(case), in_place=False)
-    replay.tokens, replay.kept = replay.tokens[:1], [t[:1] for t in replay.kept]
+    rows = replay(case, two_part_run(case), in_place=False)
+    rows.tokens, rows.kept = rows.tokens[:1], [t[:1] for t in rows.kept]
     for context in (int(case in tiny.VARIANTS), 1, 2, 3):
-        assert max(replay.step((1,), context)) < 1e-4
+        assert max(rows.step((1,), context)) < 1e-4
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -188,7 +123,7 @@ def test_a_tied_head_reads_the_embedding() -> None:
 
 
 SIZES = [(1, 1, 16), (1, 6, 0)]
-ONES = [(case, sizes) for case in tiny.ARCHITECTURES for sizes in SIZES] + [
+ONES = [(case, sizes) for case in tiny.REPRESENTATIVES for sizes in SIZES] + [
     ("llama", s) for s in ((4, 1, 8), (2, 3, 1))
 ]
 
@@ -240,8 +175,8 @@ def test_specialising_at_a_size_that_tracing_excluded_says_so() -> None:
         specialise(symbolic("llama", True), 2, 4, 0)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_cpu_target_compiles_an_architecture_from_a_checkpoint_on_disk(case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", tiny.VARIANTS)
+def test_the_cpu_target_compiles_a_variant_from_a_checkpoint_on_disk(case: str, tmp_path: Path) -> None:
     folder = tiny.write_model(tmp_path / case, case)
     options = CompileOptions("cpu", quantize="none", verify="all")
     store = Store(tmp_path / "store")

@@ -28,7 +28,7 @@ from tests.compiler import tiny
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 FULL, SLIDING = "full_attention", "sliding_attention"
 CASES: dict[str, dict[str, Any]] = {
-    **{name: tiny.config(name) | {"num_hidden_layers": 4} for name in tiny.ARCHITECTURES},
+    **{name: tiny.config(name) | {"num_hidden_layers": 4} for name in tiny.REPRESENTATIVES},
     "deep, tied, with biases": tiny.config(tiny.TIED) | {"num_hidden_layers": 5},
     "windows in turn": {
         **tiny.config("qwen3"), **WINDOWS, "num_hidden_layers": 7, "layer_types": [SLIDING, FULL] * 3 + [SLIDING],
@@ -75,7 +75,7 @@ def two_part(case: str, cached: bool, few: bool) -> Fields:
     return serialise(made.exported)
 
 
-@pytest.mark.parametrize("case", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("case", tiny.REPRESENTATIVES)
 def test_the_fused_graph_is_that_of_a_whole_trace_byte_for_byte(case: str, runs: list[int]) -> None:
     made, known = fused(CASES[case], True), fused(CASES[case], False)
     assert runs == [3, 4]

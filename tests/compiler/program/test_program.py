@@ -21,7 +21,7 @@ def traced(case: str) -> Graph:
     return import_program(trace(tiny.config(case), "fused"), POSITIONS)
 
 
-@pytest.mark.parametrize("case", sorted(tiny.ARCHITECTURES))
+@pytest.mark.parametrize("case", tiny.REPRESENTATIVES)
 def test_a_graph_comes_back_as_it_was_and_is_lowered_to_the_same_bytes(case: str) -> None:
     graph = traced(case)
     files = write_graph(graph)

@@ -1,0 +1,99 @@
+"""Ragged rows through a traced program, step by step, over a poisoned cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+
+from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.frontend.trace import trace_weightless
+from llmc.compiler.program.to_export import serialise, specialise
+from llmc.runtime.portable_program import Fields, PortableProgram
+from tests.compiler import tiny
+
+NAN = float("nan")
+ROWS = 4
+
+Tensors = list[torch.Tensor]
+Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors], Tensors]
+"""token_ids, past_lengths, new_lengths, cache → logits and each layer's key and value."""
+
+
+@cache
+def symbolic(case: str, cached: bool) -> Fields:
+    """The portable program of every size."""
+    return serialise(trace_weightless(tiny.config(case), "two_part", cached=cached).exported)
+
+
+@cache
+def specialised(case: str, batch: int, query: int, context: int) -> PortableProgram:
+    """That of one size."""
+    return PortableProgram.of(specialise(symbolic(case, context > 0), batch, query, context))
+
+
+def two_part_run(case: str) -> Run:
+    """Portable programs, one for each size that is asked for."""
+    model = tiny.model(case)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+
+    def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
+        program = specialised(case, *token_ids.shape, kept[0].shape[2] if kept else 0)
+        return list(program.run(token_ids, past, new, *kept, *(tensors[n] for n in program.weights)))
+
+    return run
+
+
+class Replay:
+    """Rows of tokens through a program, over caches that hold NaN where no live token is, of `capacity` tokens.
+
+    Pads are random tokens. With `in_place` the program returns its whole cache, else the new tokens alone.
+    """
+
+    def __init__(self, case: str, run: Run, texts: Sequence[list[int]], *, capacity: int, in_place: bool) -> None:
+        self.run = run
+        self.in_place = in_place
+        shape = CacheShape.of(tiny.config(case))
+        self.tokens = texts
+        self.expected = [tiny.logits(case, row) for row in texts]
+        self.past = [0] * len(texts)
+        self.best: list[list[int]] = [[] for _ in texts]
+        """The token of the largest logit after each step of a row."""
+        size = (len(texts), shape.kv_heads, capacity, shape.head_dim)
+        self.kept = [torch.full(size, NAN) for _ in range(2 * shape.layers)]
+        self.vocab_size = tiny.config(case)["vocab_size"]
+        self.random = np.random.default_rng(5)
+
+    def step(self, counts: tuple[int, ...], context: int, query: int | None = None) -> list[float]:
+        """Run one step of `counts` live tokens a row, 0 for a dummy; the largest error of each live row's logits."""
+        query, rows = query or max(counts), len(counts)
+        live = [row for row in range(rows) if counts[row]]
+        token_ids = torch.from_numpy(self.random.integers(0, self.vocab_size, (rows, query)))
+        past, new = torch.zeros(rows, dtype=torch.long), torch.ones(rows, dtype=torch.long)
+        kept = [torch.full_like(t, NAN) for t in self.kept]
+        for row in live:
+            start, end = self.past[row], self.past[row] + counts[row]
+            token_ids[row, : counts[row]] = torch.tensor(self.tokens[row][start:end])
+            past[row], new[row] = start, counts[row]
+            for given, mine in zip(kept, self.kept, strict=True):
+                given[row] = mine[row]
+        if not self.in_place:
+            kept = [t[:, :, :context] for t in kept] if context else []
+        logits, *made = self.run(token_ids, past, new, kept)
+        errors = []
+        for row in live:
+            start, end = self.past[row], self.past[row] + counts[row]
+            for mine, tensor in zip(self.kept, made, strict=True):
+                mine[row, :, start:end] = tensor[row, :, start:end] if self.in_place else tensor[row, :, : counts[row]]
+            self.past[row] = end
+            self.best[row].append(int(logits[row].argmax()))
+            errors.append(float(np.abs(logits[row].numpy() - self.expected[row][end - 1]).max()))
+        return errors
+
+
+def random_texts(case: str, length: int) -> list[list[int]]:
+    """Random tokens for each row."""
+    random = np.random.default_rng(3)
+    return [random.integers(0, tiny.config(case)["vocab_size"], length).tolist() for _ in range(ROWS)]
