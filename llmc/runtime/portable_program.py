@@ -13,8 +13,8 @@ Security. `torch.export.load` reads such an archive too, and it is what other to
 unpickles tensors, custom objects and sample inputs with `weights_only=False` (for sample inputs after a first try
 with True), evaluates symbolic expressions as Python, and runs `guards_code`. So llmc reads the JSON itself. Accepted:
 known records, no tensor, no pickle, no symbol, and ATen operators that are not random and change none of their inputs,
-applied to tensors and numbers. No argument may be a string, so that no operator reaches a file. Anything else is a
-ValueError.
+applied to tensors and numbers. No argument may be a string but the two that name a form of GELU, so that no operator
+reaches a file. Anything else is a ValueError.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ _OPERATOR = re.compile(r"torch\.ops\.aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][
 _PLAIN: Mapping[str, tuple[type, ...]] = {"as_int": (int,), "as_float": (float, int), "as_bool": (bool,)}
 _LISTS = ("as_tensors", "as_optional_tensors", "as_sym_ints")
 _KEYWORD = 2
+_GELU_FORMS = ("none", "tanh")
 
 
 def read_archive(data: bytes) -> Fields:
@@ -165,6 +166,8 @@ def argument(tagged: Mapping[str, Any], resolve: Resolve, device: Any = "cpu") -
     if (types := _PLAIN.get(kind)) and type(value) in types:
         return value
     if (types := _PLAIN.get(kind.removesuffix("s"))) and isinstance(value, list) and {*map(type, value)} <= {*types}:
+        return value
+    if kind == "as_string" and value in _GELU_FORMS:
         return value
     if kind == "as_none":
         return None

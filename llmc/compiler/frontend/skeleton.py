@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures import require_supported
@@ -34,32 +34,55 @@ def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
         raise CheckpointError(f"the model configuration is not a valid {model_type} configuration: {e}") from e
 
 
-def build_skeleton(config: Mapping[str, Any], attention: str) -> nn.Module:
+def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> nn.Module:
     """A `…ForCausalLM` in eval mode whose parameters are on the meta device and whose buffers are real.
 
-    `attention` is the name of a registered attention function. Buffers (rotary frequencies) are computed, since
-    they come from the configuration rather than from the checkpoint.
+    `attention` is the name of a registered attention function; without one the model has the attention that
+    transformers chooses for it, which knows all that the model asks for (soft caps, sinks). Buffers that checkpoints
+    hold are parameters here; the others (rotary frequencies) are computed, since they come from the configuration.
+    Dropout is left out. Raises CheckpointError.
     """
     hf_config = model_config(config)
     with torch.device("meta"):
-        model: nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+    for module in list(model.modules()):
+        _hold_stored_buffers(module)
+        _compute_buffers(module, model)
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, nn.Identity())
     model.eval().requires_grad_(False)
-    model.set_attn_implementation(attention)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if any(b.is_meta for b in child.buffers(recurse=False)):
-                setattr(parent, name, _rebuild(child))
+    if attention is not None:
+        model.set_attn_implementation(attention)
     return model
 
 
-def _rebuild(module: nn.Module) -> nn.Module:
-    config = getattr(module, "config", None)
-    if config is None:
-        raise CheckpointError(
-            f"{type(module).__name__} holds computed buffers but no configuration to recompute them from"
-        )
-    rebuilt: nn.Module = type(module)(config).eval()
-    return rebuilt
+def _hold_stored_buffers(module: nn.Module) -> None:
+    for name, buffer in list(module._buffers.items()):
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            del module._buffers[name]
+            module.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+
+
+def _compute_buffers(module: nn.Module, model: PreTrainedModel) -> None:
+    """What transformers does after it loaded a checkpoint: the model's own rule writes each buffer.
+
+    Source: transformers 5.23, modeling_utils.py, `_move_missing_keys_from_meta_to_device`. The rule is run over zeros
+    and over ones, and what it left as it was is not computed.
+    """
+    names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+    written: list[Tensor] = []
+    for filler in (0, 1) if names else ():
+        for name in names:
+            module._buffers[name] = torch.full_like(module._buffers[name], filler, device="cpu")
+        model._init_weights(module)
+        written += [module._buffers[name] for name in names]
+    for name, first, second in zip(names, written, written[len(names) :], strict=False):
+        if not torch.equal(first, second):
+            raise CheckpointError(
+                f"{type(module).__name__} holds a buffer {name!r} that no checkpoint has and no rule of transformers "
+                "computes: the model is not supported"
+            )
 
 
 def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:
@@ -77,7 +100,7 @@ def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:
     """The checkpoint's model with its weights, float32, eval, with transformers' attention; raises CheckpointError."""
-    model = build_skeleton(checkpoint.config, "sdpa")
+    model = build_skeleton(checkpoint.config)
     names = set(checkpoint.tensor_names())
     for name in model.state_dict():
         tensor = torch.from_numpy(np.array(checkpoint.tensor(stored_name(name, names))))

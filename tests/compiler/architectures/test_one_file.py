@@ -53,7 +53,7 @@ def test_a_family_whose_file_is_dropped_in_compiles_and_says_what_transformers_s
 @pytest.mark.parametrize("keys", [{}, {"attention_bias": False}, {"attention_out_bias": True, "mlp_bias": True}])
 def test_its_tensors_are_those_of_the_model(keys: dict[str, bool]) -> None:
     config = tiny.config(NAME) | keys
-    assert tensor_names(config) == set(build_skeleton(config, "sdpa").state_dict())
+    assert tensor_names(config) == set(build_skeleton(config).state_dict())
 
 
 @pytest.mark.usefixtures("dropped")

@@ -84,7 +84,7 @@ def test_the_demo_model_is_read_in_full() -> None:
 @pytest.mark.parametrize("name", [*tiny.ARCHITECTURES, *tiny.VARIANTS])
 def test_the_names_of_tensors_are_those_of_the_model(name: str) -> None:
     config = tiny.config(name)
-    assert tensor_names(config) == set(build_skeleton(config, "sdpa").state_dict())
+    assert tensor_names(config) == set(build_skeleton(config).state_dict())
 
 
 @pytest.mark.parametrize(

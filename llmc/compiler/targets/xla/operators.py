@@ -106,6 +106,11 @@ def _pow(self: Array, exponent: float) -> Array:
     return lax.integer_pow(self, int(exponent)) if float(exponent).is_integer() else self**exponent
 
 
+@_rule("gelu.default")
+def _gelu(self: Array, approximate: str = "none") -> Array:
+    return jax.nn.gelu(self, approximate=approximate == "tanh")
+
+
 @_rule("softmax.int")
 def _softmax(self: Array, dim: int, dtype: Any = None) -> Array:
     return jax.nn.softmax(self if dtype is None else self.astype(dtype), axis=dim)

@@ -39,6 +39,8 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("sin.default", (X,), {}),
     ("tanh.default", (X,), {}),
     ("silu.default", (X,), {}),
+    ("gelu.default", (X,), {}),
+    ("gelu.default", (X,), {"approximate": "tanh"}),
     ("softmax.int", (X, -1), {}),
     ("softmax.int", (X, 1), {}),
     ("mean.dim", (X, [-1], True), {}),
