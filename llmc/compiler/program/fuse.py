@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.errors import CompileError
 
 _INT64_MAX = 2**63 - 1
 
 
 def fuse(graph: Graph, gate_width: int = 0) -> Graph:
-    """Apply every rule in place and return the graph; raises CompileError when attention has no fused form.
+    """Apply every rule in place and return the graph.
 
     `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none.
     """
@@ -108,8 +107,9 @@ def fuse_attention(graph: Graph) -> None:
         rotary_q, rotary_k = _rotary(m, query), _rotary(m, key)
         tables: list[Value | None] = [None, None]
         if rotary_q and rotary_k and rotary_q[1:] == rotary_k[1:]:
-            tables = [_half_table(graph, m, t) for t in rotary_q[1:]]
-            query, key = rotary_q[0], rotary_k[0]
+            halves = [_half_table(graph, m, t) for t in rotary_q[1:]]
+            if None not in halves:
+                tables, query, key = halves, rotary_q[0], rotary_k[0]
         heads, head_dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
         made: list[Node] = []
         flat = [_flat_heads(m, v, made) for v in (query, key, value)]
@@ -154,8 +154,8 @@ def _is_rotated_half(m: Matcher, rotated: Value, x: Value) -> bool:
     )  # fmt: skip
 
 
-def _half_table(graph: Graph, m: Matcher, value: Value) -> Value:
-    """The [P, D/2] table behind a position_table value whose two halves repeat each other."""
+def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
+    """The [P, D/2] table behind a position_table value whose two halves repeat each other; None for another one."""
     full = m.producers[value].inputs[0]
     assert full is not None
     name = f"{full.name}_half"
@@ -165,7 +165,7 @@ def _half_table(graph: Graph, m: Matcher, value: Value) -> Value:
     array = graph.tables[full]
     half = array.shape[1] // 2
     if not np.array_equal(array[:, :half], array[:, half:]):
-        raise CompileError("rotary embedding with different angles in its two halves has no fused form")
+        return None
     table = Value(name, (array.shape[0], half), "float32")
     graph.tables[table] = np.ascontiguousarray(array[:, :half])
     return table
@@ -174,10 +174,13 @@ def _half_table(graph: Graph, m: Matcher, value: Value) -> Value:
 def _flat_heads(m: Matcher, value: Value, made: list[Node]) -> Value:
     """[B, H, Q, D] → the [B, Q, H·D] tensor it was made from, or a reshape of it."""
     transposed = m.made_by(value, "transpose")
-    if transposed is None or {transposed.attrs["dim0"], transposed.attrs["dim1"]} != {1, 2}:
-        raise CompileError(f"attention input {value} is not a transposed [B, Q, H, D] tensor: no fused form")
-    source = transposed.inputs[0]
-    assert source is not None
+    if transposed is not None and {transposed.attrs["dim0"], transposed.attrs["dim1"]} == {1, 2}:
+        source = transposed.inputs[0]
+        assert source is not None
+    else:
+        batch, heads, query, head_dim = value.shape
+        source = Value(f"{value.name}_by_token", (batch, query, heads, head_dim), value.dtype)
+        made.append(Node("transpose", [value], [source], {"dim0": 1, "dim1": 2}))
     batch, query, heads, head_dim = source.shape
     flat_shape = (batch, query, int(heads) * int(head_dim))
     viewed = m.made_by(source, "view", "reshape")

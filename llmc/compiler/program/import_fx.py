@@ -136,12 +136,13 @@ class _Importer:
         attrs: dict[str, Any] = {}
         schema = node.target._schema.arguments
         bound: Mapping[str, Any] = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+        optional = {a.name for a in schema if str(a.type) == "Optional[Tensor]"}
         for key, arg in bound.items():
             if isinstance(arg, fx.Node) and isinstance(arg.meta.get("val"), Tensor):
                 inputs.append(self._operand(arg))
             elif isinstance(arg, list | tuple) and any(self._is_tensor(a) for a in arg):
                 inputs += [self._operand(a) for a in arg]
-            elif arg is None and key == "bias":
+            elif arg is None and key in optional:
                 inputs.append(None)
             elif key not in ("device", "pin_memory", "layout", "memory_format"):
                 attrs[key] = self._attribute(arg)

@@ -12,17 +12,18 @@ lengths lie end to end in token_ids, and each is (slot, tokens in the cache, fir
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
+from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
@@ -32,9 +33,6 @@ OWN = "llmc"
 
 OPSET, IR_VERSION = 21, 10
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
-_UNPLACED = "weights"
-LOGIT_ROWS = "logit_rows"
-ROWS = "rows"
 
 
 @dataclass
@@ -52,26 +50,25 @@ class Lowered:
 
 def to_onnx(graph: Graph, options: OnnxOptions) -> Lowered:
     """Emit `graph`; raises CompileError naming an operator that has no ONNX form here."""
-    return _Emitter(graph, options).run()
+    return _Model(graph, options).run()
 
 
-class _Emitter:
+class _Model(Emitter):
+    """One lowering: its methods emit fused operators, plain.py's functions all others."""
+
     def __init__(self, graph: Graph, options: OnnxOptions) -> None:
-        self.graph = graph
-        self.options = options
-        self.nodes: list[Any] = []
-        self.initializers: dict[str, TensorProto] = {}
-        self.recipes: list[Recipe] = []
+        super().__init__(graph, options)
         self.folded: dict[str, str] = {}
-        self.shared: dict[str, str] = {}
-        self.normed: set[Value | None] = set()
 
     def run(self) -> Lowered:
+        """All of the graph."""
         for node in self.graph.nodes:
-            emit = getattr(self, "_add_" if node.op == "add" else f"_{node.op}", None)
-            if emit is None:
+            if node.op in _FUSED and (node.op != "split" or "parts" in node.attrs):
+                _FUSED[node.op](self, node)
+            elif node.op in PLAIN:
+                PLAIN[node.op](self, node)
+            else:
                 raise CompileError(f"operator {node.op!r} has no ONNX lowering (at {node.out})")
-            emit(node)
         outputs = []
         for name, v in self.graph.outputs:
             self._rename(v.name, name)
@@ -116,74 +113,37 @@ class _Emitter:
                     if name == old:
                         names[i] = new
 
-    def _add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
-        self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
-        return outputs[0]
-
-    def _const(self, values: Any, dtype: type = np.int64) -> str:
-        array: NDArray[Any] = np.asarray(values, dtype)
-        name = f"const_{dtype.__name__}_{'_'.join(map(str, array.ravel().tolist()))}_{array.ndim}"
-        if name not in self.initializers:
-            self.initializers[name] = helper.make_tensor(
-                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True
-            )
-        return name
-
-    def _external(self, recipe: Recipe, dtype: int, shape: tuple[int, ...]) -> str:
-        """Declare a tensor that lies in the weights file."""
-        if recipe.name not in self.initializers:
-            tensor = TensorProto(name=recipe.name, data_type=dtype, data_location=TensorProto.EXTERNAL)
-            tensor.dims.extend(shape)
-            tensor.external_data.add(key="location", value=_UNPLACED)
-            self.initializers[recipe.name] = tensor
-            self.recipes.append(recipe)
-        return recipe.name
-
-    def _dense(self, value: Value) -> str:
-        shape = tuple(int(d) for d in value.shape)
-        if value in self.graph.tables:
-            return self._external(Recipe(value.name, "table", ()), TensorProto.FLOAT, shape)
-        name = self.graph.weights[value]
-        return self._external(Recipe(name, "dense", (name,)), TensorProto.FLOAT, shape)
-
-    def _name(self, value: Value | None) -> str:
-        if value is None:
-            return ""
-        if value in self.graph.weights or value in self.graph.tables:
-            return self._dense(value)
-        return next((n for n, v in self.graph.inputs.items() if v is value), value.name)
-
     # ---- operators ----
 
     def _embedding(self, node: Node) -> None:
-        weight, ids = node.inputs[0], self._name(node.inputs[1])
+        weight, ids = node.inputs[0], self.name(node.inputs[1])
         assert weight is not None
         rows, width = (int(d) for d in weight.shape)
         sources = [self.graph.weights[weight]]
         # the head's format, which it is tied to
         held = self.options.format(sources, width, normed=True, head=True) if self.options.block else None
         if held is None or (width % held.block and not self.options.panels):
-            self._add("Gather", [self._name(weight), ids], [node.out.name])
+            self.add("Gather", [self.name(weight), ids], [node.out.name])
             return
         if self.options.panels:
             panels = self._panels(sources, (rows, width), held, "panels")
-            self._add("Embedding", [ids, panels], [node.out.name], OWN, **_matrix(rows, width, held))
+            self.add("Embedding", [ids, panels], [node.out.name], OWN, **_matrix(rows, width, held))
             return
         out = f"{node.out.name}_codes" if held.offsets else node.out.name
         data, scales = self._blocks(sources, rows, width, held, as_rows=True)
-        self._add(
+        self.add(
             "GatherBlockQuantized", [data, ids, scales], [out], MICROSOFT,
             bits=held.bits, block_size=held.block, gather_axis=0, quantize_axis=1,
         )  # fmt: skip
         if held.offsets:
             blocks, stem = width // held.block, node.out.name
             recipe = self._part(sources, held, "offsets")
-            self._add("Gather", [self._external(recipe, TensorProto.FLOAT, (rows, blocks)), ids], [f"{stem}_rows"])
-            self._add("Unsqueeze", [f"{stem}_rows", self._const([-1])], [f"{stem}_offsets"])
-            shape = self._const([0, 0, blocks, held.block])
-            self._add("Reshape", [out, shape], [f"{stem}_blocks"])
-            self._add("Add", [f"{stem}_blocks", f"{stem}_offsets"], [f"{stem}_sums"])
-            self._add("Reshape", [f"{stem}_sums", self._const([0, 0, width])], [node.out.name])
+            self.add("Gather", [self.external(recipe, TensorProto.FLOAT, (rows, blocks)), ids], [f"{stem}_rows"])
+            self.add("Unsqueeze", [f"{stem}_rows", self.const([-1])], [f"{stem}_offsets"])
+            shape = self.const([0, 0, blocks, held.block])
+            self.add("Reshape", [out, shape], [f"{stem}_blocks"])
+            self.add("Add", [f"{stem}_blocks", f"{stem}_offsets"], [f"{stem}_sums"])
+            self.add("Reshape", [f"{stem}_sums", self.const([0, 0, width])], [node.out.name])
 
     def _part(self, sources: list[str], held: MatrixFormat, part: str) -> Recipe:
         return Recipe(f"{'+'.join(sources)}.{held.family}_{part}", f"{held.family}_{part}", tuple(sources), held.block)
@@ -196,8 +156,8 @@ class _Emitter:
         size = held.block * held.bits // 8
         shape = (rows, blocks * size) if as_rows else (rows, blocks, size)
         recipe = self._part(sources, held, "rows" if as_rows else "data")
-        data = self._external(recipe, TensorProto.UINT8, shape)
-        return data, self._external(self._part(sources, held, "scales"), TensorProto.FLOAT, (rows, blocks))
+        data = self.external(recipe, TensorProto.UINT8, shape)
+        return data, self.external(self._part(sources, held, "scales"), TensorProto.FLOAT, (rows, blocks))
 
     def _linear(self, node: Node) -> None:
         count = len(node.attrs.get("parts", [0]))
@@ -205,11 +165,11 @@ class _Emitter:
         biases = [v for v in node.inputs[1 + count :] if v is not None]
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
-        x = self._name(node.inputs[0])
+        x = self.name(node.inputs[0])
         bias = ""
         if biases:
             names = [self.graph.weights[b] for b in biases]
-            bias = self._external(Recipe("+".join(names), "dense", tuple(names)), TensorProto.FLOAT, (rows,))
+            bias = self.external(Recipe("+".join(names), "dense", tuple(names)), TensorProto.FLOAT, (rows,))
         head = len(node.out.shape) == 2 and count == 1
         if self.options.block:
             normed = node.inputs[0] in self.normed
@@ -217,7 +177,7 @@ class _Emitter:
             if self.options.panels:
                 gated = node.op == "gated_linear"
                 panels = self._panels(sources, (rows, width), held, "gated" if gated else "panels")
-                self._add(
+                self.add(
                     "Linear", [x, panels, *([bias] if bias else [])], [node.out.name, f"{node.out.name}_scratch"], OWN,
                     **_matrix(rows, width, held), gated=int(gated),
                 )  # fmt: skip
@@ -226,20 +186,18 @@ class _Emitter:
             return
         out = f"{node.out.name}_product" if biases else node.out.name
         if head:
-            self._add("Gemm", [x, self._dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
+            self.add("Gemm", [x, self.dense(weights[0])], [out], transB=1)  # the head: one copy with the embedding
         else:
             recipe = Recipe("+".join(sources) + ".T", "transposed", tuple(sources))
-            self._add("MatMul", [x, self._external(recipe, TensorProto.FLOAT, (width, rows))], [out])
+            self.add("MatMul", [x, self.external(recipe, TensorProto.FLOAT, (width, rows))], [out])
         if biases:
-            self._add("Add", [out, bias], [node.out.name])
-
-    _gated_linear = _linear
+            self.add("Add", [out, bias], [node.out.name])
 
     def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
         family, part = f"p{held.family}", f"{part}+offsets" if held.offsets else part
         recipe = Recipe(f"{'+'.join(sources)}.{family}_{part}", f"{family}_{part}", tuple(sources), held.block)
         size = panel_bytes(*shape, held.block, held.bits, held.offsets)
-        return self._external(recipe, TensorProto.UINT8, (size,))
+        return self.external(recipe, TensorProto.UINT8, (size,))
 
     def _nbits(
         self, node: Node, x: str, sources: list[str], shape: tuple[int, int], held: MatrixFormat, bias: str
@@ -248,7 +206,7 @@ class _Emitter:
         data, scales = self._blocks(sources, rows, width, held)
         apart = held.offsets and not self.options.fold
         out = f"{node.out.name}_codes" if apart else node.out.name
-        self._add(
+        self.add(
             "MatMulNBits", [x, data, scales, *(["", "", bias] if bias else [])], [out], MICROSOFT,
             K=width, N=rows, bits=held.bits, block_size=held.block, accuracy_level=4,
         )  # fmt: skip
@@ -265,38 +223,38 @@ class _Emitter:
         blocks, stem = -(-width // held.block), node.out.name
         if width % held.block:
             raise CompileError(f"{'+'.join(sources)}: its {width} inputs do not fill blocks of {held.block}")
-        keep = self._const([0] * (len(node.out.shape) - 1) + [blocks, held.block])
-        self._add("Reshape", [x, keep], [f"{stem}_blocks"])
-        self._add("ReduceSum", [f"{stem}_blocks", self._const([-1])], [f"{stem}_sums"], keepdims=0)
+        keep = self.const([0] * (len(node.out.shape) - 1) + [blocks, held.block])
+        self.add("Reshape", [x, keep], [f"{stem}_blocks"])
+        self.add("ReduceSum", [f"{stem}_blocks", self.const([-1])], [f"{stem}_sums"], keepdims=0)
         recipe = self._part(sources, held, "columns")
-        columns = self._external(recipe, TensorProto.FLOAT, (blocks, rows))
-        self._add("MatMul", [f"{stem}_sums", columns], [f"{stem}_offsets"])
-        self._add("Add", [f"{stem}_codes", f"{stem}_offsets"], [stem])
+        columns = self.external(recipe, TensorProto.FLOAT, (blocks, rows))
+        self.add("MatMul", [f"{stem}_sums", columns], [f"{stem}_offsets"])
+        self.add("Add", [f"{stem}_codes", f"{stem}_offsets"], [stem])
 
     def _rms_norm(self, node: Node) -> None:
         self.normed.add(node.out)
-        self._add(
-            "SimplifiedLayerNormalization", [self._name(v) for v in node.inputs], [node.out.name],
+        self.add(
+            "SimplifiedLayerNormalization", [self.name(v) for v in node.inputs], [node.out.name],
             axis=-1, epsilon=node.attrs["eps"], stash_type=1,
         )  # fmt: skip
 
     def _skip_rms_norm(self, node: Node) -> None:
         self.normed.add(node.out)
         if self.options.panels:
-            names = [self._name(v) for v in node.inputs]
-            self._add("AddNorm", names, [o.name for o in node.outputs], OWN, eps=node.attrs["eps"])
+            names = [self.name(v) for v in node.inputs]
+            self.add("AddNorm", names, [o.name for o in node.outputs], OWN, eps=node.attrs["eps"])
             return
         outputs = [node.outputs[0].name, "", "", node.outputs[1].name]
-        self._add(
-            "SkipSimplifiedLayerNormalization", [self._name(v) for v in node.inputs], outputs, MICROSOFT,
+        self.add(
+            "SkipSimplifiedLayerNormalization", [self.name(v) for v in node.inputs], outputs, MICROSOFT,
             epsilon=node.attrs["eps"],
         )  # fmt: skip
 
     def _gqa(self, node: Node) -> None:
         if self.options.panels:
             require_heads(node.attrs)
-            q, k, v, past_k, past_v, _, cos, sin = (self._name(x) for x in node.inputs)
-            self._add(
+            q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs)
+            self.add(
                 "Attention", [q, k, v, past_k, past_v, ROWS, *([cos, sin] if cos else [])],
                 [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
                 heads=node.attrs["heads"], kv_heads=node.attrs["kv_heads"], head_dim=node.attrs["head_dim"],
@@ -304,8 +262,8 @@ class _Emitter:
             )  # fmt: skip
             return
         seqlens, total = self._lengths()
-        q, k, v, past_k, past_v, _, cos, sin = (self._name(x) for x in node.inputs)
-        self._add(
+        q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs)
+        self.add(
             "GroupQueryAttention", [q, k, v, past_k, past_v, seqlens, total, cos, sin],
             [o.name for o in node.outputs], MICROSOFT,
             num_heads=node.attrs["heads"], kv_num_heads=node.attrs["kv_heads"], scale=node.attrs["scale"],
@@ -317,12 +275,12 @@ class _Emitter:
         """seqlens_k [B] (index of the last key of each row, pad tokens counted) and the largest total length."""
         if "seqlens" not in self.shared:
             self.shared["seqlens"] = "seqlens_k"
-            self._add("Shape", ["token_ids"], ["query_length"], start=1, end=2)
-            self._add("Add", ["past_lengths", "query_length"], ["total_lengths"])
-            self._add("Sub", ["total_lengths", self._const([1])], ["last_positions"])
-            self._add("Cast", ["last_positions"], ["seqlens_k"], to=TensorProto.INT32)
-            self._add("ReduceMax", ["total_lengths"], ["longest"], keepdims=0)
-            self._add("Cast", ["longest"], ["total_length"], to=TensorProto.INT32)
+            self.add("Shape", ["token_ids"], ["query_length"], start=1, end=2)
+            self.add("Add", ["past_lengths", "query_length"], ["total_lengths"])
+            self.add("Sub", ["total_lengths", self.const([1])], ["last_positions"])
+            self.add("Cast", ["last_positions"], ["seqlens_k"], to=TensorProto.INT32)
+            self.add("ReduceMax", ["total_lengths"], ["longest"], keepdims=0)
+            self.add("Cast", ["longest"], ["total_length"], to=TensorProto.INT32)
         return "seqlens_k", "total_length"
 
     def _last_rows(self, node: Node) -> None:
@@ -330,15 +288,12 @@ class _Emitter:
         hidden = node.inputs[0]
         assert hidden is not None
         flat = f"{node.out.name}_flat"
-        self._add("Reshape", [self._name(hidden), self._const([-1, int(hidden.shape[-1])])], [flat])
-        self._add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
-
-    def _silu(self, node: Node) -> None:
-        self._add("QuickGelu", [self._name(node.inputs[0])], [node.out.name], MICROSOFT, alpha=1.0)
+        self.add("Reshape", [self.name(hidden), self.const([-1, int(hidden.shape[-1])])], [flat])
+        self.add("Gather", [flat, LOGIT_ROWS], [node.out.name], axis=0)
 
     def _split(self, node: Node) -> None:
-        parts = self._const(node.attrs["parts"])
-        self._add("Split", [self._name(node.inputs[0]), parts], [o.name for o in node.outputs], axis=-1)
+        parts = self.const(node.attrs["parts"])
+        self.add("Split", [self.name(node.inputs[0]), parts], [o.name for o in node.outputs], axis=-1)
 
     def _reshape(self, node: Node) -> None:
         source = node.inputs[0]
@@ -348,21 +303,14 @@ class _Emitter:
         if len(unknown) > 1:
             raise CompileError(f"reshape of {source} to {node.out.shape} has more than one unknown dimension")
         target = [-1 if isinstance(d, str) else d for d in shape]
-        self._add("Reshape", [self._name(source), self._const(target)], [node.out.name])
+        self.add("Reshape", [self.name(source), self.const(target)], [node.out.name])
 
-    _view = _reshape
 
-    def _binary(self, op: str, node: Node) -> None:
-        operands = [self._name(v) for v in node.inputs]
-        if "other" in node.attrs:
-            operands.append(self._const(node.attrs["other"], np.float32))
-        self._add(op, operands, [node.out.name])
-
-    def _mul(self, node: Node) -> None:
-        self._binary("Mul", node)
-
-    def _add_(self, node: Node) -> None:
-        self._binary("Add", node)
+_FUSED = {
+    "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
+    "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
+    "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
+}  # fmt: skip
 
 
 def _matrix(rows: int, width: int, held: MatrixFormat) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from llmc.compiler.program.fuse import (
     narrow_last_rows,
 )
 from llmc.compiler.program.import_fx import import_program
-from llmc.compiler.program.ir import Dim, Graph, Node, Value
+from llmc.compiler.program.ir import Graph, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
 from llmc.compiler.targets.onnxruntime.packing import pack_weights
@@ -47,6 +47,7 @@ from llmc.compiler.weights.recipes import (
 from llmc.errors import CheckpointError, CompileError
 from llmc.runtime.executors.onnxruntime.session import open_session
 from tests.compiler import tiny
+from tests.compiler.targets.onnxruntime.sketch import Sketch, by_onnx, by_torch
 
 Array = NDArray[np.float32]
 
@@ -240,63 +241,6 @@ def test_recipes_survive_json() -> None:
 # Graphs by hand
 
 
-class Sketch:
-    """Writes small graphs: `sketch.mul(x, y)` appends a node and returns its output, shaped like its first input."""
-
-    def __init__(self) -> None:
-        self.graph = Graph({}, [], [], {}, {})
-        self._count = 0
-
-    def input(self, name: str, *shape: Dim, dtype: str = "float32") -> Value:
-        value = self.graph.inputs[name] = Value(name, shape, dtype)
-        return value
-
-    def weight(self, name: str, *shape: int) -> Value:
-        value = Value(name, shape, "float32")
-        self.graph.weights[value] = name
-        return value
-
-    def table(self, name: str, array: Array) -> Value:
-        value = Value(name, array.shape, "float32")
-        self.graph.tables[value] = array
-        return value
-
-    def node(self, op: str, *inputs: Value | None, shapes: Sequence[tuple[Dim, ...]], **attrs: Any) -> Node:
-        self._count += 1
-        outputs = [Value(f"{op}_{self._count}_{i}", shape, "float32") for i, shape in enumerate(shapes)]
-        made = Node(op, list(inputs), outputs, attrs)
-        self.graph.nodes.append(made)
-        return made
-
-    def __getattr__(self, op: str) -> Callable[..., Value]:
-        def make(*inputs: Value | None, shape: tuple[Dim, ...] | None = None, **attrs: Any) -> Value:
-            assert inputs[0] is not None
-            return self.node(op, *inputs, shapes=[shape or inputs[0].shape], **attrs).out
-
-        return make
-
-    def linear(self, x: Value, weight: Value, bias: Value | None = None) -> Value:
-        shape = (*x.shape[:-1], weight.shape[0])
-        return self.node("linear", *([x, weight] + ([bias] if bias else [])), shapes=[shape]).out
-
-    def done(self, *outputs: Value) -> Graph:
-        self.graph.outputs = [(f"out{i}", v) for i, v in enumerate(outputs)]
-        return self.graph
-
-    def norm(self, x: Value, weight: Value, **changes: Any) -> Value:
-        """weight · (x · rsqrt(mean(x²) + eps)), or with `changes` something that only looks so."""
-        squares = self.pow(changes.get("squared", x), exponent=changes.get("exponent", 2))
-        reduced = (*x.shape[:-1], 1)
-        mean = self.mean(squares, dim=changes.get("dim", [-1]), keepdim=True, shape=reduced)
-        if "eps" in changes:
-            root = self.rsqrt(self.add(mean, changes["eps"]))
-        else:
-            root = getattr(self, changes.get("root", "rsqrt"))(self.add(mean, other=1e-5))
-        operands = (x, root) if not changes.get("turned") else (root, x)
-        scaled = self.mul(*operands, shape=x.shape)
-        return self.mul(weight, scaled, shape=x.shape) if not changes.get("turned") else self.mul(scaled, weight)
-
-
 def ops(graph: Graph) -> list[str]:
     return [node.op for node in graph.nodes]
 
@@ -487,7 +431,7 @@ def test_another_activation_is_left_alone() -> None:
 
 # Attention with rotary embedding, and its packed input
 
-HEADS, KV_HEADS, HEAD_DIM, POSITIONS = 4, 2, 8, 16
+HEADS, KV_HEADS, HEAD_DIM, POSITIONS = 4, 2, 16, 16
 
 
 def angles(seed: int = 0, halves_alike: bool = True) -> Array:
@@ -514,6 +458,8 @@ class Attention(Sketch):
         k = self.heads(self.linear(self.x, self.weight("k", KV_HEADS * HEAD_DIM, 32)), KV_HEADS)
         flat_v = self.linear(value_input, self.weight("v", KV_HEADS * HEAD_DIM, 32))
         v = self.heads(flat_v, KV_HEADS)
+        if "queries of no view" in changes:
+            q = self.relu(q)
         if "no rotary" not in changes:
             q = self.turned(q, self.cos)
             k = self.turned(k, self.positions("cos2", angles(3)) if "two angles" in changes else self.cos)
@@ -537,18 +483,23 @@ class Attention(Sketch):
 
     def turned(self, x: Value, cos: Value) -> Value:
         half = HEAD_DIM // 2 if "quarters" not in self.changes else HEAD_DIM // 4
-        shape = (*x.shape[:3], half)
-        lower = self.slice(x, dim=3, start=0, end=half, shape=shape)
-        upper = self.slice(x, dim=3, start=half, end=2**63 - 1, shape=shape)
+        lower = self.slice(x, dim=3, start=0, end=half, shape=(*x.shape[:3], half))
+        upper = self.slice(x, dim=3, start=half, end=2**63 - 1, shape=(*x.shape[:3], HEAD_DIM - half))
         if "swapped halves" in self.changes:
             rotated = self.cat(upper, self.neg(lower), dim=-1, shape=x.shape)
         elif "nothing negated" in self.changes:
             rotated = self.cat(upper, lower, dim=-1, shape=x.shape)
-        elif "another axis" in self.changes:
-            rotated = self.cat(self.neg(upper), lower, dim=2, shape=x.shape)
         else:
             rotated = self.cat(self.neg(upper), lower, dim=-1, shape=x.shape)
         return self.add(self.mul(x, cos), self.mul(rotated, self.sin))
+
+
+def attention_feed() -> dict[str, NDArray[Any]]:
+    """Three tokens over a past of five, in a cache that they fill."""
+    random = np.random.default_rng(5)
+    caches = {f"past_{n}0": random.normal(0, 1, (1, KV_HEADS, 8, HEAD_DIM)).astype(np.float32) for n in "kv"}
+    inputs = {name: random.normal(0, 1, (1, 3, 32)).astype(np.float32) for name in ("x", "other")}
+    return {**inputs, **caches, "token_ids": np.ones((1, 3), np.int64), "past_lengths": np.array([5])}
 
 
 def fused_attention(**changes: Any) -> Graph:
@@ -579,15 +530,26 @@ def test_attention_without_rotary_embedding_is_fused_without_tables() -> None:
     assert graph.tables == {}
 
 
-@pytest.mark.parametrize("change", ["swapped halves", "nothing negated", "another axis", "quarters", "two angles"])
-def test_other_rotations_have_no_fused_form(change: str) -> None:
-    with pytest.raises(CompileError, match=r"not a transposed \[B, Q, H, D\] tensor: no fused form"):
-        fused_attention(**{change: True})
+@pytest.mark.parametrize("change", ["swapped halves", "nothing negated", "quarters", "two angles", "halves differ"])
+def test_other_rotations_run_as_they_are_written(change: str) -> None:
+    """Beside an attention that takes turned queries and keys; numbers are those of ATen's own operators."""
+    feed = attention_feed()
+    wanted = by_torch(Attention(**{change: True}).graph, feed)
+    graph = fused_attention(**{change: True})
+    (gqa,) = (node for node in graph.nodes if node.op == "gqa")
+    assert gqa.inputs[6:] == [None, None]
+    for got, exact in zip(by_onnx(graph, feed), wanted, strict=True):
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)
 
 
-def test_angles_that_differ_between_the_halves_have_no_fused_form() -> None:
-    with pytest.raises(CompileError, match="different angles in its two halves"):
-        fused_attention(**{"halves differ": True})
+@pytest.mark.parametrize("change", ["", "queries of no view"])
+def test_the_fused_rotation_gives_the_numbers_of_the_plain_one(change: str) -> None:
+    feed = attention_feed()
+    wanted = by_torch(Attention(**{change: True}).graph, feed)
+    graph = fused_attention(**{change: True})
+    assert "cat" not in ops(graph)
+    for got, exact in zip(by_onnx(graph, feed), wanted, strict=True):
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_query_key_and_value_become_one_matrix() -> None:

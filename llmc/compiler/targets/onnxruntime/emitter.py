@@ -1,0 +1,102 @@
+"""What emits an ONNX graph: nodes, constants, tensors that lie outside, and what many nodes share."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from llmc.compiler.program.ir import Graph, Value
+from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
+from llmc.compiler.weights.recipes import Recipe
+
+LOGIT_ROWS = "logit_rows"
+ROWS = "rows"
+_UNPLACED = "weights"
+_MANY = 16
+
+
+class Emitter:
+    """Nodes of one model, in order. `normed`: values that come from a norm; `shared`: what many nodes read."""
+
+    def __init__(self, graph: Graph, options: OnnxOptions) -> None:
+        self.graph = graph
+        self.options = options
+        self.nodes: list[Any] = []
+        self.initializers: dict[str, TensorProto] = {}
+        self.recipes: list[Recipe] = []
+        self.shared: dict[str, str] = {}
+        self.normed: set[Value | None] = set()
+
+    def add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
+        """A node; returns the name of its first output."""
+        self.nodes.append(helper.make_node(op, inputs, outputs, name=outputs[0], domain=domain, **attrs))
+        return outputs[0]
+
+    def const(self, values: Any, dtype: type = np.int64) -> str:
+        """The name of a constant, one for equal values."""
+        array: NDArray[Any] = np.asarray(values, dtype)
+        values = array.ravel().tolist() if array.size < _MANY else [sha256(array.tobytes()).hexdigest()]
+        name = f"const_{dtype.__name__}_{'_'.join(map(str, values))}_{'x'.join(map(str, array.shape))}"
+        if name not in self.initializers:
+            self.initializers[name] = helper.make_tensor(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape, array.tobytes(), raw=True
+            )
+        return name
+
+    def external(self, recipe: Recipe, dtype: int, shape: tuple[int, ...]) -> str:
+        """Declare a tensor that lies in the weights file."""
+        if recipe.name not in self.initializers:
+            tensor = TensorProto(name=recipe.name, data_type=dtype, data_location=TensorProto.EXTERNAL)
+            tensor.dims.extend(shape)
+            tensor.external_data.add(key="location", value=_UNPLACED)
+            self.initializers[recipe.name] = tensor
+            self.recipes.append(recipe)
+        return recipe.name
+
+    def dense(self, value: Value) -> str:
+        """The name of a weight or of a table, as it is in float32."""
+        shape = tuple(int(d) for d in value.shape)
+        if value in self.graph.tables:
+            return self.external(Recipe(value.name, "table", ()), TensorProto.FLOAT, shape)
+        name = self.graph.weights[value]
+        return self.external(Recipe(name, "dense", (name,)), TensorProto.FLOAT, shape)
+
+    def positions(self) -> str:
+        """Of each token in its sequence, [B, Q] int64."""
+        if "positions" not in self.shared:
+            self.shared["positions"] = "positions"
+            self.add("Shape", ["token_ids"], ["tokens"], start=1, end=2)
+            self.add("Squeeze", ["tokens"], ["token_count"])
+            columns = self.add("Range", [self.const(0), "token_count", self.const(1)], ["token_columns"])
+            if self.options.panels:
+                self._positions_of_rows(columns)
+            else:
+                self.add("Unsqueeze", ["past_lengths", self.const([1])], ["past_column"])
+                self.add("Add", ["past_column", columns], ["positions"])
+        return "positions"
+
+    def _positions_of_rows(self, columns: str) -> None:
+        """Token t of row (slot, past, first, tokens) is at past + t − first: a sum over rows of which one holds it."""
+        for i, part in ((1, "past"), (2, "first"), (3, "tokens")):
+            self.add("Slice", [ROWS, self.const([i]), self.const([i + 1]), self.const([1])], [f"rows_{part}"])
+        self.add("Add", ["rows_first", "rows_tokens"], ["rows_end"])
+        self.add("GreaterOrEqual", [columns, "rows_first"], ["rows_begun"])
+        self.add("Less", [columns, "rows_end"], ["rows_unfinished"])
+        self.add("And", ["rows_begun", "rows_unfinished"], ["rows_hold"])
+        self.add("Cast", ["rows_hold"], ["rows_held"], to=TensorProto.INT64)
+        self.add("Sub", ["rows_past", "rows_first"], ["rows_shift"])
+        self.add("Mul", ["rows_held", "rows_shift"], ["rows_shifts"])
+        self.add("ReduceSum", ["rows_shifts", self.const([0])], ["token_shift"], keepdims=1)
+        self.add("Add", ["token_shift", columns], ["positions"])
+
+    def name(self, value: Value | None) -> str:
+        """What nodes call a value; "" for an absent input."""
+        if value is None:
+            return ""
+        if value in self.graph.weights or value in self.graph.tables:
+            return self.dense(value)
+        return next((n for n, v in self.graph.inputs.items() if v is value), value.name)
