@@ -26,8 +26,18 @@ def require_supported(config: Mapping[str, Any]) -> str:
     """Return the model type of `config`, or raise CheckpointError naming it and the supported ones."""
     name = config.get("model_type")
     if not isinstance(name, str) or name not in supported():
+        own = config.get("auto_map")
+        remote = (
+            f". Its checkpoint brings code of its own (auto_map: {_classes(own)}), which is never run" if own else ""
+        )
         raise CheckpointError(
             f"architecture {name!r} is not supported; supported: {', '.join(supported())}. "
-            "config.json's model_type names the architecture"
+            f"config.json's model_type names the architecture{remote}"
         )
     return name
+
+
+def _classes(auto_map: Any) -> str:
+    """The classes that config.json's auto_map names, as far as it is of transformers' form."""
+    values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
+    return f"{', '.join(sorted(map(str, values))):.120}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD, NORM
+from llmc.compiler.frontend.consistent import require_consistent
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ COMPUTED = (".rotary_emb.inv_freq", ".position_ids", ".rotary_emb.cos_cached", "
 
 
 def require_consumed(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError, naming the first of them, where the checkpoint has tensors or keys that nothing reads."""
+    """Raise CheckpointError, naming the first of them, where the checkpoint has tensors or keys that nothing reads, or
+    contradicts itself."""
+    require_consistent(checkpoint)
     keys = list(_left_over_keys(checkpoint.config))
     if keys:
         raise CheckpointError(
