@@ -1,0 +1,1 @@
+"""Layers that keep a state of fixed size instead of keys and values: convolutions, linear attention, state spaces."""

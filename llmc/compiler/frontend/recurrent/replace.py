@@ -1,0 +1,173 @@
+"""transformers' functions of layers with a state, replaced by the operators of operators.py while a step is traced.
+
+transformers 5.23 has one function for each computation, under the same name in the file of every model that needs it,
+so no model needs anything of its own here. A layer asks the cache for its states (`StateCache`), calls the functions
+for many tokens, and hands the new state over. Decode is a step of one token by the same functions.
+
+The functions stay replaced, and are the original ones wherever no step is being traced: in other threads, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from llmc.compiler.frontend.recurrent import operators as _operators  # noqa: F401 - registers the operators
+
+_MARK = "_llmc_replaces"
+
+
+class StateCache:
+    """The part of a cache that layers with a state ask. `states` and `new` have names: "3.conv", "3.recurrent".
+
+    Without a past `states` is empty, and each state counts as zeros.
+    """
+
+    def __init__(self, states: dict[str, Tensor], past_lengths: Tensor, new_lengths: Tensor) -> None:
+        self.states, self.past_lengths, self.new_lengths = states, past_lengths, new_lengths
+        self.new: dict[str, Tensor] = {}
+        self._layer = 0
+
+    def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
+        """None, as `get_recurrent_state`; `convolve` reads it."""
+        return None
+
+    def update_conv_state(self, x: Tensor, layer: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """The new tokens alone: the convolution that follows reads the state itself."""
+        _require_one(state_idx)
+        self._layer = layer
+        return x
+
+    def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
+        """None, so that a layer takes its branch for many tokens even for one; `recurrent` is what it reads."""
+        _require_one(state_idx)
+        self._layer = layer
+        return None
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """Take the state after the step."""
+        _require_one(state_idx)
+        self.new[f"{layer_idx}.recurrent"] = state
+        return state
+
+    def is_recording_past(self, *_: Any) -> bool:
+        """Never: nothing is rolled back within a step."""
+        return False
+
+    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+        """The convolution of the layer that called `update_conv_state`: x [B, C, Q], weight [C, K]."""
+        name = f"{self._layer}.conv"
+        held = self.states.get(name)
+        if held is None:
+            held = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[1])
+        out, self.new[name] = torch.ops.llmc.causal_conv(
+            x.transpose(1, 2), weight, bias, held, self.past_lengths, self.new_lengths, silu
+        )
+        return out.transpose(1, 2)
+
+    def recurrent(self, *shape: Any) -> Tensor:
+        """The state that the layer's scan starts from, zeros of `shape` without a past."""
+        held = self.states.get(f"{self._layer}.recurrent")
+        return self.past_lengths.new_zeros(shape, dtype=torch.float32) if held is None else held
+
+
+STATES: ContextVar[StateCache] = ContextVar("llmc_state_cache")
+
+
+def _require_one(state_idx: int) -> None:
+    if state_idx:
+        raise NotImplementedError("a layer with several states of a kind")
+
+
+def _conv(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+) -> Tensor:
+    silu = activation in ("silu", "swish")
+    out = STATES.get().convolve(hidden_states, weight, bias, silu)
+    return out if activation is None or silu else ACT2FN[activation](out)
+
+
+def _delta_rule(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False, **_: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    cache = STATES.get()
+    shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
+    made: tuple[Tensor, Tensor] = torch.ops.llmc.gated_delta(
+        query, key, value, g.float(), beta.float(), cache.recurrent(*shape),
+        cache.past_lengths, cache.new_lengths, use_qk_l2norm_in_kernel,
+    )  # fmt: skip
+    return made
+
+
+def _mamba2(
+    hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,  # noqa: N803
+    dt_bias: Tensor | None = None, dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")), **_: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    cache = STATES.get()
+    step = _step(dt, dt_bias, dt_softplus)
+    if tuple(dt_limit) != (0.0, float("inf")):
+        step = step.clamp(dt_limit[0], dt_limit[1])
+    shape = (hidden_states.shape[0], *hidden_states.shape[2:], B.shape[3])
+    out, state = torch.ops.llmc.state_scan(
+        hidden_states, step, A, B, C, cache.recurrent(*shape),
+        cache.past_lengths, cache.new_lengths,
+    )  # fmt: skip
+    return (out if D is None else out + hidden_states * D[:, None]), state
+
+
+def _mamba(
+    hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,  # noqa: N803
+    z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, **_: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Mamba's first form: every channel is a head of one value, and each column of its state fades at its own rate."""
+    cache = STATES.get()
+    x = hidden_states.transpose(1, 2)
+    state = cache.recurrent(x.shape[0], *A.shape)
+    out, state = torch.ops.llmc.state_scan(
+        x.unsqueeze(-1), _step(dt.transpose(1, 2), delta_bias, delta_softplus), A, B.transpose(1, 2).unsqueeze(2),
+        C.transpose(1, 2).unsqueeze(2), state.unsqueeze(2), cache.past_lengths, cache.new_lengths,
+    )  # fmt: skip
+    out = out.squeeze(-1)
+    out = (out if D is None else out + x * D).transpose(1, 2)
+    return (out if z is None else out * torch.nn.functional.silu(z)), state.squeeze(2)
+
+
+def _step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:
+    step = dt.float() if bias is None else dt.float() + bias.float()
+    return torch.nn.functional.softplus(step) if softplus else step
+
+
+REPLACED: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _conv,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "mamba2_chunk_scan": _mamba2,
+    "mamba_selective_scan": _mamba,
+}
+"""By transformers' names."""
+
+
+def replace_functions(model: nn.Module) -> None:
+    """Replace what the files of `model`'s classes have of them; a second time changes nothing."""
+    for file in {type(module).__module__ for module in model.modules()}:
+        for name, made in REPLACED.items():
+            original = getattr(sys.modules[file], name, None)
+            if original is not None and not hasattr(original, _MARK):
+                setattr(sys.modules[file], name, _while_tracing(made, original))
+
+
+def _while_tracing(made: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (original if STATES.get(None) is None else made)(*args, **kwargs)
+
+    setattr(chosen, _MARK, original)
+    return chosen
