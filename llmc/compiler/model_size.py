@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from llmc.compiler.architectures.shared.families import size_of
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.errors import CheckpointError
 
@@ -19,7 +19,7 @@ def weights_of(checkpoint: Checkpoint) -> list[Weights]:
     """All weights of a checkpoint's tensors, alike ones together; none of a configuration alone."""
     found: Counter[tuple[str | None, bool]] = Counter()
     for name in checkpoint.tensor_names():
-        found[checkpoint.stored_type(name), name in (EMBEDDING, HEAD)] += prod(checkpoint.shape(name))
+        found[checkpoint.stored_type(name), name in OUTER] += prod(checkpoint.shape(name))
     return [Weights(count, *kind) for kind, count in found.items()]
 
 

@@ -60,7 +60,8 @@ _LLAMA3 = {
 
 def of_family(name: str) -> dict[str, Any]:
     """The tiny configuration that a family's file has."""
-    return {"model_type": name, "vocab_size": VOCAB, **family({"model_type": name}).tiny}
+    own = family({"model_type": name})
+    return own.in_common_terms({"model_type": name, "vocab_size": VOCAB, **own.tiny})
 
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {name: of_family(name) for name in supported()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmc.compiler.architectures.shared.families import family_or_plain
 from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, QuantisedBlocks
 from llmc.compiler.checkpoint.resolve import DEMO, locate
 from llmc.errors import CheckpointError
@@ -36,7 +37,7 @@ def _opened(path: str | Path) -> Checkpoint:
     if is_dir(found):
         from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
 
-        return HuggingFaceCheckpoint(found, name)
+        return HuggingFaceCheckpoint(found, name, family_or_plain)
     if found.suffix == ".gguf" or is_gguf(found):
         from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 
@@ -44,7 +45,7 @@ def _opened(path: str | Path) -> Checkpoint:
     if found.suffix == ".json":
         from llmc.compiler.checkpoint.huggingface import ConfigCheckpoint
 
-        return ConfigCheckpoint(found, name)
+        return ConfigCheckpoint(found, name, family_or_plain)
     raise CheckpointError(
         f"{found}: not a checkpoint: neither a GGUF file nor a folder; for a Hugging Face model pass the "
         "folder that holds config.json and the safetensors"
@@ -68,7 +69,7 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
         return build_config(read_header(found))
     from llmc.compiler.checkpoint.huggingface import read_config_file
 
-    return read_config_file(found / CONFIG if is_dir(found) else found)
+    return read_config_file(found / CONFIG if is_dir(found) else found, family_or_plain)
 
 
 def _inside(path: Path) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import HEADS
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ def stored_name(name: str, names: Container[str]) -> str:
 
     A tied head is stored once, as the embedding. Raises CheckpointError when the checkpoint lacks the tensor.
     """
-    if name not in names and name == HEAD:
-        name = EMBEDDING
+    if name not in names:
+        name = next((embedding for embedding in HEADS.get(name, ()) if embedding in names), name)
     if name not in names:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
     return name
@@ -183,8 +183,11 @@ def stored_name(name: str, names: Container[str]) -> str:
 def stored_types(checkpoint: Checkpoint) -> dict[str, str]:
     """Matrices that the checkpoint stores in blocks → their type; a tied head by its own name too."""
     found = {name: kind for name in checkpoint.tensor_names() if (kind := checkpoint.stored_type(name))}
-    if HEAD not in checkpoint.tensor_names() and EMBEDDING in found:
-        found[HEAD] = found[EMBEDDING]
+    names = checkpoint.tensor_names()
+    for head, embeddings in HEADS.items():
+        tied = next((found[embedding] for embedding in embeddings if embedding in found), None)
+        if tied and head not in names:
+            found[head] = tied
     return found
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
 from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, FloatArray, unknown_tensor, without_place
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.base import Family
+
+Facts: TypeAlias = "Callable[[Mapping[str, Any]], Family]"
+"""The family of a configuration. It is given: what reads weights is in keys, and families are not."""
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -32,11 +39,13 @@ class HuggingFaceCheckpoint(Checkpoint):
 
     format = "huggingface"
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
+    def __init__(self, path: Path, name: str | None = None, facts: Facts | None = None) -> None:
         super().__init__(path, name or path.resolve().name)
-        self._config = read_config_file(path / CONFIG)
+        self._config = read_config_file(path / CONFIG, facts)
         self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
-        self._owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
+        owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
+        stored = facts(self._config).names.in_full(owner) if facts else {name: name for name in owner}
+        self._stored = {name: (owner[short], short) for name, short in stored.items()}
         self._check_index()
 
     def _check_index(self) -> None:
@@ -67,21 +76,24 @@ class HuggingFaceCheckpoint(Checkpoint):
             return None
 
     def tensor_names(self) -> list[str]:
-        """Names as stored."""
-        return sorted(self._owner)
+        """Names of the causal language model; a checkpoint that was saved without a head has shorter ones."""
+        return sorted(self._stored)
 
-    def _shard(self, name: str) -> SafetensorsFile:
-        if name not in self._owner:
+    def _where(self, name: str) -> tuple[SafetensorsFile, str]:
+        """The file that has a tensor, and its name there."""
+        if name not in self._stored:
             raise unknown_tensor(name, self.path, self.tensor_names())
-        return self._owner[name]
+        return self._stored[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape as stored."""
-        return self._shard(name).tensors[name].shape
+        shard, stored = self._where(name)
+        return shard.tensors[stored].shape
 
     def tensor(self, name: str) -> FloatArray:
         """F64, F32, F16 or BF16 as float32; F32 is a view of the file."""
-        return self._shard(name).tensor(name)
+        shard, stored = self._where(name)
+        return shard.tensor(stored)
 
     def tokenizer_json(self) -> bytes:
         """The file as it is."""
@@ -141,12 +153,16 @@ class HuggingFaceCheckpoint(Checkpoint):
         return ids | {key: stated[key] for key in _SAMPLING if stated.get(key) is not None}
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
-    """A config.json, its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError."""
+def read_config_file(path: Path, facts: Facts | None = None) -> dict[str, Any]:
+    """A config.json, its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
+
+    With `facts` it is in common terms too (`Family.in_common_terms`).
+    """
     config = read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f'{path}: not a model config: it has no "model_type"')
-    return _with_rope_parameters(config)
+    config = _with_rope_parameters(config)
+    return facts(config).in_common_terms(config) if facts else config
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -222,13 +238,13 @@ class ConfigCheckpoint(HuggingFaceCheckpoint):
 
     format = "config"
 
-    def __init__(self, file: Path, name: str | None = None) -> None:
+    def __init__(self, file: Path, name: str | None = None, facts: Facts | None = None) -> None:
         together = file.name == CONFIG
         Checkpoint.__init__(self, file.parent if together else file, name or _name(file, together))
         self._file = file
-        self._config = read_config_file(file)
+        self._config = read_config_file(file, facts)
         self._shards = {}
-        self._owner = {}
+        self._stored = {}
 
     def roles(self) -> dict[str, Path]:
         """The configuration, and what goes with a tokenizer; a path that is the file itself has nothing below it."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.compiler.architectures.shared.config_keys import HARMLESS, NEUTRAL, READ, ROPE
 from llmc.compiler.architectures.shared.families import family
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD, NORM
 from llmc.compiler.frontend.consistent import require_consistent
 from llmc.errors import CheckpointError
 
@@ -37,7 +36,8 @@ def require_consumed(checkpoint: Checkpoint) -> None:
             "changes no number, take it out of config.json; else the model is not supported"
         )
     needed = tensor_names(checkpoint.config)
-    tensors = [name for name in checkpoint.tensor_names() if name not in needed and not name.endswith(COMPUTED)]
+    computed = (*COMPUTED, *family(checkpoint.config).computed)
+    tensors = [name for name in checkpoint.tensor_names() if name not in needed and not name.endswith(computed)]
     if tensors:
         raise CheckpointError(
             f"{checkpoint.path}: nothing in architecture {checkpoint.config['model_type']!r} takes the tensors "
@@ -47,14 +47,14 @@ def require_consumed(checkpoint: Checkpoint) -> None:
 
 def tensor_names(config: Mapping[str, Any]) -> set[str]:
     """The names of every tensor that the model of a supported configuration has; a tied head's too."""
-    parts = family(config).layer(config)
-    layers = range(int(config["num_hidden_layers"]))
-    return {EMBEDDING, NORM, HEAD, *(f"model.layers.{i}.{part}" for i in layers for part in parts)}
+    return family(config).tensor_names(config)
 
 
 def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
     own = family(config)
-    known = READ | own.reads | own.harmless | frozenset().union(*HARMLESS.values())
+    stated = own.in_common_terms({name: v for name, v in config.items() if name not in own.unread})
+    known = READ - own.unread | own.reads | own.harmless | frozenset().union(*HARMLESS.values())
+    known |= {*own.keys, *own.keys.values(), *own.derived(stated)}
     neutral = {**NEUTRAL, **own.allows}
     for name, value in config.items():
         if value is None or name in known or any(value == allowed for allowed in neutral.get(name, ())):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 _TRACED = 3
 """Layers of a kind that are traced: the first may make what all read, and the next two are compared."""
 
-_INDEX = "layer_idx"
+_INDEX = ("layer_idx", "layer_id")
 _VALUES = (type(None), bool, int, float, str, torch.dtype, torch.device, type, FunctionType, BuiltinFunctionType)
 _PARTS = ("_parameters", "_modules", "_buffers")
 
@@ -47,12 +47,14 @@ class LayerPlan:
 
     kinds: tuple[int, ...]
     """Of each layer of the model; equal numbers are of one kind."""
+    path: str
+    """Where the model has the list of its layers, such as "model.layers"."""
 
     @classmethod
     def of(cls, model: nn.Module) -> LayerPlan | None:
         """None where the model is to be traced whole: few layers of each kind, or layers without a kind."""
         try:
-            plan = cls(layer_kinds(model))
+            plan = cls(layer_kinds(model), layers_of(model))
         except NotRepeatableError:
             return None
         return plan if len(plan.traced) < len(plan.kinds) else None
@@ -79,35 +81,51 @@ class LayerPlan:
 
     def apply(self, model: nn.Module) -> None:
         """Leave only the layers that are traced, numbered anew, and mark where each begins and the last one ends."""
-        owner: Any = model.model
+        owner, _, leaf = self.path.rpartition(".")
         config: Any = model.config
-        kept = nn.ModuleList(owner.layers[i] for i in self.traced)
+        layers: Any = model.get_submodule(self.path)
+        kept = nn.ModuleList(layers[i] for i in self.traced)
         for place, layer in enumerate(kept):
             for module in layer.modules():
-                if hasattr(module, _INDEX):
-                    setattr(module, _INDEX, place)
+                for name in _INDEX:
+                    if hasattr(module, name):
+                        setattr(module, name, place)
             layer.register_forward_pre_hook(_mark_input)
         kept[-1].register_forward_hook(_mark_output)
         for name, values in _lists(config, len(self.kinds)).items():
             setattr(config, name, [values[i] for i in self.traced])
         config.num_hidden_layers = len(kept)
-        owner.layers = kept
+        setattr(model.get_submodule(owner), leaf, kept)
 
 
 def _mark_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return (torch.ops.llmc.layer(args[0]), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
 
-def _mark_output(_: nn.Module, __: Any, hidden: Any) -> Tensor | None:
+def _mark_output(_: nn.Module, __: Any, hidden: Any) -> Any:
+    if isinstance(hidden, tuple):  # with attention weights or a cache beside them
+        return (torch.ops.llmc.layer(hidden[0]), *hidden[1:])
     return torch.ops.llmc.layer(hidden) if isinstance(hidden, Tensor) else None
+
+
+def layers_of(model: nn.Module) -> str:
+    """Where a model has its decoder layers: the only list of as many modules as it has layers, outside other lists.
+
+    Raises NotRepeatableError.
+    """
+    count: Any = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    found = [name for name in outermost if len(cast(nn.ModuleList, model.get_submodule(name))) == count]
+    if len(found) != 1:
+        raise NotRepeatableError("the decoder layers are not one list")
+    return str(found[0])
 
 
 def layer_kinds(model: nn.Module) -> tuple[int, ...]:
     """The kind of each decoder layer, as the index of the first that is like it. Raises NotRepeatableError."""
-    layers = getattr(getattr(model, "model", None), "layers", None)
-    config: Any = getattr(model, "config", None)
-    if not isinstance(layers, nn.ModuleList) or getattr(config, "num_hidden_layers", None) != len(layers):
-        raise NotRepeatableError("the decoder layers are not one list at model.layers")
+    layers = cast(nn.ModuleList, model.get_submodule(layers_of(model)))
+    config: Any = model.config
     owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     if any(owners[id(p)] > 1 for p in layers.parameters()):
         raise NotRepeatableError("a layer shares a parameter")
@@ -135,7 +153,7 @@ def _module(module: nn.Module, config: Any, layer: int) -> Any:
         {
             name: _value(v, config)
             for name, v in vars(module).items()
-            if name not in _PARTS and not (name == _INDEX and v == layer)
+            if name not in _PARTS and not (name in _INDEX and v == layer)
         },
     )
 

@@ -31,7 +31,6 @@ from torch.utils._pytree import tree_structure
 
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
 
-_LAYER = re.compile(r"(?:^|\.)model\.layers\.(\d+)\.")
 _CACHE = re.compile(r"cache\.(\d+)$")
 _NUMBER = re.compile(r"_\d+$")
 _SIZES = (torch.SymInt, torch.SymBool, torch.SymFloat)
@@ -56,6 +55,7 @@ class _Repeating:
         self.exported = exported
         self.plan = plan
         self.count = len(plan.traced)
+        self.layer = re.compile(rf"(?:^|\.){re.escape(plan.path)}\.(\d+)\.")
         nodes = list(exported.graph_module.graph.nodes)
         self.marks = [n for n in nodes if n.target is torch.ops.llmc.layer.default]
         if len(self.marks) != self.count + 1:
@@ -86,7 +86,7 @@ class _Repeating:
         owners: dict[fx.Node, int] = {}
         for node, spec in zip(self.placeholders, self.exported.graph_signature.input_specs, strict=True):
             name = next(inputs) if spec.kind == InputKind.USER_INPUT else str(spec.target)
-            if found := _LAYER.search(name):
+            if found := self.layer.search(name):
                 owners[node] = int(found[1])
             elif found := _CACHE.match(name):
                 owners[node] = int(found[1]) // 2
@@ -145,10 +145,11 @@ class _Repeating:
                 for node, spec in pairs:
                     if self.owners[node] != place:
                         continue
-                    made = self.inputs[layer][node] = self._placeholder(node, _input_name(node.name, place, layer))
+                    name = self._input_name(node.name, place, layer)
+                    made = self.inputs[layer][node] = self._placeholder(node, name)
                     if self.plan.traced[place] == layer:
                         self.copies[node] = made
-                    target = spec.target and spec.target.replace(f"layers.{place}.", f"layers.{layer}.", 1)
+                    target = spec.target and self._renamed(spec.target, ".", place, layer)
                     specs.append(replace(spec, arg=TensorArgument(made.name), target=target))
         return specs
 
@@ -208,7 +209,7 @@ class _Repeating:
         symbols: dict[Any, Any] = {}
         for node, owner in self.owners.items():
             if owner == place:
-                names[node] = f"%own {_input_name(node.name, place, 0)}"
+                names[node] = f"%own {self._input_name(node.name, place, 0)}"
                 for axis, size in enumerate(node.meta["val"].shape):
                     if isinstance(size, torch.SymInt):
                         symbols.setdefault(size.node.expr, sympy.Symbol(f"{names[node]} {axis}"))
@@ -229,15 +230,19 @@ class _Repeating:
             yield f"{node.op} {node.target} {given} {made(node.meta.get('val'))}"
         yield " ".join(names[n] for n in (self.marks[place + 1].args[0], *self._new_entries(place)))
 
+    def _input_name(self, name: str, place: int, layer: int) -> str:
+        """The name of another layer's placeholder."""
+        if found := re.match(r"cache_(\d+)$", name):
+            return f"cache_{2 * layer + int(found[1]) % 2}"
+        return self._renamed(name, "_", place, layer)
+
+    def _renamed(self, name: str, dot: str, place: int, layer: int) -> str:
+        """A weight's name, whose parts `dot` parts, with `layer` for `place`."""
+        path = self.plan.path.replace(".", dot) + dot
+        return name.replace(f"{path}{place}{dot}", f"{path}{layer}{dot}", 1)
+
 
 class _Named(str):
     """A node in the text of another one's arguments."""
 
     __repr__ = str.__str__
-
-
-def _input_name(name: str, place: int, layer: int) -> str:
-    """The name of another layer's placeholder."""
-    if found := re.match(r"cache_(\d+)$", name):
-        return f"cache_{2 * layer + int(found[1]) % 2}"
-    return name.replace(f"_layers_{place}_", f"_layers_{layer}_", 1)

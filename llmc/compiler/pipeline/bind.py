@@ -30,7 +30,7 @@ from llmc.artifacts.bundle.writer import write_bundle
 from llmc.artifacts.digest import digest_bytes, parse
 from llmc.artifacts.key import canonical_json
 from llmc.buckets.plan import Plan
-from llmc.compiler.architectures.shared.names import HEAD
+from llmc.compiler.architectures.shared.names import HEADS
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.code import code_digest
@@ -179,8 +179,9 @@ def _agree(mine: Any, theirs: Any) -> bool:
 
 def _differing_tensors(described: list[Described], checkpoint: Checkpoint, known: set[str]) -> Iterator[str]:
     needed = {source for tensor in described for source in tensor["sources"]}
-    if HEAD in known and HEAD not in needed and not checkpoint.config.get("tie_word_embeddings", False):
-        yield f"{HEAD} is a tensor of its own, the bundle needs one that is tied to the embedding"
+    tied = checkpoint.config.get("tie_word_embeddings", False)
+    for head in sorted(known.intersection(HEADS) - needed if not tied else ()):
+        yield f"{head} is a tensor of its own, the bundle needs one that is tied to the embedding"
     for tensor in described:
         if tensor["transform"] in SCALES:  # of a tensor that is described beside them
             continue

@@ -9,6 +9,8 @@ import struct
 import numpy as np
 import pytest
 
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.names import Names
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
@@ -239,3 +241,24 @@ def _reads_or_refuses(path):
             file.tensor(name)
     except CheckpointError:
         pass
+
+
+def test_tensors_of_a_checkpoint_without_a_head_and_under_older_names_have_the_models_names() -> None:
+    names = Names("transformer.h", stored={"embed_out.weight": "lm_head.weight"})
+    assert names.in_full(["h.0.ln.weight", "wte.weight"]) == {
+        "transformer.h.0.ln.weight": "h.0.ln.weight", "transformer.wte.weight": "wte.weight",
+    }  # fmt: skip
+    assert names.in_full(["transformer.h.0.ln.weight", "embed_out.weight"]) == {
+        "transformer.h.0.ln.weight": "transformer.h.0.ln.weight", "lm_head.weight": "embed_out.weight",
+    }  # fmt: skip
+
+
+def test_sizes_under_a_familys_own_keys_are_in_common_terms_too() -> None:
+    family = Family(
+        model_class="", tiny={}, keys={"hidden_size": "n_embd"},
+        derived=lambda config: {"intermediate_size": config.get("n_inner") or 4 * config["hidden_size"]},
+    )  # fmt: skip
+    common = family.in_common_terms({"n_embd": 8})
+    assert common == {"n_embd": 8, "hidden_size": 8, "intermediate_size": 32} == family.in_common_terms(common)
+    with pytest.raises(CheckpointError, match="sizes of a None model cannot be read: KeyError"):
+        family.in_common_terms({})

@@ -11,11 +11,12 @@ import sympy
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from llmc.compiler.frontend import trace
 from llmc.compiler.frontend.attention import STATE, attention_name
-from llmc.compiler.frontend.layer_kinds import LayerPlan, layer_kinds
+from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError, layer_kinds, layers_of
 from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.program import write_graph
@@ -127,7 +128,7 @@ def deep(layers: int = 5, case: str = "llama", **changed: Any) -> Any:
 
 def test_layers_of_one_kind_differ_in_nothing_but_their_index_and_weights() -> None:
     assert layer_kinds(deep()) == (0,) * 5
-    assert LayerPlan(layer_kinds(deep())).traced == [0, 1, 2]
+    assert LayerPlan(layer_kinds(deep()), "model.layers").traced == [0, 1, 2]
 
 
 CHANGES: dict[str, Callable[[Any], object]] = {
@@ -264,3 +265,13 @@ def canonical(program: Fields) -> Fields:
         "nodes": [[n["target"], said(n["inputs"]), said(n["outputs"])] for n in nodes],
         "tensors": [[place[name], said(shape)] for name, shape in shapes.items()],
     }  # fmt: skip
+
+
+def test_the_layers_are_the_one_outermost_list_of_as_many_as_the_model_has() -> None:
+    config = AutoConfig.for_model("gpt2", n_layer=4, n_embd=8, n_head=2, vocab_size=8)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert layers_of(model) == "transformer.h"
+    model.transformer.more = nn.ModuleList(nn.Identity() for _ in range(4))
+    with pytest.raises(NotRepeatableError, match="not one list"):
+        layers_of(model)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, layer
+from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, Names, layer
 from llmc.compiler.architectures.shared.sharding import RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize
+from llmc.errors import CheckpointError
 
 Config: TypeAlias = Mapping[str, Any]
 """A configuration in the terms of config.json, as `Checkpoint.config` has it."""
@@ -55,6 +56,21 @@ class Family:
     """transformers' class of the causal language model, which configurations name in `architectures`."""
     layer: Callable[[Config], list[str]] = lambda config: layer()
     """Tensors of one layer, without `model.layers.N.`; a checkpoint with further tensors is refused."""
+    layer_at: Callable[[Config, int], list[str]] | None = None
+    """The same of layer N (from 0), where layers have different ones; `layer` is not asked then."""
+    names: Names = field(default_factory=Names)
+    """What the list of layers, the embedding and the head are called, and the other tensors outside layers."""
+    computed: tuple[str, ...] = ()
+    """Ends of names of tensors that published checkpoints have and that the configuration determines (causal masks)."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Common keys of config.json → what its config.json calls them: {"hidden_size": "n_embd"}. Source: transformers'
+    `attribute_map`, and what the model reads."""
+    derived: Callable[[Config], Mapping[str, Any]] = lambda config: {}
+    """Common keys that its config.json says in other words, from a configuration that has `keys` in common terms:
+    {"intermediate_size": 4 · hidden_size}. None stands for a key that is not known."""
+    unread: frozenset[str] = frozenset()
+    """Common keys (shared/config_keys.py, READ) that its model does not read: a configuration that has one is refused.
+    """
     reads: frozenset[str] = frozenset()
     """Keys of config.json that its model reads beside those that all read (shared/config_keys.py)."""
     allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -75,3 +91,23 @@ class Family:
     """The smallest configuration that has all features of this family, for tests, without vocab_size. At most two
     layers.
     """
+
+    def in_common_terms(self, config: Config) -> dict[str, Any]:
+        """`config` with the common keys beside its own. One that has them stays as it is.
+
+        Raises CheckpointError where a size that others follow from is missing, or is none.
+        """
+        common = {**config, **{name: config[own] for name, own in self.keys.items() if own in config}}
+        try:
+            return {**common, **{k: v for k, v in self.derived(common).items() if v is not None}}
+        except (KeyError, TypeError, ArithmeticError) as e:
+            kind = config.get("model_type")
+            raise CheckpointError(f"config.json: the sizes of a {kind} model cannot be read: {e!r}") from e
+
+    def tensor_names(self, config: Config) -> set[str]:
+        """Names of all tensors of the model of `config`, which is in common terms; a tied head's too."""
+        found = {self.names.embedding, self.names.head, *self.names.others(config)}
+        for i in range(int(config["num_hidden_layers"])):
+            parts = self.layer_at(config, i) if self.layer_at else self.layer(config)
+            found |= {f"{self.names.layers}.{i}.{part}" for part in parts}
+        return found

@@ -2,7 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+HEADS: Mapping[str, tuple[str, ...]] = {
+    HEAD: (
+        EMBEDDING, "transformer.wte.weight", "transformer.word_embeddings.weight", "model.decoder.embed_tokens.weight",
+        "gpt_neox.embed_in.weight",
+    ),
+}  # fmt: skip
+"""Names of the families' heads → those of the embeddings that they may be tied to: a tied head is not stored."""
+OUTER = frozenset({*HEADS, *(embedding for embeddings in HEADS.values() for embedding in embeddings)})
+"""Embeddings and heads."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What transformers calls a model's tensors: those of layer N are `LAYERS.N.…`."""
+
+    layers: str = "model.layers"
+    """The list of decoder layers."""
+    embedding: str = EMBEDDING
+    head: str = HEAD
+    others: Callable[[Mapping[str, Any]], Sequence[str]] = lambda config: [NORM]
+    """Further tensors outside layers, by configuration: norms, learned positions, the head's bias."""
+
+    stored: Mapping[str, str] = field(default_factory=dict)
+    """Names in published checkpoints → transformers', where these differ: {"embed_out.weight": "lm_head.weight"}."""
+
+    @property
+    def base(self) -> str:
+        """The model without its head, with a dot; checkpoints that were saved without a head lack it."""
+        return self.layers.split(".")[0] + "."
+
+    def in_full(self, stored: Collection[str]) -> dict[str, str]:
+        """Names of a causal language model's tensors → names under which a checkpoint has them.
+
+        They differ where it was saved without a head, as the first GPT-2 and BLOOM were: then each name lacks `base`.
+        transformers reads such checkpoints so too (modeling_utils.py, base_model_prefix).
+        """
+        inner = self.layers.removeprefix(self.base) + "."
+        short = any(name.startswith(inner) for name in stored) and not any(n.startswith(self.base) for n in stored)
+
+        def full(name: str) -> str:
+            name = self.stored.get(name, name)
+            return self.base + name if short and name not in HEADS else name
+
+        return {full(name): name for name in stored}
+
 
 GGUF_TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
 GGUF_LAYER = {

@@ -7,6 +7,7 @@ head are split by vocabulary.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -26,7 +27,12 @@ class Rule:
     """The weights that are replicated if these parts do not divide over the devices."""
 
 
-LAYER = r"model\.layers\.(?:\d+|\*)\."
+def of_layer(layers: str) -> str:
+    """A pattern of what names of layers' weights begin with; `layers` is the list's name, "model.layers"."""
+    return re.escape(layers) + r"\.(?:\d+|\*)\."
+
+
+LAYER = of_layer("model.layers")
 _QUERY = ("num_attention_heads", "query heads", "q_proj and o_proj")
 _KEYS = ("num_key_value_heads", "key/value heads", "k_proj, v_proj and the cache")
 _MLP = ("intermediate_size", "MLP features", "gate_proj, up_proj and down_proj")

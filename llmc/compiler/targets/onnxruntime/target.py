@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
@@ -238,8 +238,7 @@ class OnnxRuntimeTarget(Target):
                     "Q4_0, Q4_1); quantise it with --quantize int8 or int4, or compile a GGUF file of those types"
                 )
             return OnnxOptions(BLOCK, stored=stored, fold=not panels and self._folds(stages), panels=panels)
-        heads = (EMBEDDING, HEAD)
-        kept = {name: kind for name, kind in stored.items() if kind in ("Q4_0", "Q4_1") or name in heads}
+        kept = {name: kind for name, kind in stored.items() if kind in ("Q4_0", "Q4_1") or name in OUTER}
         fold = not panels and self._folds(stages)
         return OnnxOptions(BLOCK, bits=4, stored=kept, fold=fold, panels=panels)
 

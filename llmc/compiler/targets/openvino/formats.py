@@ -20,7 +20,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.precision import DTYPES, GROUPS, group_of
 from llmc.compiler.weights.recipes import Recipe
@@ -155,7 +155,7 @@ class Int4(Compressed):
         group = _fitting(self.group, width)
         if group and all(self.stored.get(s, "").startswith("Q4") for s in sources):
             return Held("u4", group)
-        outer = any(s in (EMBEDDING, HEAD) for s in sources)
+        outer = any(s in OUTER for s in sources)
         return Held("i8", group) if outer or not group else Held("u4", group)
 
 
