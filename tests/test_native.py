@@ -21,6 +21,7 @@ from llmc.artifacts.bundle.native import (
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.declared import devices
 from llmc.runtime import executors
+from llmc.runtime.executors import encoders
 from llmc.runtime.executors.base import EXECUTABLES
 from tests.artifacts.helpers import DIGESTS, key, manifest
 
@@ -28,7 +29,11 @@ ROOT = Path(llmc.__file__).parent
 CODE_KINDS = {"executable", "finish", "finished", "hyperdex", "kernels", "slots", "starter"}
 """Kinds of entries that need a signature, "executable" unless it is portable; a new kind is named here, or is data."""
 
-EXECUTORS = executors.EXECUTORS.names()
+CLASSES = {
+    **dict.fromkeys(executors.EXECUTORS.names(), executors.executor_class),
+    **dict.fromkeys(encoders.ENCODERS.names(), encoders.encoder_class),
+}
+EXECUTORS = sorted(CLASSES)
 
 
 def portable(**changes: object) -> dict[str, object]:
@@ -64,7 +69,7 @@ def test_portable_executables_of_a_target_are_data_and_others_are_not(device: st
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_every_executor_says_what_it_loads_as_code(name: str) -> None:
-    opens = executors.executor_class(name).opens
+    opens = CLASSES[name](name).opens
     code = {file for file, content in opens.items() if content == "code"}
     assert EXECUTABLES in opens
     if name in DATA_EXECUTORS:

@@ -45,6 +45,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     cache_dir: str | Path | None = None,
     store: Store | None = None,
     report: Reporter | None = None,
+    task: str | None = None,
     **more: Any,
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
@@ -53,12 +54,14 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by
     device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan` or the
     keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
+    `task`: "generate", "embed" or "score"; default: what the checkpoint's own files say (docs/encoders.md).
     `report` is called with each stage and executable. Raises CheckpointError, CompileError, VerificationError,
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.local.opening import open_store
     from llmc.compiler.checkpoint import open_checkpoint
     from llmc.compiler.options import CompileOptions
+    from llmc.compiler.pipeline.encoding import compile_encoder, encoder_plan_of, settled_task
     from llmc.compiler.pipeline.finish import compile_and_finish
     from llmc.compiler.pipeline.planning import plan_for
     from llmc.compiler.targets.declared import declared
@@ -72,13 +75,19 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
     checkpoint = open_checkpoint(model)
+    if store is None:
+        store = open_store(cache_dir, settings, device)
+    pooled = settled_task(checkpoint, task)
+    if pooled is not None:
+        return compile_encoder(
+            checkpoint, Path(output), encoder_plan_of(checkpoint, pooled, plan, more), options, store,
+            report or (lambda _: None),
+        )  # fmt: skip
     made = (
         plan
         if plan is not None
         else plan_for(checkpoint, **{"settings": settings, "device": device, "options": options, **more})
     )
-    if store is None:
-        store = open_store(cache_dir, settings, device)
     return compile_and_finish(checkpoint, Path(output), made, options, store, report or (lambda _: None), settings)
 
 

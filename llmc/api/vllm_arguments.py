@@ -14,8 +14,17 @@ ENGINE = (
 )  # fmt: skip
 """Arguments of the engine; those left after it and the ones below are `llmc.compile`'s."""
 
-_COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device")
+_COMPILES = ("plan", "cache_dir", "store", "report", "threads", "device", "task")
 _DTYPES = {"float32": "f32", "float": "f32", "bfloat16": "bf16", "float16": "f16", "half": "f16"}
+_TASKS = {
+    "embed": "embed",
+    "classify": "score",
+    "generate": "generate",
+    "embedding": "embed",
+    "auto": None,
+    "none": None,
+}
+"""vLLM's words for what a model is for, by `task` of earlier versions and `convert` of later ones."""
 _KV_CACHES = {"bfloat16": "bf16", "fp8_e4m3": "fp8"}
 
 _WITHOUT_EFFECT = {
@@ -25,6 +34,7 @@ _WITHOUT_EFFECT = {
     "gpu_memory_utilization": "the plan's limits size the cache; of a device that captures graphs, warm_up does",
     "load_format": "the format is read from the files",
     "override_neuron_config": "the plan says what is compiled",
+    "runner": "what a checkpoint is for is read from its files, or given as task",
     "revision": "checkpoints are taken as they are",
     "swap_space": "no sequence is swapped out",
     "tokenizer": "the tokenizer is the checkpoint's own",
@@ -60,6 +70,9 @@ def split(arguments: Mapping[str, Any], device: str | None = None) -> tuple[dict
                 _warn(f"{name}={value} has no effect: a bundle runs as it was compiled, by default on one device")
         elif name == "quantization":
             compiled["quantize"] = value
+        elif name in ("task", "convert"):
+            if _TASKS.get(value, value) is not None:
+                compiled["task"] = _TASKS.get(value, value)
         elif name == "kv_cache_dtype":
             if value not in (None, "auto"):
                 compiled[name] = _KV_CACHES.get(value, value)
@@ -85,7 +98,7 @@ def _require_known(compiled: Mapping[str, Any]) -> None:
     from llmc.compiler.targets.declared import declared
 
     known = {*SHARED, *declared(), *PlanArguments.__dataclass_fields__, *_COMPILES, *ENGINE}
-    known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization"}) - {"model", "settings"}
+    known = (known | {*_WITHOUT_EFFECT, *_ONE, "quantization", "convert"}) - {"model", "settings"}
     for name in compiled:
         if name not in known:
             from difflib import get_close_matches

@@ -128,7 +128,7 @@ class Plan:
         if schema != SCHEMA:
             raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
         limits = limits_from(fields.nested("limits"))
-        buckets = [bucket for phase in PHASES for bucket in _buckets(fields, phase)]
+        buckets = [bucket for phase in PHASES for bucket in buckets_from(fields, phase)]
         provenance = Provenance.from_fields(fields.nested("provenance"))
         fields.finish()
         try:
@@ -169,7 +169,8 @@ def limits_from(fields: Fields) -> Limits:
         raise InputError(f"{fields.document}: field 'limits': {error}") from None
 
 
-def _buckets(fields: Fields, phase: Phase) -> list[Bucket]:
+def buckets_from(fields: Fields, phase: Phase) -> list[Bucket]:
+    """The buckets of one phase that a JSON object holds. Raises InputError naming the field."""
     rows = fields.array(phase)
     if len(rows) > MAX_BUCKETS:
         raise InputError(f"{fields.document}: field {phase!r} has {len(rows)} buckets, more than {MAX_BUCKETS}")

@@ -16,6 +16,7 @@ from llmc.settings import Settings
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
     from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.buckets.encoding import EncodePlan
     from llmc.runtime.text.tokenizer import Tokenizer
 
 
@@ -65,13 +66,41 @@ class Bundle:
         """What the bundle is made of."""
         return self.files.manifest
 
+    @property
+    def task(self) -> str:
+        """ "generate", or "embed" or "score" of a bundle without a cache (runtime/pooling)."""
+        return str(self.manifest.options.get("task", "generate"))
+
     @cached_property
     def plan(self) -> Plan:
-        """The buckets that were compiled."""
+        """The buckets that were compiled; raises InputError for a bundle that generates nothing."""
         import json
+
+        if self.task != "generate":
+            raise InputError(
+                f"{self.path}: a bundle to {self.task}, which generates nothing; use llmc {self.task}, llmc serve or "
+                f"LLM.{self.task}"
+            )
 
         try:
             return Plan.from_json(json.dumps(self.manifest.plan), source=f"{self.path}: plan")
+        except InputError as e:
+            raise ArtifactError(f"{e}; compile again: {self.recompile_hint}") from e
+
+    @cached_property
+    def encode_plan(self) -> EncodePlan:
+        """The buckets of a bundle without a cache; raises InputError for one that generates."""
+        import json
+
+        from llmc.buckets.encoding import EncodePlan
+
+        if self.task == "generate":
+            raise InputError(
+                f"{self.path}: a bundle to generate text, which neither embeds nor scores; compile a checkpoint for "
+                "that with --task embed or --task score"
+            )
+        try:
+            return EncodePlan.from_json(json.dumps(self.manifest.plan), source=f"{self.path}: plan")
         except InputError as e:
             raise ArtifactError(f"{e}; compile again: {self.recompile_hint}") from e
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.startup.opening import EngineOptions, warm_up
 from llmc.runtime.startup.overlapped import StartingExecutor
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from llmc.runtime.engine.requests import Update
     from llmc.runtime.engine.sampling import SamplingParams
     from llmc.runtime.executors.base import Executor
+    from llmc.runtime.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+    from llmc.runtime.pooling.pooler import Pooler
     from llmc.runtime.prompts import Prompt, Prompts
     from llmc.runtime.text.tokenizer import Tokenizer
 
@@ -31,7 +34,8 @@ _BAR_AFTER_S = 2.0
 
 
 class BundleLLM:
-    """Generates with the executables of one bundle, and never compiles. Not thread-safe.
+    """Generates with the executables of one bundle, and never compiles. Not thread-safe. Over a bundle without a cache
+    it embeds (`embed`) or scores (`score`), and generates nothing.
 
     `bundle` is a folder or an opened Bundle. With `keep_steps` each output carries a record of every step it took part
     in. `seed` makes unseeded requests repeatable. `observer` is told of requests and steps; further keywords are those
@@ -51,6 +55,12 @@ class BundleLLM:
         if starting is not None:
             bundle = starting.bundle
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        self._pooler: Pooler | None = None
+        if self.bundle.task != "generate":
+            from llmc.runtime.pooling.pooler import Pooler
+
+            self._pooler = Pooler(self.bundle, threads)
+            return
         opening = starting or StartingExecutor(self.bundle, how)
         try:
             from llmc.runtime.offline import Offline
@@ -68,8 +78,45 @@ class BundleLLM:
             raise
 
     @property
+    def pooler(self) -> Pooler:
+        """What embeds or scores; raises InputError over a bundle that generates."""
+        if self._pooler is None:
+            raise InputError(
+                f"{self.bundle.path}: a bundle to generate text, which neither embeds nor scores; compile a checkpoint "
+                "for that with --task embed or --task score"
+            )
+        return self._pooler
+
+    def embed(
+        self, prompts: str | list[int] | Sequence[str | list[int]], *, prompt_name: str | None = None,
+        prompt: str | None = None, dimensions: int | None = None, truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:  # fmt: skip
+        """A vector of each text or list of token ids, as the checkpoint's sentence-transformers files say.
+
+        `prompt`, or the checkpoint's own of that name, goes before each; `dimensions` is how many numbers of a
+        Matryoshka model's vectors are kept; longer texts are cut at the model's length, or at
+        `truncate_prompt_tokens`. Raises InputError.
+        """
+        from llmc.runtime.pooling.outputs import embeddings
+
+        return embeddings(
+            self.pooler, prompts, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions,
+            most=truncate_prompt_tokens,
+        )  # fmt: skip
+
+    def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
+    ) -> list[ScoringRequestOutput]:
+        """How well each of `data_2` fits `data_1`, one text for all of them or one each. Raises InputError."""
+        from llmc.runtime.pooling.outputs import scores
+
+        return scores(self.pooler, data_1, data_2, truncate_prompt_tokens)
+
+    @property
     def generator(self) -> Generator:
-        """The generator, which takes requests."""
+        """The generator, which takes requests; raises InputError over a bundle that generates nothing."""
+        if self._pooler is not None:
+            _ = self.bundle.plan
         return self._offline.generator
 
     @property
@@ -124,6 +171,7 @@ class BundleLLM:
         """
         from llmc.runtime.prompts import several
 
+        _ = self.generator
         return self._offline.stream(several(prompts), sampling_params, priority)
 
     def generate(
@@ -137,6 +185,7 @@ class BundleLLM:
         """
         from llmc.runtime.prompts import several
 
+        _ = self.generator
         given = several(prompts)
         outputs: dict[int, RequestOutput] = {}
         with _Bar(len(given), use_tqdm) as bar:
@@ -153,6 +202,7 @@ class BundleLLM:
         chat_template: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:  # fmt: skip
         """Answer one conversation, or several; `chat_template` replaces the model's own."""
+        _ = self.generator
         from llmc.runtime.prompts import conversations
 
         template = self.prompts.template
@@ -172,6 +222,9 @@ class BundleLLM:
 
     def close(self) -> None:
         """Release executables and cache, and save what was verified."""
+        if self._pooler is not None:
+            self._pooler.close()
+            return
         self._offline.generator.close()
         self.executor.close()
         self.bundle.files.close()

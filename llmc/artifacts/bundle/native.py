@@ -36,14 +36,16 @@ CODE_FILES = frozenset({KERNELS, STARTER_NAME, PORTABLE_NAME, RECIPES})
 """Files that make a bundle native: libraries, and the second bundle that it may hold, whatever that one says (a bundle
 with a portable half is a finished one)."""
 
-DATA_EXECUTORS = frozenset({"fake", "hpu", "inductor", "neuron", "onnxruntime", "openvino", "openvino-static", "torch"})
+DATA_EXECUTORS = frozenset(
+    {"fake", "hpu", "inductor", "neuron", "onnxruntime", "openvino", "openvino-encoder", "openvino-static", "torch"}
+)
 """Executors that run no code of a bundle but what CODE_FILES, an executable's state or its first bytes tell."""
 
 DATA_TARGETS = frozenset({"fake", "hpu", "inductor", "lpu", "neuron", "openvino"})
 """Targets whose portable executables are data."""
 
 DATA_KINDS = frozenset({
-    "config", "describe", "layout", "lower", "pack", "reference", "tokenizer", "trace", "verify", "weights",
+    "config", "describe", "encoder", "layout", "lower", "pack", "reference", "tokenizer", "trace", "verify", "weights",
 })  # fmt: skip
 """Kinds of entries whose outputs no executor loads as code. "bundle" is judged by its manifest."""
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
+    from llmc.compiler.targets.encoders.base import EncoderTarget
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
@@ -50,7 +51,7 @@ LONGEST_LICENCE = 100
 _MODEL_KIND = f"{LOCAL}model"
 
 
-def provenance(stages: Stages, target: Target, options: CompileOptions, model: str) -> dict[str, Any]:
+def provenance(stages: Stages, target: Target | EncoderTarget, options: CompileOptions, model: str) -> dict[str, Any]:
     """The provenance of a bundle that is compiled from `model`, as the user named it."""
     name, plan = model_name(model), stages.plan.digest()
     packages = [found for package in PACKAGES if (found := _package(package))]

@@ -1,0 +1,142 @@
+"""Trace a model that embeds or scores, once, with symbolic batch and length: no cache, and masks by lengths.
+
+Program contract:
+  inputs   token_ids [B, T] int64; lengths [B] int64 (1 … T live tokens, right padded: padding may hold any id);
+           where the model has segments type_ids [B, T] int64
+  outputs  embed: hidden states after the last layer [B, T, H] float32, of which those of padding mean nothing;
+           score: logits [B, labels]
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.utils import logging as transformers_logging
+
+from llmc.compiler.architectures.encoders import encoder_family
+from llmc.errors import CheckpointError, CompileError
+
+if TYPE_CHECKING:
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.runtime.pooling.modules import Task
+
+_LEFT_OUT = ("pooler.", "cls.", "lm_head.", "vocab_", "predictions.", "head.", "decoder.", "classifier.")
+"""Parts of checkpoints that a model for embedding has no use for, behind the names of parts that hold them."""
+
+
+class Encode(nn.Module):
+    """A model in the program contract above, in float32; `judges`: the ids of "no" and "yes", of a decoder that
+    scores by their logits."""
+
+    def __init__(self, checkpoint: Checkpoint, task: Task, judges: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.family = encoder_family(checkpoint.config)
+        self.first = self.family.first_position(checkpoint.config)
+        self.typed = self.family.token_types(checkpoint.config)
+        self.model = _load(checkpoint, task, judges is not None)
+        self.task = task
+        self.last = task == "score" and self.family.causal
+        if judges is not None:
+            head = self.model.get_output_embeddings().weight
+            difference = (head[judges[1]] - head[judges[0]]).detach().clone()
+            self.judge: nn.Module | None = nn.Linear(len(difference), 1, bias=False)
+            self.judge.weight = nn.Parameter(difference[None], requires_grad=False)
+            self.model = self.model.model
+        elif self.last:
+            self.judge, self.model = self.model.score, self.model.model
+        else:
+            self.judge = None
+
+    def forward(self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor | None = None) -> Tensor:
+        """See the module's docstring."""
+        positions = torch.arange(token_ids.shape[1])[None]
+        mask = (positions < lengths[:, None]).long()
+        inputs: dict[str, Any] = {"input_ids": token_ids, "attention_mask": mask}
+        inputs["position_ids"] = positions + self.first
+        if type_ids is not None:
+            inputs["token_type_ids"] = type_ids
+        if self.family.causal:
+            inputs["use_cache"] = False
+        out = self.model(**inputs)
+        if self.judge is not None:
+            hidden: Tensor = out.last_hidden_state
+            return self.judge(hidden[torch.arange(token_ids.shape[0]), lengths - 1])
+        found: Tensor = out.logits if self.task == "score" else out.last_hidden_state
+        return found
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the program's inputs, in order."""
+        return ("token_ids", "lengths", *(["type_ids"] if self.typed else []))
+
+
+def trace_encoder(model: Encode) -> ExportedProgram:
+    """The traced program of `model`, which holds its weights. Raises CompileError."""
+    dynamic, batch = Dim.DYNAMIC, torch.tensor([16, 9])
+    ids = torch.ones(2, 16, dtype=torch.long)
+    args = (ids, batch, torch.zeros_like(ids)) if model.typed else (ids, batch)
+    both = {0: dynamic, 1: dynamic}
+    dims = {"token_ids": both, "lengths": {0: dynamic}, "type_ids": both if model.typed else None}
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                model, args, strict=False, prefer_deferred_runtime_asserts_over_guards=True,
+                dynamic_shapes=dims if model.typed else {k: v for k, v in dims.items() if v is not None},
+            )  # fmt: skip
+    except Exception as e:
+        raise CompileError(f"tracing {type(model.model).__name__} with torch.export failed: {e}") from e
+
+
+def _load(checkpoint: Checkpoint, task: Task, generative: bool) -> nn.Module:
+    """The checkpoint's model with all its weights; raises CheckpointError for missing tensors, and for unread ones."""
+    kind = AutoModel
+    if task == "score":
+        kind = AutoModelForCausalLM if generative else AutoModelForSequenceClassification
+    transformers_logging.set_verbosity_error()
+    folder = Path(checkpoint.path)
+    extra: dict[str, Any] = {"add_pooling_layer": False} if task == "embed" else {}
+    try:
+        model, info = _from_pretrained(kind, folder, encoder_family(checkpoint.config).attention, extra)
+    except Exception as e:
+        raise CheckpointError(f"{folder}: transformers cannot load it as a model that {task}s: {e}") from e
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{folder}: the weights lack {', '.join(missing[:3])} of {len(missing)} tensors that a model for --task "
+            f"{task} has; name the task that the checkpoint was trained for"
+        )
+    unread = sorted(n for n in info["unexpected_keys"] if not _needless(n, task))
+    if unread:
+        raise CheckpointError(
+            f"{folder}: nothing in architecture {checkpoint.config['model_type']!r} takes the tensors "
+            f"{', '.join(unread[:3])}: the model would be another one"
+        )
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def _from_pretrained(kind: Any, folder: Path, attention: str, extra: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    common = {
+        "dtype": torch.float32, "attn_implementation": attention, "output_loading_info": True, "local_files_only": True,
+        "trust_remote_code": False,
+    }  # fmt: skip
+    try:
+        found: tuple[Any, dict[str, Any]] = kind.from_pretrained(folder, **common, **extra)
+    except TypeError:
+        if not extra:
+            raise
+        found = kind.from_pretrained(folder, **common)  # a model without a pooler takes no flag to leave it out
+    return found
+
+
+def _needless(name: str, task: Task) -> bool:
+    if name.endswith((".position_ids", ".inv_freq")):
+        return True
+    return task == "embed" and any(part in f".{name}" for part in (f".{p}" for p in _LEFT_OUT))

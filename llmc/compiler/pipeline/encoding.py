@@ -1,0 +1,241 @@
+"""Compile a checkpoint that embeds or scores: plan, trace once, compile, verify, publish."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle.manifest import Manifest
+from llmc.artifacts.bundle.stored import remember_bundle
+from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
+from llmc.artifacts.key import Key
+from llmc.artifacts.local.origins import remember_recorded
+from llmc.buckets.encoding import EncodePlan, encode_plan
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.checkpoint.sentence_files import JUDGES, judges, labels_of, read_description, task_of
+from llmc.compiler.code import code_digest
+from llmc.compiler.pipeline.compile import CompileResult, Reporter, VerifyReport
+from llmc.compiler.pipeline.provenance import provenance, remember_model
+from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
+from llmc.compiler.targets.encoders import open_encoder_target
+from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+from llmc.compiler.text.files import text_files
+from llmc.errors import CheckpointError, InputError, UnknownNameError
+from llmc.runtime.executors.encoders import encoder_class, open_encoder
+from llmc.runtime.host import cpu_features
+from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task
+from llmc.version import __version__
+
+if TYPE_CHECKING:
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.store import Store
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.compiler.checkpoint.base import Checkpoint
+    from llmc.compiler.checkpoint.sentence_files import Read
+    from llmc.compiler.options import CompileOptions
+
+GENERATE = "generate"
+TASKS = (GENERATE, "embed", "score")
+
+
+def settled_task(checkpoint: Checkpoint, asked: str | None) -> Task | None:
+    """The task that was asked for, or the checkpoint's own; None: to generate. Raises UnknownNameError."""
+    if asked is not None and asked not in TASKS:
+        raise UnknownNameError("task", asked, TASKS)
+    if asked is None:
+        return task_of(checkpoint)
+    return None if asked == GENERATE else asked  # type: ignore[return-value] # one of TASKS
+
+
+def plan_encoder(checkpoint: Checkpoint, task: Task, **limits: Any) -> EncodePlan:
+    """The plan for a checkpoint; `limits`: max_model_len, max_num_seqs, max_num_batched_tokens, where given.
+
+    Raises InputError for a length that the model's positions do not reach.
+    """
+    asked = limits.get("max_model_len")
+    longest = read_description(checkpoint, task).description.max_length
+    if asked is not None and asked > longest:
+        raise InputError(f"--max-model-len {asked} is above the {longest} tokens of {checkpoint.asked}; lower it")
+    given = {k: v for k, v in limits.items() if v is not None and k != "max_model_len"}
+    return encode_plan(task, asked or longest, **given)
+
+
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+"""What is planned by."""
+
+
+def encoder_plan_of(checkpoint: Checkpoint, task: Task, plan: object, given: Mapping[str, Any]) -> EncodePlan:
+    """`plan`, or one by LIMITS. Raises InputError for a plan of another task, and for further arguments."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    if plan is not None:
+        if not isinstance(plan, EncodePlan) or plan.task != task:
+            raise InputError(f"the plan is not one to {task}: make it with llmc plan MODEL --task {task}")
+        return plan
+    if other := sorted(asked.keys() - set(LIMITS)):
+        raise InputError(
+            f"{', '.join(other)}: a model to {task} is planned by {', '.join(LIMITS)} alone; leave out the rest"
+        )
+    return plan_encoder(checkpoint, task, **asked)
+
+
+def compile_encoder(
+    model: str | Checkpoint, destination: Path, plan: EncodePlan, options: CompileOptions, store: Store,
+    report: Reporter,
+) -> CompileResult:  # fmt: skip
+    """Compile `model` for `options.device` into the bundle folder `destination`.
+
+    Raises as `compile_bundle` does; then `destination` is as it was.
+    """
+    start = time.perf_counter()
+    checkpoint, task = open_checkpoint(model), plan.task
+    assert task in ("embed", "score")
+    target, why = open_encoder_target(options.device)
+    options = target.configure(options)
+    target.toolchain()
+    check_replaceable(Path(os.path.realpath(destination)))
+    seconds: dict[str, float] = {}
+
+    def on_stage(event: StageReport) -> None:
+        if event.seconds is not None:
+            seconds[event.name] = round(event.seconds, 3)
+        report(event)
+
+    stages = Stages(store, checkpoint, plan, on_stage)
+    read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
+    case = Case(task, _judges(checkpoint, task))  # type: ignore[arg-type]
+    made = target.make(stages, plan, case, options)
+    choice = "; ".join(filter(None, (target.choice, why)))
+    manifest, sources = _assemble(stages, target, made, read, plan, options, choice)
+    verification = _verify(stages, manifest, sources, plan, case, options, report)
+    final = Manifest.create(**_members(manifest) | {"verification": verification})
+    remember_recorded(store, final)
+    write_bundle(destination, final, sources)
+    remember_bundle(store, final)
+    remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
+    states = [e.state for e in final.executables]
+    return CompileResult(
+        bundle=str(destination), device=options.device, built=len(states), reused=0,
+        portable=states.count("portable"), native=states.count("native"),
+        seconds=round(time.perf_counter() - start, 3), bytes=final.size,
+        weights_bytes=final.blobs[final.files["weights"]] if "weights" in final.files else 0,
+        specialised=bool(options.specialise), sample_top_k=0, choice=choice, remaining="", analysis={},
+        stages=seconds, verification=dict(final.verification),
+    )  # fmt: skip
+
+
+def _judges(checkpoint: Checkpoint, task: str) -> tuple[int, int] | None:
+    """The ids of "no" and "yes", where a decoder scores by their logits."""
+    if not judges(checkpoint, task):  # type: ignore[arg-type]
+        return None
+    from llmc.runtime.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(checkpoint.tokenizer_json())
+    no, yes = (tokenizer.token_to_id(word) for word in JUDGES)
+    if no is None or yes is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: a decoder scores by its logits of {' and '.join(JUDGES)}, which its tokenizer has no "
+            "tokens for: it is no reranker; give --task generate or embed"
+        )
+    return no, yes
+
+
+def _assemble(
+    stages: Stages, target: EncoderTarget, made: Made, read: Read, plan: EncodePlan, options: CompileOptions,
+    choice: str,
+) -> tuple[Manifest, dict[str, Path]]:  # fmt: skip
+    store, checkpoint, config = stages.store, stages.checkpoint, stages.checkpoint.config
+    files = {**made.files, **text_files(stages), **_pooling_files(stages, read)}
+    sources = {digest: store.path(digest) for digest in files.values()}
+    executables = []
+    for shape, entry in made.executables:
+        blob = entry.outputs["executable"]
+        sources[blob.digest] = store.path(blob)
+        batch, tokens = shape or (None, None)
+        executables.append({
+            "phase": "encode" if shape else "any", "batch": batch, "query": tokens, "context": 0 if shape else None,
+            "state": "portable", "buckets": 1 if shape else len(plan.buckets), "key": entry.key.digest,
+            "blob": blob.digest,
+        })  # fmt: skip
+    width = _width(config, read)
+    manifest = Manifest.create(
+        llmc=__version__, device=options.device, target=target.name, executor=target.encoder,
+        model={
+            "name": checkpoint.name, "architecture": config["model_type"], "vocab_size": config["vocab_size"],
+            "task": plan.task, "width": width, "special_tokens": checkpoint.special_tokens(),
+        },
+        options={
+            "task": plan.task, "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
+            "static_dims": ["batch", "query"] if options.specialise else [], "choice": choice, **made.facts,
+        },
+        plan=plan.to_dict(), executables=executables, files=files,
+        blobs={digest: path.stat().st_size for digest, path in sources.items()}, toolchain=target.toolchain(),
+        isa=[], provenance=provenance(stages, target, options, checkpoint.asked),
+    )  # fmt: skip
+    return manifest, sources
+
+
+def _width(config: Mapping[str, Any], read: Read) -> int:
+    """Numbers of a row that the graphs return: of a state, or labels."""
+    if read.description.task == "embed":
+        return int(config.get("hidden_size", config.get("dim", 0)))
+    return 1 if read.description.template is not None else labels_of(config)
+
+
+def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
+    """What follows the model, as files."""
+    import numpy as np
+
+    found = {POOLING: stages.store.put_bytes(read.description.to_json()).digest}
+    if read.arrays:
+        held = io.BytesIO()
+        arrays: dict[str, Any] = dict(sorted(read.arrays.items()))
+        np.savez(held, **arrays)
+        found[WEIGHTS] = stages.store.put_bytes(held.getvalue()).digest
+    return found
+
+
+def _verify(
+    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan, case: Case,
+    options: CompileOptions, report: Reporter,
+) -> dict[str, Any]:  # fmt: skip
+    """How the bundle agrees with the reference, remembered in the store. Raises VerificationError."""
+    if options.verify == "none":
+        return {"mode": "none"}
+    quality = "int8" if options.quantize == "int8" else "bf16" if options.dtype == "bf16" else "exact"
+    components = {
+        "encoder": manifest.executor, "executables": " ".join(sorted(e.blob for e in manifest.executables)),
+        **{f"file.{name}": digest for name, digest in manifest.files.items()},
+        "plan": plan.digest(), "mode": options.verify, "quality": quality, "isa": " ".join(cpu_features()),
+        **stages.reading(), **toolchain("torch", "transformers", *manifest.toolchain),
+        "code": code_digest(_verify, encoder_class(manifest.executor)),
+    }  # fmt: skip
+
+    def make(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.artifacts.bundle.reader import BundleFiles
+        from llmc.compiler.verification.encoding import verify_encoder
+        from llmc.compiler.verification.encoding_reference import encoder_reference
+        from llmc.runtime.bundle import Bundle
+
+        reference = encoder_reference(stages.checkpoint, case.task, case.judges)
+        with filled_folder(stages.store, "drafts", lambda f: write_bundle(f / "draft", manifest, sources)) as draft:
+            encoder = open_encoder(Bundle(BundleFiles.open(draft), stages.settings))
+            try:
+                outcome = verify_encoder(
+                    encoder, reference, plan, int(stages.checkpoint.config["vocab_size"]), quality,
+                    options.verify == "all", lambda done, total: report(VerifyReport(done, total)),
+                )  # fmt: skip
+            finally:
+                encoder.close()
+        workspace.meta["outcome"] = outcome.to_json()
+        return {}
+
+    entry, _ = stages.store.get_or_build(Key("verify", components), make)
+    return {"mode": options.verify, "reference": "transformers", "quality": quality, **entry.meta["outcome"]}
+
+
+def _members(manifest: Manifest) -> dict[str, Any]:
+    return {k: v for k, v in manifest.to_dict().items() if k not in ("schema", "kind")}

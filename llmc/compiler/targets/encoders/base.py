@@ -1,0 +1,86 @@
+"""The contract of targets for models without a cache: one device's compiler for a program of frontend/encode.py."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.errors import InputError
+
+if TYPE_CHECKING:
+    from llmc.artifacts.store.entries import Entry
+    from llmc.buckets.encoding import EncodePlan
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+    from llmc.runtime.pooling.modules import Task
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is compiled: the task, and the ids of "no" and "yes" where a decoder scores by their logits."""
+
+    task: Task
+    judges: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """Executables by shape ((batch, tokens), or None for every shape), each an entry with "executable"; `files` go into
+    the bundle by name, `facts` into the manifest's options."""
+
+    executables: Sequence[tuple[tuple[int, int] | None, Entry]]
+    files: Mapping[str, str]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EncoderTarget(ABC):
+    """One device's compiler."""
+
+    name: ClassVar[str]
+    encoder: ClassVar[str]
+    """The encoder that runs what it makes (runtime/executors/encoders)."""
+    quantisations: ClassVar[tuple[str, ...]] = ("none",)
+    dtypes: ClassVar[tuple[str, ...]] = ("f32",)
+    choice: ClassVar[str] = "one executable for all buckets: any shape runs as it is, padded to its longest text alone"
+
+    def configure(self, options: CompileOptions) -> CompileOptions:
+        """Fill in defaults; raises InputError for what this target does not offer."""
+        dtype = self.default_dtype() if options.dtype == "auto" else options.dtype
+        quantize = options.quantize or "none"
+        for what, value, known in (("quantize", quantize, self.quantisations), ("dtype", dtype, self.dtypes)):
+            if value not in known:
+                raise InputError(
+                    f"--{what} {value} is not offered for embedding and scoring on device {self.name}; offered: "
+                    f"{', '.join(known)}"
+                )
+        if options.own:
+            raise InputError(f"--{next(iter(options.own)).replace('_', '-')} is for models that generate text")
+        return replace(options, dtype=dtype, quantize=quantize, specialise=self.specialised(options))
+
+    def specialised(self, options: CompileOptions) -> bool:
+        """Whether each bucket gets an executable of its own; raises InputError where that was asked for in vain."""
+        if options.specialise:
+            raise InputError(f"--specialise: {self.choice}; leave it out")
+        return False
+
+    def default_dtype(self) -> str:
+        """The dtype for `--dtype auto`."""
+        return "f32"
+
+    def executor_of(self, options: CompileOptions) -> str:
+        """Name of the encoder that runs what is compiled with these options."""
+        return self.encoder
+
+    def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
+        """For the manifest, the instruction set that a host needs: none, since the device compiles at open."""
+        return ()
+
+    @abstractmethod
+    def toolchain(self) -> dict[str, str]:
+        """Names and versions of the packages that determine an executable. Raises DeviceError where one is missing."""
+
+    @abstractmethod
+    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
+        """Trace, lower and compile, as cached stages. Raises CheckpointError and CompileError."""

@@ -1,0 +1,112 @@
+"""Verification of encoders: vectors and scores against unbatched transformers, and padding that cannot be seen.
+
+The reference is the checkpoint's own model in float32, one text at a time without padding (frontend/encode.py's
+`Encode`, run as it is, untraced). Checked are rows of all lengths of the plan's buckets, ragged and together; each
+batch runs twice, with other ids in its padding, and must give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import VerificationError
+from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS
+
+if TYPE_CHECKING:
+    from llmc.buckets.encoding import EncodePlan
+    from llmc.runtime.executors.encoders.base import Encoder
+
+SAMPLED, MOST_TOKENS = 6, 4096
+"""Buckets that a sample has, and the tokens of the largest that it takes."""
+LEAST_COSINE = {"exact": 0.99999, "bf16": 0.999, "int8": 0.99}
+"""Between a state (or logits) of a live token and the reference's, by the formats of a bundle. Random models of two
+layers and of BERT-small's shape had 1 − 1e-7, 0.9998 and 0.9995; the limits leave room for deeper ones."""
+MOST_LEAK = 1e-5
+"""The largest difference, against the largest number of the row, that other padding may make."""
+
+Reference = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
+"""(token ids [T], segment ids [T]) → states [T, H] or logits [labels], float32."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The worst of what was seen."""
+
+    buckets: int
+    planned: int
+    rows: int
+    cosine: float
+    leak: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "buckets": self.buckets, "planned": self.planned, "rows": self.rows, "cosine": self.cosine,
+            "leak": self.leak,
+        }  # fmt: skip
+
+
+def verify_encoder(
+    encoder: Encoder, reference: Reference, plan: EncodePlan, vocab_size: int, quality: str, every: bool,
+    progress: Callable[[int, int], None],
+) -> Outcome:  # fmt: skip
+    """Run `plan`'s buckets, all or a sample. Raises VerificationError beyond the limits of `quality`, naming bucket and
+    row."""
+    shapes = list(_sampled(plan, every))
+    random = np.random.default_rng(0)
+    worst, leak, rows = 1.0, 0.0, 0
+    for done, (batch, tokens) in enumerate(shapes, 1):
+        lengths = np.sort(random.integers(1, tokens + 1, batch))
+        lengths[-1] = tokens
+        ids = random.integers(0, vocab_size, (batch, tokens))
+        types = np.zeros_like(ids)
+        if encoder.type_ids:
+            types = (np.arange(tokens) >= (lengths[:, None] + 1) // 2).astype(np.int64)
+        found = _run(encoder, ids, types, lengths)
+        padding = np.arange(tokens) >= lengths[:, None]
+        other = _run(encoder, np.where(padding, random.integers(0, vocab_size, ids.shape), ids), types, lengths)
+        for row, length in enumerate(lengths):
+            live = slice(0, length) if found.ndim == 3 else slice(None)
+            mine, again = found[row][live], other[row][live]
+            wanted = reference(ids[row, :length], types[row, :length])
+            near = _cosine(mine, wanted)
+            worst, rows = min(worst, near), rows + 1
+            leak = max(leak, float(np.abs(mine - again).max() / max(float(np.abs(mine).max()), 1e-9)))
+            where = f"batch {batch} of {tokens} tokens, row {row} of {length} tokens"
+            if not near >= LEAST_COSINE[quality]:
+                raise VerificationError(
+                    f"{where}: cosine {near:.6f} to the reference, the limit for {quality} is {LEAST_COSINE[quality]}"
+                )
+            if not leak <= MOST_LEAK:
+                raise VerificationError(f"{where}: what stands in padding changes its numbers by {leak:.2g}")
+        progress(done, len(shapes))
+    return Outcome(len(shapes), len(plan.buckets), rows, worst, leak)
+
+
+def _sampled(plan: EncodePlan, every: bool) -> Iterator[tuple[int, int]]:
+    shapes = [(b.batch, b.query) for b in plan.buckets]
+    if every or len(shapes) <= SAMPLED:
+        yield from shapes
+        return
+    small = [s for s in shapes if s[0] * s[1] <= MOST_TOKENS] or shapes[:1]
+    yield from (small[round(i * (len(small) - 1) / (SAMPLED - 1))] for i in range(SAMPLED))
+
+
+def _run(
+    encoder: Encoder, ids: NDArray[np.int64], types: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    inputs = {TOKEN_IDS: ids, LENGTHS: lengths, **({TYPE_IDS: types} if encoder.type_ids else {})}
+    return encoder.encode(inputs).copy()
+
+
+def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """The least cosine of a row of `a` to its row of `b`; of single numbers, 1 − their difference over 1 + |b|."""
+    if a.shape[-1] == 1:
+        return float((1 - np.abs(a - b) / (1 + np.abs(b))).min())
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return float(((a * b).sum(-1) / np.maximum(norms, 1e-12)).min())

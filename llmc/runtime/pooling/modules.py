@@ -1,0 +1,144 @@
+"""What follows a model's last layer, as a bundle's file POOLING says it: pooling, dense layers, normalisation.
+
+    pooling.json = {"format": 1, "task": "embed" | "score", "max_length": tokens, "lowercase": bool, "strip": bool,
+                    "modules": [module, …], "prompts": {name: text}, "default_prompt": name | null,
+                    "activation": name, "template": [before, between, after] | null, "instruction": text}
+    module       = {"kind": "pooling", "modes": [mode, …], "include_prompt": bool}
+                 | {"kind": "dense", "weight": name, "bias": name | null, "activation": name}
+                 | {"kind": "normalize"}
+
+"modules" are those of a sentence-transformers checkpoint behind its transformer, in order; a "score" has none, but an
+activation and, for decoders that judge, the text around a query and a document. Names of dense weights are arrays of
+the file WEIGHTS (npz, float32, [out, in]). Source of the rules: sentence-transformers 6.2.0, modules pooling.py,
+dense.py, normalize.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from llmc.errors import ArtifactError
+
+POOLING, WEIGHTS = "pooling.json", "pooling.npz"
+FORMAT = 1
+Task = Literal["embed", "score"]
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+ACTIVATIONS = ("identity", "sigmoid", "tanh", "relu", "gelu", "softmax")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One vector of a text's tokens: its `modes`, end to end. Without `include_prompt` the tokens of a prompt before
+    the text do not count."""
+
+    modes: tuple[str, ...]
+    include_prompt: bool = True
+
+
+@dataclass(frozen=True)
+class Dense:
+    """activation(weight · x + bias); names of arrays."""
+
+    weight: str
+    bias: str | None
+    activation: str
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """To length 1."""
+
+
+Module: TypeAlias = Pool | Dense | Normalize
+
+
+@dataclass(frozen=True)
+class Description:
+    """See the module's docstring. `template`: the texts before a query, between it and a document, and behind."""
+
+    task: Task
+    max_length: int
+    modules: tuple[Module, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    lowercase: bool = False
+    strip: bool = True
+    activation: str = "identity"
+    template: tuple[str, str, str] | None = None
+    instruction: str = ""
+
+    @property
+    def pooling(self) -> Pool | None:
+        """The first module of an embedding."""
+        return next((m for m in self.modules if isinstance(m, Pool)), None)
+
+    def to_json(self) -> bytes:
+        """The file's bytes, equal for equal descriptions."""
+        fields = {
+            "format": FORMAT, "task": self.task, "max_length": self.max_length, "lowercase": self.lowercase,
+            "strip": self.strip, "modules": [_written(m) for m in self.modules], "prompts": dict(self.prompts),
+            "default_prompt": self.default_prompt, "activation": self.activation, "template": self.template,
+            "instruction": self.instruction,
+        }  # fmt: skip
+        return json.dumps(fields, sort_keys=True, indent=1).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, source: str) -> Description:
+        """The description that a bundle holds; raises ArtifactError, naming `source`, for anything else."""
+        try:
+            fields = json.loads(data)
+            if fields["format"] != FORMAT:
+                raise ValueError(f"format {fields['format']!r}, this llmc reads {FORMAT}")
+            made = cls(
+                fields["task"], int(fields["max_length"]), tuple(_read(m) for m in fields["modules"]),
+                {str(name): str(text) for name, text in fields["prompts"].items()}, fields["default_prompt"],
+                bool(fields["lowercase"]), bool(fields["strip"]), fields["activation"],
+                None if fields["template"] is None else tuple(fields["template"]), str(fields["instruction"]),
+            )  # fmt: skip
+            made._check()
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(
+                f"{source}: {POOLING} is not what llmc writes ({error}); compile the bundle again"
+            ) from error
+        return made
+
+    def _check(self) -> None:
+        if self.task not in ("embed", "score") or self.max_length < 1 or self.activation not in ACTIVATIONS:
+            raise ValueError(f"task {self.task!r}, max_length {self.max_length}, activation {self.activation!r}")
+        if self.default_prompt is not None and self.default_prompt not in self.prompts:
+            raise ValueError(f"no prompt {self.default_prompt!r}")
+        if self.template is not None and (
+            len(self.template) != 3 or not all(isinstance(t, str) for t in self.template)
+        ):
+            raise ValueError("a template has three texts")
+        if (self.task == "embed") != isinstance(next(iter(self.modules), None), Pool):
+            raise ValueError("an embedding begins with pooling, and a score has none")
+
+
+def _written(module: Module) -> dict[str, Any]:
+    match module:
+        case Pool(modes, include_prompt):
+            return {"kind": "pooling", "modes": list(modes), "include_prompt": include_prompt}
+        case Dense(weight, bias, activation):
+            return {"kind": "dense", "weight": weight, "bias": bias, "activation": activation}
+        case Normalize():
+            return {"kind": "normalize"}
+
+
+def _read(fields: Mapping[str, Any]) -> Module:
+    kind = fields["kind"]
+    if kind == "pooling":
+        modes = tuple(fields["modes"])
+        if not modes or set(modes) - set(MODES):
+            raise ValueError(f"pooling modes {modes!r}")
+        return Pool(modes, bool(fields["include_prompt"]))
+    if kind == "dense":
+        if fields["activation"] not in ACTIVATIONS:
+            raise ValueError(f"activation {fields['activation']!r}")
+        return Dense(str(fields["weight"]), fields["bias"], fields["activation"])
+    if kind == "normalize":
+        return Normalize()
+    raise ValueError(f"module {kind!r}")

@@ -1,0 +1,208 @@
+"""A bundle without a cache, open: texts in, vectors or scores out, in batches by length on all its streams."""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmc.errors import InputError
+from llmc.runtime.executors.encoders import open_encoder
+from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS, require_outputs
+from llmc.runtime.pooling.batching import Batch, batches
+from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Description, Normalize
+from llmc.runtime.pooling.pool import activated, embed, normalised
+from llmc.runtime.pooling.tokens import Encoded, Pair, Tokens
+
+if TYPE_CHECKING:
+    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.encoders.base import Encoder
+
+Array = NDArray[np.float32]
+
+
+@dataclass
+class Statistics:
+    """Counted since the bundle was opened."""
+
+    requests: int = 0
+    rows: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    """Tokens that graphs computed, padding included."""
+    steps: int = 0
+    seconds: float = 0.0
+    buckets: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Steps of each batch × tokens, of bundles whose executables have fixed shapes."""
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A vector (or scores, [labels]) and the tokens that were read for it."""
+
+    values: Array
+    prompt_tokens: int
+
+
+class Pooler:
+    """Embeds or scores with the executables of one bundle. May be called from several threads at a time.
+
+    Raises ArtifactError or DeviceError when this host cannot run the bundle, InputError for one that generates.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int | None = None) -> None:
+        self.bundle = bundle
+        self.plan = bundle.encode_plan
+        self.description = Description.parse(bundle.files.read(POOLING), str(bundle.path))
+        self._weights = _arrays(bundle)
+        self._tokens = Tokens(bundle.files.read("tokenizer.json"), self.description) if bundle.has_tokenizer else None
+        self.encoder: Encoder = open_encoder(bundle, threads)
+        self.statistics = Statistics()
+        self._counting = threading.Lock()
+        self._tokenising = threading.Lock()
+        self._streams: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for stream in range(self.encoder.streams):
+            self._streams.put(stream)
+        self._pool = ThreadPoolExecutor(self.encoder.streams, thread_name_prefix="llmc-encode")
+
+    @property
+    def task(self) -> str:
+        """ "embed" or "score"."""
+        return self.description.task
+
+    def embed(
+        self, texts: Sequence[str | list[int]], *, prompt_name: str | None = None, prompt: str | None = None,
+        dimensions: int | None = None, most: int | None = None,
+    ) -> list[Pooled]:  # fmt: skip
+        """A vector of each text or list of token ids, in order.
+
+        `prompt`, or the checkpoint's own of a name (default: the one it names as default), goes before each text.
+        `dimensions`: the first so many numbers, made of length 1 again where the model's vectors are. `most`: tokens
+        of a text at most. Raises InputError.
+        """
+        self._require("embed")
+        before = self._prompt(prompt_name, prompt)
+        encoded = self._encoded(list(texts), before, most)
+        pooling = self.description.pooling
+        skip = 0
+        if before and pooling is not None and not pooling.include_prompt and self._tokens is not None:
+            skip = self._tokens.prompt_tokens(before)
+
+        def pool(hidden: Array, lengths: NDArray[np.int64]) -> Array:
+            return self._shortened(embed(self.description, self._weights, hidden, lengths, skip), dimensions)
+
+        return self._run(encoded, pool)
+
+    def score(self, pairs: Sequence[Pair | list[int]], *, most: int | None = None) -> list[Pooled]:
+        """The scores, [labels], of each pair of texts (query, document), in order. Raises InputError."""
+        self._require("score")
+        encoded = self._encoded(list(pairs), "", most)
+        return self._run(encoded, lambda logits, _: activated(self.description.activation, logits))
+
+    def _require(self, task: str) -> None:
+        if self.task != task:
+            raise InputError(f"{self.bundle.path}: a bundle to {self.task}, not to {task}; use llmc {self.task}")
+
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        if prompt is not None:
+            return prompt
+        name = self.description.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.description.prompts:
+            known = ", ".join(sorted(self.description.prompts)) or "none"
+            raise InputError(f"the model has no prompt {name!r}; it has: {known}")
+        return self.description.prompts[name]
+
+    def _encoded(self, given: list[Any], prompt: str, most: int | None) -> list[Encoded]:
+        if self._tokens is None:
+            if not all(isinstance(one, list) for one in given):
+                raise InputError(f"{self.bundle.path}: no tokenizer in the bundle; pass token ids instead of text")
+            return [Encoded(ids, [0] * len(ids)) for ids in given]
+        vocab = self.bundle.size("vocab_size")
+        for at, one in enumerate(given):
+            if isinstance(one, list) and not all(type(i) is int and 0 <= i < vocab for i in one):
+                raise InputError(f"input {at}: token ids are integers from 0 to {vocab - 1}")
+        with self._tokenising:
+            return self._tokens.encode(given, prompt, most)
+
+    def _run(self, encoded: list[Encoded], pool: Callable[[Array, NDArray[np.int64]], Array]) -> list[Pooled]:
+        work = batches([len(e.ids) for e in encoded], self.plan, self.encoder.exact)
+        found: list[Pooled | None] = [None] * len(encoded)
+
+        def one(batch: Batch) -> None:
+            rows = [encoded[row] for row in batch.rows]
+            stream = self._streams.get()
+            began = time.perf_counter()
+            try:
+                inputs = _inputs(rows, batch, self.encoder.type_ids)
+                lengths = inputs[LENGTHS][: len(rows)]
+                out = self.encoder.encode(inputs, stream)
+                require_outputs(self.bundle, out.shape, self.bundle.size("width"))
+                values = pool(out[: len(rows)], lengths)
+            finally:
+                self._streams.put(stream)
+            for row, value, length in zip(batch.rows, values, lengths, strict=True):
+                found[row] = Pooled(value, int(length))
+            self._count(batch, int(lengths.sum()), time.perf_counter() - began)
+
+        if len(work) == 1:
+            one(work[0])
+        else:
+            list(self._pool.map(one, work))
+        with self._counting:
+            self.statistics.requests += 1
+        return [pooled for pooled in found if pooled is not None]
+
+    def _count(self, batch: Batch, tokens: int, seconds: float) -> None:
+        with self._counting:
+            counted = self.statistics
+            counted.rows += len(batch.rows)
+            counted.tokens += tokens
+            counted.padded_tokens += batch.batch * batch.tokens
+            counted.steps += 1
+            counted.seconds += seconds
+            if not self.encoder.exact:
+                shape = batch.batch, batch.tokens
+                counted.buckets[shape] = counted.buckets.get(shape, 0) + 1
+
+    def _shortened(self, vectors: Array, dimensions: int | None) -> Array:
+        if dimensions is None:
+            return vectors
+        if not 1 <= dimensions <= vectors.shape[-1]:
+            raise InputError(
+                f"dimensions {dimensions} must be in 1 … {vectors.shape[-1]}, what the model's vectors have"
+            )
+        kept = vectors[:, :dimensions]
+        return normalised(kept) if isinstance(self.description.modules[-1], Normalize) else kept
+
+    def close(self) -> None:
+        """Release the executables, and save what was verified."""
+        self._pool.shutdown()
+        self.encoder.close()
+        self.bundle.files.close()
+
+
+def _inputs(rows: Sequence[Encoded], batch: Batch, typed: bool) -> dict[str, NDArray[np.int64]]:
+    """Right-padded with zeros; rows that only fill the bucket have one token."""
+    ids = np.zeros((batch.batch, batch.tokens), np.int64)
+    types, lengths = np.zeros_like(ids), np.ones(batch.batch, np.int64)
+    for at, row in enumerate(rows):
+        lengths[at] = length = len(row.ids)
+        ids[at, :length], types[at, :length] = row.ids, row.types
+    return {TOKEN_IDS: ids, LENGTHS: lengths, **({TYPE_IDS: types} if typed else {})}
+
+
+def _arrays(bundle: Bundle) -> Mapping[str, Array]:
+    if WEIGHTS not in bundle.manifest.files:
+        return {}
+    with np.load(io.BytesIO(bundle.files.read(WEIGHTS)), allow_pickle=False) as stored:
+        return {name: np.asarray(stored[name], np.float32) for name in stored.files}

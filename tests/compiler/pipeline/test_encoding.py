@@ -1,0 +1,181 @@
+"""Checkpoints that embed or score: compiled, verified, and the same numbers as transformers and its pooling files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+import llmc
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.pipeline.encoding import plan_encoder, settled_task
+from llmc.errors import CheckpointError, InputError, UnknownNameError, VerificationError
+from tests.compiler.encoders_tiny import write_encoder, write_modules
+
+TEXTS = ["a", "a longer text, of more words", "some text", "the last one of all"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("encoders")
+
+
+@pytest.fixture(scope="module")
+def embedding(folder: Path) -> Iterator[llmc.LLM]:
+    write_encoder(folder / "bert", "bert")
+    llmc.compile(
+        folder / "bert",
+        folder / "bert.llmc",
+        device="openvino",
+        dtype="f32",
+        max_num_seqs=4,
+        cache_dir=folder / "store",
+    )
+    with llmc.LLM(folder / "bert.llmc") as llm:
+        yield llm  # type: ignore[misc]
+
+
+def states(folder: Path, text: str) -> torch.Tensor:
+    model = AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return model(torch.tensor([tokens(text)])).last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def tokens(text: str) -> list[int]:
+    from llmc.runtime.text.tokenizer import Tokenizer
+    from llmc.testing.toy import tokenizer_json
+
+    return Tokenizer(tokenizer_json().encode()).encode(text)
+
+
+def test_embeddings_are_the_pooled_states_of_transformers(folder: Path, embedding: llmc.LLM) -> None:
+    found = embedding.embed(TEXTS)
+    for text, one in zip(TEXTS, found, strict=True):
+        wanted = torch.nn.functional.normalize(states(folder / "bert", text).mean(0), dim=0).numpy()
+        assert np.allclose(one.outputs.embedding, wanted, atol=1e-5)
+        assert one.prompt_tokens == len(text)
+    assert embedding.bundle.manifest.verification["cosine"] > 0.99999
+
+
+def test_one_text_and_token_ids_give_the_same_vector(embedding: llmc.LLM) -> None:
+    by_ids = embedding.embed(tokens(TEXTS[1]))[0].outputs.embedding
+    assert np.allclose(embedding.embed(TEXTS[1])[0].outputs.embedding, by_ids, atol=1e-6)
+
+
+def test_fewer_dimensions_are_the_first_ones_of_length_one(embedding: llmc.LLM) -> None:
+    whole = np.array(embedding.embed(TEXTS[1])[0].outputs.embedding)
+    few = np.array(embedding.embed(TEXTS[1], dimensions=8)[0].outputs.embedding)
+    assert np.allclose(few, whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
+    with pytest.raises(InputError, match=r"dimensions 33 must be in 1 … 32"):
+        embedding.embed("a", dimensions=33)
+
+
+def test_a_text_that_is_too_long_is_cut_and_ids_that_are_too_many_are_refused(embedding: llmc.LLM) -> None:
+    assert embedding.embed("x" * 100)[0].prompt_tokens == 64
+    assert embedding.embed("x" * 100, truncate_prompt_tokens=5)[0].prompt_tokens == 5
+    with pytest.raises(InputError, match="65 tokens; this model takes at most 64"):
+        embedding.embed([1] * 65)
+
+
+def test_a_bundle_to_embed_neither_generates_nor_scores(embedding: llmc.LLM) -> None:
+    with pytest.raises(InputError, match="a bundle to embed, which generates nothing"):
+        embedding.generate("a")
+    with pytest.raises(InputError, match="a bundle to embed, not to score"):
+        embedding.score("a", "b")
+    with pytest.raises(InputError, match="has no prompt 'query'"):
+        embedding.embed("a", prompt_name="query")
+
+
+def test_scores_are_those_of_the_classifier(folder: Path) -> None:
+    checkpoint = write_encoder(folder / "judge", "xlm_roberta", "score")
+    made = llmc.compile(
+        checkpoint, folder / "judge.llmc", device="openvino", dtype="f32", max_num_seqs=2, cache_dir=folder / "store"
+    )
+    assert made.verification["cosine"] > 0.99999
+    with llmc.LLM(folder / "judge.llmc") as llm:
+        found = llm.score("abc", ["def", "a longer document"])
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    for one, text in zip(found, ("abcdef", "abca longer document"), strict=True):
+        with torch.no_grad():
+            wanted = torch.sigmoid(model(torch.tensor([tokens(text)])).logits[0, 0])
+        assert one.outputs.score == pytest.approx(float(wanted), abs=1e-5)
+
+
+def test_graphs_that_do_not_match_the_reference_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc.runtime.executors.openvino.encoder import OpenVinoEncoder
+
+    run = OpenVinoEncoder.encode
+    monkeypatch.setattr(OpenVinoEncoder, "encode", lambda self, inputs, stream=0: run(self, inputs, stream)[:, ::-1])
+    with pytest.raises(VerificationError, match=r"batch \d+ of \d+ tokens, row \d+ of \d+ tokens: cosine"):
+        llmc.compile(
+            folder / "bert", folder / "wrong.llmc", device="openvino", dtype="f32", max_num_seqs=3,
+            cache_dir=folder / "store",
+        )  # fmt: skip
+    assert not (folder / "wrong.llmc").exists()
+
+
+def bert(folder: Path) -> Path:
+    folder.mkdir()
+    source = folder.parent / "model"
+    if not source.exists():
+        write_encoder(source, "bert")
+    for file in source.iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    write_modules(folder, 32)
+    return folder
+
+
+def test_a_pooling_file_that_names_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    wrong = bert(tmp_path / "a")
+    (wrong / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"1_Pooling/config.json: no such file"):
+        plan_encoder(open_checkpoint(wrong), "embed")
+    write_modules(wrong, 48)
+    with pytest.raises(CheckpointError, match="pools vectors of 48 numbers; the model's have 32"):
+        plan_encoder(open_checkpoint(wrong), "embed")
+    write_modules(wrong, 32, pooling_mode="attention")
+    with pytest.raises(CheckpointError, match="pooling 'attention' is not one of cls, max, mean"):
+        plan_encoder(open_checkpoint(wrong), "embed")
+    entries = json.loads((wrong / "modules.json").read_text())
+    entries[1]["path"] = "3_Pooling"
+    (wrong / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(CheckpointError, match="names the folder '3_Pooling', which is not there"):
+        plan_encoder(open_checkpoint(wrong), "embed")
+    entries[1]["type"] = "custom.Pooling"
+    (wrong / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(CheckpointError, match=r"'custom.Pooling' is code of its own, which llmc does not run"):
+        plan_encoder(open_checkpoint(wrong), "embed")
+
+
+def test_prompts_that_are_not_there_and_lengths_that_are_too_long_are_refused(tmp_path: Path) -> None:
+    wrong = bert(tmp_path / "a")
+    said = {"prompts": {"query": "find: "}, "default_prompt_name": "passage"}
+    (wrong / "config_sentence_transformers.json").write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match="names the default prompt 'passage', and has query"):
+        plan_encoder(open_checkpoint(wrong), "embed")
+    (wrong / "config_sentence_transformers.json").unlink()
+    with pytest.raises(InputError, match="--max-model-len 65 is above the 64 tokens"):
+        plan_encoder(open_checkpoint(wrong), "embed", max_model_len=65)
+
+
+def test_the_task_is_what_the_checkpoint_says_unless_it_is_given(folder: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(bert(tmp_path / "a"))
+    assert settled_task(checkpoint, None) == "embed"
+    assert settled_task(checkpoint, "score") == "score"
+    assert settled_task(checkpoint, "generate") is None
+    with pytest.raises(UnknownNameError, match="unknown task 'sing'; known: embed, generate, score"):
+        settled_task(checkpoint, "sing")
+
+
+def test_plans_are_of_one_dimension_where_one_text_is_a_batch(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(bert(tmp_path / "a"))
+    shapes = [(b.batch, b.query) for b in plan_encoder(checkpoint, "embed", max_num_seqs=1).buckets]
+    assert shapes == [(1, 16), (1, 32), (1, 64)]
+    shapes = [(b.batch, b.query) for b in plan_encoder(checkpoint, "embed", max_num_seqs=2).buckets]
+    assert shapes == [(1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (2, 64)]
