@@ -63,7 +63,8 @@ def test_sizes_are_the_models(name: str) -> None:
     size = size_of(config, name)
     assert size.parameters == sum(matrices.values())
     assert [w.count for w in size.weights if w.outer] == [matrices[EMBEDDING] + matrices[HEAD]]
-    assert size.cache_values == 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    assert size.cache_values == 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
 
 
 def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:

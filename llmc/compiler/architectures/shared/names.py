@@ -71,15 +71,16 @@ GGUF_LAYER = {
 """Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Standardized tensor names"."""
 
 
-def layer(biases: str = "", *, mlp_biases: bool = False, qk_norms: bool = False) -> list[str]:
+def layer(biases: str = "", *, mlp_biases: bool = False, qk_norms: bool = False, packed_mlp: bool = False) -> list[str]:
     """Tensors of one layer, without `model.layers.N.`.
 
     `biases`: which of the projections q, k, v and o have one ("qkv"); `mlp_biases`: all three of the MLP's; `qk_norms`:
-    queries and keys are normed before they are rotated.
+    queries and keys are normed before they are rotated; `packed_mlp`: gate and up are one tensor.
     """
     parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
     parts += [f"self_attn.{name}_proj.weight" for name in "qkvo"]
     parts += [f"self_attn.{name}_proj.bias" for name in biases]
     parts += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if qk_norms else []
+    mlp = ("gate_up", "down") if packed_mlp else ("gate", "up", "down")
     ends = ("weight", "bias") if mlp_biases else ("weight",)
-    return parts + [f"mlp.{name}_proj.{end}" for name in ("gate", "up", "down") for end in ends]
+    return parts + [f"mlp.{name}_proj.{end}" for name in mlp for end in ends]

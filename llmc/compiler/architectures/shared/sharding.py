@@ -50,3 +50,11 @@ RULES = (
     Rule("rotary tables", r"model\.rotary_emb\.\w+", None),
 )  # fmt: skip
 """A plain decoder's. Patterns match whole names, and exclude each other."""
+
+PACKED_RULES = (
+    *RULES,
+    Rule("packed query, key and value heads", LAYER + r"self_attn\.qkv_proj\.(?:weight|bias)", 0, *_KEYS),
+    Rule("packed mlp input", LAYER + r"mlp\.gate_up_proj\.(?:weight|bias)", 0, *_MLP),
+)
+"""The same where q, k and v, or gate and up, are one tensor. Devices share its rows evenly, so that parts of an output
+change devices after the product: XLA moves them, which costs less than a weight that each device holds whole."""

@@ -88,3 +88,8 @@ class ModelSize:
         """Values of one new token that live at once when memory is used again, in the widest layer; logits are made for
         the last token of a sequence only."""
         return 3 * self.intermediate + 4 * self.hidden
+
+
+def tied_size(config: Mapping[str, Any], source: str) -> ModelSize:
+    """`ModelSize.of` for a family whose head is tied unless its configuration says otherwise."""
+    return ModelSize.of({"tie_word_embeddings": True, **config}, source)
