@@ -3,9 +3,9 @@
 A traced program is a straight line of ATen operators whose sizes are arithmetic over B, Q and S. Specialising walks it
 once over tensors without storage: sizes become the bucket's numbers, size arithmetic and the guards that tracing
 recorded are evaluated (a guard that fails is an error), operators that change nothing or repeat an earlier one are
-dropped, and each tensor that is left gets the shape and strides it has at this size. What tracing assumed without a
-guard (that no size is 1) is settled by tests, which find the same operators in a fresh static trace of every supported
-architecture, and by verification.
+dropped, operators of layers with a state are written out (expand.py), and each tensor that is left gets the shape and
+strides it has at this size. What tracing assumed without a guard (that no size is 1) is settled by tests, which find
+the same operators in a fresh static trace of every supported architecture, and by verification.
 
 The graph is torch's own model.json throughout (runtime/portable_program.py), so that torch.export.load takes it.
 """
@@ -26,6 +26,7 @@ from torch._export.serde import serialize as serde
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
+from llmc.compiler.program.expand import described, expanded, is_expanded, operator_of
 from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, MODEL, ROOT, Fields, arguments, operator, output_names
@@ -91,6 +92,7 @@ class _Walk:
         self.renamed: dict[str, str] = {}
         self.nodes: list[Fields] = []
         self.known: dict[str, list[str]] = {}
+        self.described: dict[str, Fields] = {}
 
     def run(self, graph: Mapping[str, Any]) -> Fields:
         """The graph with numbers for symbols."""
@@ -104,7 +106,7 @@ class _Walk:
         names = [i["as_tensor"]["name"] for i in graph["inputs"]]
         names += [name for node in nodes for name in output_names(node)[0]]
         symbols: Fields = {"sym_int_values": {}, "sym_bool_values": {}, "sym_float_values": {}}
-        metas = {name: self._meta(name, graph["tensor_values"][name]) for name in names}
+        metas = {name: self._meta(name, graph["tensor_values"].get(name) or self.described[name]) for name in names}
         return {**graph, **symbols, "outputs": outputs, "nodes": nodes, "tensor_values": metas}
 
     def _input(self, name: str, meta: Mapping[str, Any]) -> Tensor:
@@ -162,6 +164,11 @@ class _Walk:
         if identity in self.known:
             self.renamed.update(zip(names, self.known[identity], strict=True))
             return
+        if is_expanded(made["target"]):
+            args, _ = arguments(made, operator_of(made["target"])._schema, self.values.__getitem__)
+            for written in expanded(made, args):
+                self._operator(written)
+            return
         target = operator(made["target"])
         args, kwargs = arguments(made, target._schema, self.values.__getitem__)
         result = target(*args, **kwargs)
@@ -169,7 +176,9 @@ class _Walk:
             self.renamed[names[0]] = made["inputs"][0]["arg"]["as_tensor"]["name"]
             return
         self.known[identity] = names
-        self.values.update(zip(names, result if several else [result], strict=True))
+        results = result if several else [result]
+        self.values.update(zip(names, results, strict=True))
+        self.described.update((name, described(tensor)) for name, tensor in zip(names, results, strict=True))
         self.nodes.append(made)
 
     def _argument(self, tagged: Mapping[str, Any]) -> Fields:

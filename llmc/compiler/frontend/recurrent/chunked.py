@@ -15,6 +15,8 @@ CHUNK = 64
 """Tokens worked off at once, as in transformers' gated delta rule."""
 _SCANNED = 16
 """The same, where each of a state's columns fades at a rate of its own: all states of a chunk are held at once."""
+_NEVER = -1e30
+"""A logarithm whose exponential is 0."""
 
 
 def causal_conv(
@@ -54,7 +56,7 @@ def gated_delta(
     for start in range(0, query.shape[2], size):
         q, k, v, g, b = (t[:, :, start : start + size] for t in (query, key, value, decay, beta))
         faded = xp.cumsum(g, -1)
-        between = xp.exp(xp.where(lower, faded[..., :, None] - faded[..., None, :], -xp.inf))
+        between = xp.exp(xp.where(lower, faded[..., :, None] - faded[..., None, :], _NEVER))
         since = xp.exp(faded)[..., None]
         scaled = k * b[..., None]
         keys = k.swapaxes(-1, -2)
@@ -89,7 +91,7 @@ def state_scan(
             outs.append(out)
             continue
         faded = xp.cumsum(dt * rate[:, None], -1)
-        between = xp.exp(xp.where(lower, faded[..., :, None] - faded[..., None, :], -xp.inf))
+        between = xp.exp(xp.where(lower, faded[..., :, None] - faded[..., None, :], _NEVER))
         since = xp.exp(faded)[..., None]
         until = xp.exp(faded[..., -1:] - faded)[..., None]
         outs.append((c @ b.swapaxes(-1, -2) * between) @ u + (c * since) @ held.swapaxes(-1, -2))
