@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmc.compiler.frontend.recurrent.operators import NORM_EPS
-
 Array = Any
 CHUNK = 64
 """Tokens worked off at once, as in transformers' gated delta rule."""
 _SCANNED = 16
 """The same, where each of a state's columns fades at a rate of its own: all states of a chunk are held at once."""
+NORM_EPS = 1e-6
+"""What the gated delta rule adds to squared lengths of queries and keys (transformers 5.23, qwen3_next, `l2norm`)."""
 _NEVER = -1e30
 """A logarithm whose exponential is 0."""
 

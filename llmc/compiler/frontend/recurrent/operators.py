@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NORM_EPS = 1e-6
-"""What the gated delta rule adds to squared lengths of queries and keys (transformers 5.23, qwen3_next, `l2norm`)."""
+from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
 
 
 def _before(state: Tensor, past_lengths: Tensor) -> Tensor:

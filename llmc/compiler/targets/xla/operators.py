@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from llmc.compiler.frontend.recurrent import chunked
 from llmc.compiler.targets.xla.quantised import Quantised
 
 Array = Any
@@ -232,6 +234,29 @@ def _attend(**given: Any) -> Array:
     from llmc.compiler.targets.xla.attention.attend import attend
 
     return attend(**given)
+
+
+# layers with a state
+
+
+def _with_state(written: Rule) -> Rule:
+    """An operator of frontend/recurrent, in float32 throughout; what it gives takes its dtypes in evaluate.py."""
+
+    def rule(**given: Any) -> tuple[Array, Array]:
+        wide = {
+            name: value.astype(jnp.float32) if hasattr(value, "dtype") and value.dtype == jnp.bfloat16 else value
+            for name, value in given.items()
+        }
+        with jax.default_matmul_precision("highest"):
+            made: tuple[Array, Array] = written(jnp, **wide)
+        return made
+
+    return rule
+
+
+RULES["llmc.causal_conv.default"] = _with_state(partial(chunked.causal_conv, bias=None))
+RULES["llmc.gated_delta.default"] = _with_state(chunked.gated_delta)
+RULES["llmc.state_scan.default"] = _with_state(chunked.state_scan)
 
 
 # making tensors, and what changes nothing but a dtype

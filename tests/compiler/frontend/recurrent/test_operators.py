@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -69,15 +68,6 @@ def test_chunks_compute_what_tokens_one_by_one_do(name: str, length: int) -> Non
         torch.testing.assert_close(out[row, :live], wanted[row, :live], rtol=2e-4, atol=2e-4)
     torch.testing.assert_close(held, state, rtol=2e-4, atol=2e-4)
     assert torch.isfinite(out).all()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_jax_computes_the_same(name: str) -> None:
-    jnp = pytest.importorskip("jax.numpy")
-    given, operator = CASES[name](20), name.split(maxsplit=1)[0]
-    held = getattr(chunked, operator)(torch, *given)[1]
-    arrays = [jnp.asarray(t.numpy()) if isinstance(t, Tensor) else t for t in given]
-    np.testing.assert_allclose(getattr(chunked, operator)(jnp, *arrays)[1], held, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", CASES)

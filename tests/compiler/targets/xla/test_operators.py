@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.compiler.frontend.recurrent.test_operators import CASES as STATEFUL
+
 _RANDOM = np.random.default_rng(3)
 X = _RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
 Y = _RANDOM.standard_normal((2, 3, 4)).astype(np.float32)
@@ -135,7 +137,24 @@ def test_every_rule_is_tried() -> None:
     from llmc.compiler.targets.xla.operators import RULES
 
     ours = {"llmc.attend.default"}  # attention/test_attend.py
-    assert set(RULES) == {name for name, *_ in CASES} | ours
+    stateful = {f"llmc.{name.split(maxsplit=1)[0]}.default" for name in STATEFUL}
+    assert set(RULES) == {name for name, *_ in CASES} | ours | stateful
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_operators_of_layers_with_a_state_compute_what_they_mean(name: str) -> None:
+    from llmc.compiler.frontend.recurrent import operators
+    from llmc.compiler.targets.xla.operators import RULES
+
+    kind, given = name.split(maxsplit=1)[0], STATEFUL[name](20)
+    schema = getattr(torch.ops.llmc, kind).default._schema
+    named = {a.name: value for a, value in zip(schema.arguments, given, strict=True) if value is not None}
+    jaxed = {k: for_jax(v.numpy()) if isinstance(v, torch.Tensor) else v for k, v in named.items()}
+    out, state = RULES[f"llmc.{kind}.default"](**jaxed)
+    wanted, kept = getattr(operators, kind)(*given)
+    np.testing.assert_allclose(state, kept.numpy(), rtol=2e-4, atol=2e-4)
+    for row, live in enumerate([t for t in given if isinstance(t, torch.Tensor)][-1]):
+        np.testing.assert_allclose(out[row, : int(live)], wanted[row, :live].numpy(), rtol=2e-4, atol=2e-4)
 
 
 def test_of_equal_values_the_largest_have_the_lower_index_first() -> None:
