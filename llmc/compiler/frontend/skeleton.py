@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures import require_supported
+from llmc.compiler.architectures.shared.rope import BY_LENGTH
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.errors import CheckpointError
 
@@ -40,7 +41,8 @@ def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> n
     `attention` is the name of a registered attention function; without one the model has the attention that
     transformers chooses for it, which knows all that the model asks for (soft caps, sinks). Buffers that checkpoints
     hold are parameters here; the others (rotary frequencies) are computed, since they come from the configuration.
-    Dropout is left out. Raises CheckpointError.
+    Dropout is left out; with `attention` rotary frequencies do not change with a sequence's length. Raises
+    CheckpointError.
     """
     hf_config = model_config(config)
     with torch.device("meta"):
@@ -54,7 +56,18 @@ def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> n
     model.eval().requires_grad_(False)
     if attention is not None:
         model.set_attn_implementation(attention)
+        _keep_frequencies(model)
     return model
+
+
+def _keep_frequencies(model: nn.Module) -> None:
+    """Let rotary frequencies be those of sequences within the original length (shared/rope.py), however long one is."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str) and kinds in BY_LENGTH:
+            module.rope_type = "default"
+        elif isinstance(kinds, dict):
+            kinds.update({layers: "default" for layers, kind in kinds.items() if kind in BY_LENGTH})
 
 
 def _hold_stored_buffers(module: nn.Module) -> None:

@@ -14,6 +14,7 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Dimension, Range
+from llmc.compiler.architectures.shared.rope import positions
 from llmc.compiler.checkpoint import Checkpoint, read_config
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
@@ -177,14 +178,14 @@ def _model_length(flag: int | None, source: str | Checkpoint | None, named: str)
             raise InputError("nothing to plan for: give MODEL, --config FILE or --max-model-len N")
         return flag, "flag"
     config = read_config(source)
-    positions = config.get("max_position_embeddings")
-    if type(positions) is not int or positions < 1:
+    found = positions(config)
+    if found is None:
         if flag is None:
             raise InputError(f"{_named(source)}: its config has no max_position_embeddings; give --max-model-len N")
         return flag, "flag"
+    default, longest = found
     if flag is None:
-        return positions, "model config"
-    longest = int(positions * _rope_factor(config))
+        return default, "model config"
     if flag > longest:
         raise InputError(f"{named} {flag} is above the {longest} positions of {_named(source)}; lower it")
     return flag, "flag"
@@ -192,13 +193,3 @@ def _model_length(flag: int | None, source: str | Checkpoint | None, named: str)
 
 def _named(source: str | Checkpoint) -> str:
     return source if isinstance(source, str) else source.asked
-
-
-def _rope_factor(config: Mapping[str, object]) -> float:
-    """How far rotary scaling stretches max_position_embeddings, for the kinds not counted in it already."""
-    rope = config.get("rope_parameters")
-    if isinstance(rope, dict) and rope.get("rope_type") in ("linear", "dynamic", "yarn"):
-        factor = rope.get("factor")
-        if isinstance(factor, int | float):
-            return max(1.0, float(factor))
-    return 1.0

@@ -88,9 +88,10 @@ def make_probes(
 
 def turns_of(config: Mapping[str, Any]) -> list[int]:
     """Positions, not too far, where a model's behaviour changes: a sliding window ends, or rotary scaling begins."""
-    rope = config.get("rope_parameters")
+    rope = config.get("rope_parameters") or {}
+    ropes = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]  # one for each layer type, or one
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    found = [window, rope.get("original_max_position_embeddings") if rope else None]
+    found = [window, *(part.get("original_max_position_embeddings") for part in ropes)]
     return sorted({turn for turn in found if type(turn) is int and 0 < turn <= FARTHEST - BEYOND})
 
 
