@@ -46,6 +46,7 @@ STOPS = {
     "llmc.artifacts": "moves bytes by digest; a change of how keys or formats are written changes keys or schema",
     "llmc.compiler.code": "what is written here is in every `code`",
     "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
+    "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
     "llmc.compiler.architectures.shared.size": "sizes are estimated by it, and nothing is made of them",
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
     "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",

@@ -11,6 +11,7 @@ from llmc.artifacts.bundle.reader import BundleFiles
 from llmc.buckets.plan import Plan
 from llmc.errors import ArtifactError, InputError
 from llmc.paths import is_dir
+from llmc.runtime.cache_shape import CacheShape, Uniform
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -148,6 +149,27 @@ class Bundle:
         size.
         """
         return self._number("model", name, 1, None)
+
+    @cached_property
+    def cache_shape(self) -> CacheShape:
+        """The tensors of its cache; raises ArtifactError if the manifest's are not those of a cache."""
+        tensors = self.manifest.model.get("cache")
+        if tensors is None:
+            return CacheShape.plain(self.size("layers"), self.size("kv_heads"), self.size("head_dim"))
+        try:
+            return CacheShape.from_json(self.size("layers"), tensors)
+        except ValueError as e:
+            raise ArtifactError(f"{self.path}: in its manifest {e}; compile again: {self.recompile_hint}") from e
+
+    def uniform_cache(self, executor: str) -> Uniform:
+        """The same for an executor that holds keys and values of one size only; raises ArtifactError for others."""
+        found = self.cache_shape.uniform
+        if found is None:
+            raise ArtifactError(
+                f"{self.path}: its cache is not of keys and values of one size in every layer, which is all that "
+                f"executor {executor} holds; compile again for another device: {self.recompile_hint}"
+            )
+        return found
 
     def option(self, name: str, default: int | None = None) -> int:
         """An option that is a number; raises ArtifactError if it is not a number."""

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.runtime.portable_program import Fields, PortableProgram
@@ -55,14 +55,13 @@ class Replay:
     def __init__(self, case: str, run: Run, texts: Sequence[list[int]], *, capacity: int, in_place: bool) -> None:
         self.run = run
         self.in_place = in_place
-        shape = CacheShape.of(tiny.config(case))
+        self.shape = cache_of(tiny.config(case))
         self.tokens = texts
         self.expected = [tiny.logits(case, row) for row in texts]
         self.past = [0] * len(texts)
         self.best: list[list[int]] = [[] for _ in texts]
         """The token of the largest logit after each step of a row."""
-        size = (len(texts), shape.kv_heads, capacity, shape.head_dim)
-        self.kept = [torch.full(size, NAN) for _ in range(2 * shape.layers)]
+        self.kept = [torch.full(t.size(len(texts), capacity), NAN) for t in self.shape]
         self.vocab_size = tiny.config(case)["vocab_size"]
         self.random = np.random.default_rng(5)
 
@@ -80,12 +79,16 @@ class Replay:
             for given, mine in zip(kept, self.kept, strict=True):
                 given[row] = mine[row]
         if not self.in_place:
-            kept = [t[:, :, :context] for t in kept] if context else []
+            given_all = zip(self.shape, kept, strict=True)
+            kept = [t[:, :, :context] if s.kind == "kv" else t for s, t in given_all] if context else []
         logits, *made = self.run(token_ids, past, new, kept)
         errors = []
         for row in live:
             start, end = self.past[row], self.past[row] + counts[row]
-            for mine, tensor in zip(self.kept, made, strict=True):
+            for shape, mine, tensor in zip(self.shape, self.kept, made, strict=True):
+                if shape.kind == "state":
+                    mine[row] = tensor[row]
+                    continue
                 mine[row, :, start:end] = tensor[row, :, start:end] if self.in_place else tensor[row, :, : counts[row]]
             self.past[row] = end
             self.best[row].append(int(logits[row].argmax()))

@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from llmc.errors import InputError
 
 
-def bytes_per_token(layers: int, kv_heads: int, head_dim: int, value_bytes: int) -> int:
-    """Bytes of a token's keys and values in all layers."""
-    return 2 * layers * kv_heads * head_dim * value_bytes
-
-
 @dataclass(frozen=True)
 class Link:
     """Moves `token_bytes` of each prompt token at `gb_per_s` (10⁹ bytes a second, export and import included), after

@@ -119,12 +119,10 @@ def _token_bytes(model: str | None, given: str | None) -> int:
         raise InputError("say what a token's keys and values take with --model or --kv-bytes-per-token, one of them")
     if model is None:
         return size("--kv-bytes-per-token", given) or 0
-    from llmc.buckets.hybrid.link import bytes_per_token
-    from llmc.compiler.architectures.shared.cache import CacheShape
+    from llmc.compiler.architectures.shared.caches import cache_of
     from llmc.compiler.checkpoint import read_config
 
-    shape = CacheShape.of(read_config(model))
-    return bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim, _VALUE_BYTES)
+    return cache_of(read_config(model)).token_values * _VALUE_BYTES
 
 
 def _requests(

@@ -13,7 +13,7 @@ each row already in the cache. Row b's new token i sits at position past_lengths
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -23,22 +23,65 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from llmc.runtime.cache_shape import CacheShape, CacheTensor
+
 Dialect = Literal["fused", "two_part", "read_only"]
 
 
 @dataclass
 class TraceState:
-    """What attention needs to know of the step being traced; `new` collects each layer's cache outputs."""
+    """What a layer needs to know of the step being traced, and where it leaves its cache outputs."""
 
     positions: Tensor
     past_lengths: Tensor
-    past: list[tuple[Tensor, Tensor]]
-    new: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    new_lengths: Tensor
+    shape: CacheShape
+    cache: Sequence[Tensor]
+    """The inputs, in the order of `shape`; none in a program without a cache."""
+    new: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._given = {(t.layer, t.name): given for t, given in zip(self.shape, self.cache, strict=bool(self.cache))}
 
     @property
     def capacity(self) -> Any:
         """S, the cache's length in tokens (an int, or a symbol while tracing); 0 when there is no cache."""
-        return self.past[0][0].shape[2] if self.past else 0
+        return next((g.shape[2] for t, g in zip(self.shape, self.cache, strict=False) if t.kind == "kv"), 0)
+
+    def past(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Cached key and value of a layer; None in a program without a cache."""
+        return (self._given[layer, "key"], self._given[layer, "value"]) if self.cache else None
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Key and value that come out."""
+        self.new[layer, "key"], self.new[layer, "value"] = key, value
+
+    def state(self, layer: int, name: str) -> Tensor | None:
+        """A state before this step, [B, *shape], of which rows at past 0 may hold anything; None in a program without a
+        cache."""
+        self._tensor(layer, name)
+        return self._given[layer, name] if self.cache else None
+
+    def keep_state(self, layer: int, name: str, state: Tensor) -> None:
+        """A state after each row's last live token, [B, *shape]."""
+        wanted = self._tensor(layer, name).shape
+        if tuple(state.shape[1:]) != wanted:
+            raise ValueError(f"state {name} of layer {layer} is {tuple(state.shape)}, its cache [B, {wanted}]")
+        self.new[layer, name] = state
+
+    def outputs(self) -> list[Tensor]:
+        """What came out, in the order of `shape`. Raises ValueError for a tensor that no layer wrote, and for one that
+        the cache has not."""
+        if set(self.new) != {(t.layer, t.name) for t in self.shape}:
+            missing = set(self.new) ^ {(t.layer, t.name) for t in self.shape}
+            raise ValueError(f"the layers' caches are not those that the family states: {sorted(missing)[:3]}")
+        return [self.new[t.layer, t.name] for t in self.shape]
+
+    def _tensor(self, layer: int, name: str) -> CacheTensor:
+        for tensor in self.shape.of_layer(layer):
+            if tensor.name == name and tensor.kind == "state":
+                return tensor
+        raise ValueError(f"layer {layer} has no state {name!r} in the cache that the family states")
 
 
 STATE: ContextVar[TraceState] = ContextVar("llmc_trace_state")
@@ -70,7 +113,7 @@ class TraceCache:
         return self._state.capacity + query, 0
 
     def __len__(self) -> int:
-        return len(self._state.past)
+        return self._state.shape.layers if self._state.cache else 0
 
 
 @torch.library.custom_op("llmc::attention", mutates_args=())
@@ -151,10 +194,13 @@ def _fused(
     state = STATE.get()
     layer = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out, *state.new[layer] = torch.ops.llmc.attention(
-        query, key, value, *state.past[layer], state.past_lengths, float(scale), float(softcap or 0.0),
+    past = state.past(layer)
+    assert past is not None  # this dialect's programs have a cache
+    out, *kept = torch.ops.llmc.attention(
+        query, key, value, *past, state.past_lengths, float(scale), float(softcap or 0.0),
         int(sliding_window or -1),
     )  # fmt: skip
+    state.keep(layer, *kept)
     return out, None
 
 
@@ -163,8 +209,8 @@ def _read_only(
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
-    state.new[module.layer_idx] = (key, value)
-    past = state.past[module.layer_idx] if state.past else (None, None)
+    state.keep(module.layer_idx, key, value)
+    past = state.past(module.layer_idx) or (None, None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.ops.llmc.attend(
         query, key, value, *past, state.past_lengths, float(scale), float(softcap or 0.0), int(sliding_window or -1)
@@ -181,12 +227,12 @@ def _two_part(
     batch, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
-    state.new[layer] = (key, value)
+    state.keep(layer, key, value)
     grouped = (query * scale).reshape(batch, kv_heads, heads // kv_heads * length, head_dim)
     scores = grouped @ key.transpose(-1, -2)
-    capacity = state.capacity
-    if capacity:
-        past_key, past_value = state.past[layer]
+    capacity, past = state.capacity, state.past(layer)
+    if past is not None:
+        past_key, past_value = past
         # rows past the live length may hold anything, NaN included: 0 × NaN is NaN, so they are replaced, not masked
         live = (torch.arange(capacity)[None, :] < state.past_lengths[:, None])[:, None, :, None]
         past_key, past_value = torch.where(live, past_key, 0.0), torch.where(live, past_value, 0.0)
@@ -198,7 +244,7 @@ def _two_part(
         scores = scores + attention_mask[:, :, None]
     weights = torch.softmax(scores.float(), -1).to(value.dtype).reshape(batch, kv_heads, heads // kv_heads * length, -1)
     out = weights[..., capacity:] @ value
-    if capacity:
+    if past is not None:
         out = out + weights[..., :capacity] @ past_value
     return out.view(batch, heads, length, -1).transpose(1, 2).contiguous(), None
 

@@ -30,6 +30,7 @@ from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, Tens
 from torch.utils._pytree import tree_structure
 
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
+from llmc.runtime.cache_shape import CacheShape
 
 _CACHE = re.compile(r"cache\.(\d+)$")
 _NUMBER = re.compile(r"_\d+$")
@@ -39,21 +40,27 @@ _BEFORE = -1
 
 
 def repeat(
-    exported: ExportedProgram, plan: LayerPlan, inputs: Sequence[str], example: tuple[Any, ...],
+    exported: ExportedProgram, plan: LayerPlan, cache: CacheShape, inputs: Sequence[str], example: tuple[Any, ...],
     tensors: Mapping[str, Tensor],
 ) -> ExportedProgram:  # fmt: skip
     """The whole model's program from `exported`, the trace of `plan`'s layers. Raises NotRepeatableError.
 
-    `inputs` names what `exported` takes beside parameters, in order: "cache.0" … and weights as the model names them.
+    `cache` is that of the traced layers. `inputs` names what `exported` takes beside parameters, in order: "cache.0" …
+    and weights as the model names them.
     `example` has the structure of the whole program's arguments, and `tensors` are the parameters that it holds.
     """
-    return _Repeating(exported, plan, inputs).program(example, tensors)
+    return _Repeating(exported, plan, cache, inputs).program(example, tensors)
 
 
 class _Repeating:
-    def __init__(self, exported: ExportedProgram, plan: LayerPlan, inputs: Sequence[str]) -> None:
+    def __init__(
+        self, exported: ExportedProgram, plan: LayerPlan, cache: CacheShape, inputs: Sequence[str]
+    ) -> None:  # fmt: skip
         self.exported = exported
         self.plan = plan
+        self.entries = [[i for i, t in enumerate(cache) if t.layer == place] for place in range(len(plan.traced))]
+        """Of each traced layer the places of its cache tensors."""
+        self.cache = cache
         self.count = len(plan.traced)
         self.layer = re.compile(rf"(?:^|\.){re.escape(plan.path)}\.(\d+)\.")
         nodes = list(exported.graph_module.graph.nodes)
@@ -89,7 +96,7 @@ class _Repeating:
             if found := self.layer.search(name):
                 owners[node] = int(found[1])
             elif found := _CACHE.match(name):
-                owners[node] = int(found[1]) // 2
+                owners[node] = self.cache.tensors[int(found[1])].layer
         return owners
 
     def program(self, example: tuple[Any, ...], tensors: Mapping[str, Tensor]) -> ExportedProgram:
@@ -108,12 +115,9 @@ class _Repeating:
             envs.append(own_and_shared)
         self.copies[self.marks[-1]] = hidden
         self._copy(self.after, self.copies)
-        head = len(self.outputs) - 2 * self.count
-        made = [self.copies[n] for n in self.outputs[:head]]
+        made = [self.copies[n] for n in self.outputs[: self._head]]
         made += [
-            env[self.outputs[head + 2 * place + side]]
-            for place, env in zip(self.plan.like, envs, strict=True)
-            for side in (0, 1)
+            env[entry] for place, env in zip(self.plan.like, envs, strict=True) for entry in self._new_entries(place)
         ]
         self.graph.output(tuple(made))
         signature = self.exported.graph_signature
@@ -141,16 +145,18 @@ class _Repeating:
                     self.copies[node] = self._placeholder(node, node.name)
                     specs.append(spec)
                 continue
+            first = 0
             for layer, place in enumerate(self.plan.like):
                 for node, spec in pairs:
                     if self.owners[node] != place:
                         continue
-                    name = self._input_name(node.name, place, layer)
+                    name = self._input_name(node.name, place, layer, first)
                     made = self.inputs[layer][node] = self._placeholder(node, name)
                     if self.plan.traced[place] == layer:
                         self.copies[node] = made
                     target = spec.target and self._renamed(spec.target, ".", place, layer)
                     specs.append(replace(spec, arg=TensorArgument(made.name), target=target))
+                first += len(self.entries[place])
         return specs
 
     def _placeholder(self, node: fx.Node, name: str) -> fx.Node:
@@ -174,11 +180,11 @@ class _Repeating:
         for place in range(self.count):
             own = [self.marks[place + 1].args[0], *self._new_entries(place)]
             if any(self.home.get(node) != place or node in self.marks for node in own):
-                raise NotRepeatableError(f"layer {place} does not make its own hidden states, key and value")
+                raise NotRepeatableError(f"layer {place} does not make its own hidden states and cache")
         for node in self.before:
             if isinstance(node.meta.get("val"), Tensor) and any(n in self.owners for n in node.all_input_nodes):
                 raise NotRepeatableError(f"{node.name} reads a layer's tensor before all layers")
-        head = self.outputs[: len(self.outputs) - 2 * self.count]
+        head = self.outputs[: self._head]
         if any(0 <= self.home[n] < self.count for n in head) or self.home[self.marks[0].args[0]] != _BEFORE:
             raise NotRepeatableError("the results are not made after the layers")
         for first, second in self.plan.steady:
@@ -200,8 +206,18 @@ class _Repeating:
                 )
 
     def _new_entries(self, place: int) -> Sequence[fx.Node]:
-        head = len(self.outputs) - 2 * self.count
-        return self.outputs[head + 2 * place : head + 2 * place + 2]
+        return [self.outputs[self._head + i] for i in self.entries[place]]
+
+    @property
+    def _head(self) -> int:
+        """Outputs before those of the cache."""
+        return len(self.outputs) - len(self.cache)
+
+    def _input_name(self, name: str, place: int, layer: int, first: int) -> str:
+        """The name of another layer's placeholder, whose cache tensors begin with number `first`."""
+        if found := re.match(r"cache_(\d+)$", name):
+            return f"cache_{first + self.entries[place].index(int(found[1]))}"
+        return self._renamed(name, "_", place, layer)
 
     def _said(self, place: int) -> Iterator[str]:
         """A traced layer, a line for each operator, in terms that layers of its kind share."""
@@ -209,7 +225,7 @@ class _Repeating:
         symbols: dict[Any, Any] = {}
         for node, owner in self.owners.items():
             if owner == place:
-                names[node] = f"%own {self._input_name(node.name, place, 0)}"
+                names[node] = f"%own {self._input_name(node.name, place, 0, 0)}"
                 for axis, size in enumerate(node.meta["val"].shape):
                     if isinstance(size, torch.SymInt):
                         symbols.setdefault(size.node.expr, sympy.Symbol(f"{names[node]} {axis}"))
@@ -229,12 +245,6 @@ class _Repeating:
             given = fx.map_arg((node.args, node.kwargs), lambda n: _Named(names.get(n, n.name)))
             yield f"{node.op} {node.target} {given} {made(node.meta.get('val'))}"
         yield " ".join(names[n] for n in (self.marks[place + 1].args[0], *self._new_entries(place)))
-
-    def _input_name(self, name: str, place: int, layer: int) -> str:
-        """The name of another layer's placeholder."""
-        if found := re.match(r"cache_(\d+)$", name):
-            return f"cache_{2 * layer + int(found[1]) % 2}"
-        return self._renamed(name, "_", place, layer)
 
     def _renamed(self, name: str, dot: str, place: int, layer: int) -> str:
         """A weight's name, whose parts `dot` parts, with `layer` for `place`."""

@@ -7,17 +7,19 @@ Each traced layer takes time, so of layers that are alike a few are traced, and 
 
 Program contract, in the order of the traced signature:
   inputs   token_ids [B, Q] int64, past_lengths [B] int64, new_lengths [B] int64 (1 … Q live tokens, right padded),
-           cache: key and value of each layer in turn, [B, Hkv, S, D]
+           cache: the tensors of the model's cache in order (runtime/cache_shape.py), of attention key and value of
+           each layer in turn, [B, Hkv, S, D]
   outputs  logits [B, V] of each row's last live token, with `top_k` the largest of them (values [B, K], descending,
-           and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then per layer
-           key and value:
-           `fused`: the updated caches [B, Hkv, S, D]; others: the new tokens only [B, Hkv, Q, D]
+           and ids [B, K] int64; which of those that equal the last one are in is the device's choice), then what
+           goes into the cache, in the order of the inputs: of keys and values
+           `fused`: the updated caches [B, Hkv, S, D]; others: the new tokens only [B, Hkv, Q, D];
+           of states what they are after each row's last live token
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,22 +31,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
 from llmc.compiler.frontend.repeat import repeat
 from llmc.compiler.frontend.skeleton import as_fake, build_skeleton
 from llmc.errors import CompileError
+from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 T = TypeVar("T")
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Step(nn.Module):
     """One step of a causal language model over a cache, in the program contract above."""
 
-    def __init__(self, model: nn.Module, dialect: Dialect, top_k: int = 0) -> None:
+    def __init__(self, model: nn.Module, dialect: Dialect, shape: CacheShape, top_k: int = 0) -> None:
         super().__init__()
         self.model = model
+        self.shape = shape
         self.dialect = dialect
         self.top_k = top_k
 
@@ -54,7 +60,7 @@ class Step(nn.Module):
         """Run the step; see the module's docstring for shapes."""
         batch, length = token_ids.shape
         positions = past_lengths[:, None] + torch.arange(length)[None]
-        state = TraceState(positions, past_lengths, list(zip(cache[::2], cache[1::2], strict=True)))
+        state = TraceState(positions, past_lengths, new_lengths, self.shape, cache)
 
         def last_live_rows(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
             if self.dialect == "fused":
@@ -72,7 +78,7 @@ class Step(nn.Module):
             STATE.reset(token)
             hook.remove()
         top = torch.topk(out.logits, self.top_k) if self.top_k else ()
-        return out.logits, *top, *(t for layer in range(len(state.new)) for t in state.new[layer])
+        return out.logits, *top, *state.outputs()
 
 
 def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
@@ -83,22 +89,21 @@ def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
 def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedProgram:
     model = build_skeleton(config, attention_name(dialect))
     plan = LayerPlan.of(model) if few else None
-    shape = CacheShape.of(config)
+    shape = cache_of(config)
+    traced = shape.only(plan.traced) if plan else shape
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     as_fake(model, mode)
-    step = Step(model, dialect)
+    step = Step(model, dialect, traced)
     tensors = step.state_dict(keep_vars=True)
     if plan is not None:
         plan.apply(model)
-    layers = len(plan.traced) if plan else shape.layers
     with mode:
-        args = _example(shape, layers, batch=2, query=4, capacity=8)
+        args = _example(traced, batch=2, query=4, capacity=8)
     d = Dim.DYNAMIC
-    dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * (2 * layers))
-    exported = _export(step, args, dims, config)
+    exported = _export(step, args, ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced)), config)
     if plan is None:
         return exported
-    return repeat(exported, plan, _inputs(layers), (0, 0, 0, [0] * (2 * shape.layers)), tensors)
+    return repeat(exported, plan, traced, _inputs(traced), (0, 0, 0, [0] * len(shape)), tensors)
 
 
 def _few_layers_first(make: Callable[[bool], T]) -> T:
@@ -108,9 +113,15 @@ def _few_layers_first(make: Callable[[bool], T]) -> T:
     return make(False)
 
 
-def _inputs(layers: int, weights: Iterable[str] = ()) -> list[str]:
+def _inputs(cache: Sized, weights: Iterable[str] = ()) -> list[str]:
     """Names of a step's inputs, in order."""
-    return ["token_ids", "past_lengths", "new_lengths", *(f"cache.{i}" for i in range(2 * layers)), *weights]
+    return ["token_ids", "past_lengths", "new_lengths", *(f"cache.{i}" for i in range(len(cache))), *weights]
+
+
+def _dims(shape: CacheShape) -> list[dict[int, Any]]:
+    """The symbolic sizes of the cache's inputs."""
+    d = Dim.DYNAMIC
+    return [{0: d, 2: d} if t.kind == "kv" else {0: d} for t in shape]
 
 
 class WeightlessStep(nn.Module):
@@ -163,25 +174,25 @@ def _trace_weightless(
 ) -> WeightlessProgram:
     model = build_skeleton(config, attention_name(dialect))
     plan = LayerPlan.of(model) if few else None
-    shape = CacheShape.of(config)
+    shape = cache_of(config)
+    traced = shape.only(plan.traced) if plan else shape
     parameters, buffers = _shapes(model), dict(model.named_buffers())
     if plan is not None:
         plan.apply(model)
-    layers = len(plan.traced) if plan else shape.layers
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False, allow_non_fake_inputs=True)
     with mode:
         weights = {name: torch.empty(size, dtype=dtype) for name, size in _shapes(model).items()}
         weights |= {name: torch.empty(b.shape, dtype=b.dtype) for name, b in buffers.items()}
-        args = (*_example(shape, layers, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
+        args = (*_example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
     d = Dim.DYNAMIC
-    dims = ({0: d, 1: d}, {0: d}, {0: d}, [{0: d, 2: d}] * len(args[3]), dict.fromkeys(weights))
+    dims = ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced) if cached else [], dict.fromkeys(weights))
     # of results that it looks up torch computes the symbolic sizes again: attention's many took a fifth longer with it
     with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-        exported = _export(WeightlessStep(Step(model, dialect, top_k)), args, dims, config)
+        exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
     if plan is not None:
-        cache = 2 * shape.layers if cached else 0
+        cache = len(shape) if cached else 0
         example = (0, 0, 0, [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
-        exported = repeat(exported, plan, _inputs(layers if cached else 0, weights), example, {})
+        exported = repeat(exported, plan, traced, _inputs(traced if cached else (), weights), example, {})
     return WeightlessProgram(exported, parameters, buffers)
 
 
@@ -190,12 +201,16 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _example(
-    shape: CacheShape, layers: int, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
+    shape: CacheShape, batch: int, query: int, capacity: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Any, ...]:
-    size = (batch, shape.kv_heads, capacity, shape.head_dim)
-    cache = [torch.empty(size, dtype=dtype) for _ in range(2 * layers)] if capacity else []
+    cache = [torch.empty(t.size(batch, capacity), dtype=_dtype(t, dtype)) for t in shape] if capacity else []
     ones = torch.ones(batch, dtype=torch.long)
     return torch.ones(batch, query, dtype=torch.long), ones.clone(), ones, cache
+
+
+def _dtype(tensor: CacheTensor, dtype: torch.dtype) -> torch.dtype:
+    """What a cache tensor is held in where keys and values are in `dtype`."""
+    return dtype if tensor.dtype is None else _DTYPES[tensor.dtype]
 
 
 @contextmanager

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 """Mismatches that an error names."""
 
-_FACTS = ("architecture", "layers", "kv_heads", "head_dim", "vocab_size")
+_FACTS = ("architecture", "layers", "kv_heads", "head_dim", "cache", "vocab_size")
 _SHAPING = (
     "hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "rope_parameters", "hidden_act",
     "sliding_window", "layer_types",
@@ -160,8 +160,8 @@ def require_match(files: BundleFiles, described: list[Described], checkpoint: Ch
 def _differing_config(files: BundleFiles, checkpoint: Checkpoint) -> Iterator[str]:
     facts, needed = model_facts(checkpoint), files.manifest.model
     for name in _FACTS:
-        if facts[name] != needed.get(name):
-            yield f"{name} is {facts[name]!r}, the bundle needs {needed.get(name)!r}"
+        if facts.get(name) != needed.get(name):
+            yield f"{name} is {facts.get(name)!r}, the bundle needs {needed.get(name)!r}"
     mine, theirs = checkpoint.config, _json(files, CONFIG, dict)
     for name in _SHAPING:
         if name in mine and name in theirs and not _agree(mine[name], theirs[name]):

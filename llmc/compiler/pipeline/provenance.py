@@ -27,7 +27,7 @@ from urllib.parse import quote
 from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
     from llmc.compiler.targets.encoders.base import EncoderTarget
+    from llmc.runtime.cache_shape import CacheShape
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
@@ -151,14 +152,19 @@ def _dependency(name: str, version: str) -> dict[str, Any]:
 def model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
     """What a manifest says about the model."""
     config = checkpoint.config
-    cache = CacheShape.of(config)
     return {
         "name": checkpoint.name,
         "architecture": config["model_type"],
-        "layers": cache.layers,
-        "kv_heads": cache.kv_heads,
-        "head_dim": cache.head_dim,
+        **_cache_facts(cache_of(config)),
         "vocab_size": config["vocab_size"],
         "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),
     }
+
+
+def _cache_facts(cache: CacheShape) -> dict[str, Any]:
+    """As `Bundle.cache_shape` reads it: three numbers where every layer has a key and a value of one size."""
+    uniform = cache.uniform
+    if uniform is None:
+        return {"layers": cache.layers, "cache": cache.to_json()}
+    return {"layers": uniform.layers, "kv_heads": uniform.kv_heads, "head_dim": uniform.head_dim}

@@ -19,19 +19,23 @@ from torch.export.graph_signature import InputKind
 
 from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.errors import CompileError
+from llmc.runtime.cache_shape import CacheShape
 
 _IDENTITY = {"detach", "alias", "clone", "contiguous", "dropout", "lift_fresh_copy"}
 _INT64_MAX = 2**63 - 1
 _SYMBOLS = ("B", "Q", "S")
 
 
-def import_program(program: ExportedProgram, max_positions: int) -> Graph:
-    """Translate `program`; raises CompileError naming the operator and layer it cannot translate."""
-    return _Importer(program, max_positions).run()
+def import_program(program: ExportedProgram, max_positions: int, cache: CacheShape | None = None) -> Graph:
+    """Translate `program`, a step over `cache` (None: a key and a value a layer).
+
+    Raises CompileError naming the operator and layer it cannot translate."""
+    return _Importer(program, max_positions, cache).run()
 
 
 class _Importer:
-    def __init__(self, program: ExportedProgram, max_positions: int) -> None:
+    def __init__(self, program: ExportedProgram, max_positions: int, cache: CacheShape | None) -> None:
+        self.cache = cache
         self.program = program
         self.max_positions = max_positions
         self.graph = _inline_wrappers(program.graph_module)
@@ -46,7 +50,8 @@ class _Importer:
         kinds = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         users = [n for n in self.graph.nodes if n.op == "placeholder" and kinds[n.name].kind == InputKind.USER_INPUT]
         names = ["token_ids", "past_lengths", "new_lengths"]
-        names += [f"past_{'kv'[i % 2]}{i // 2}" for i in range(len(users) - 3)]
+        entries = self._entries(len(users) - len(names))
+        names += [f"past_{entry}" for entry in entries]
         for node, name in zip(users, names, strict=True):
             self._bind_symbols(node, name)
         for node, name in zip(users, names, strict=True):
@@ -61,10 +66,17 @@ class _Importer:
                 self._call(node)
             elif node.op == "output":
                 results = [self._operand(a) for a in node.args[0]]
-                out_names = ["logits"] + [f"present_{'kv'[i % 2]}{i // 2}" for i in range(len(results) - 1)]
+                out_names = ["logits"] + [f"present_{entry}" for entry in entries]
                 self.out.outputs = [(n, v) for n, v in zip(out_names, results, strict=True) if v is not None]
         self.out.prune()
         return self.out
+
+    def _entries(self, count: int) -> list[str]:
+        """Names of the cache's tensors: "k3" and "v3" of attention, a state's own name and its layer."""
+        if self.cache is None:
+            return [f"{'kv'[i % 2]}{i // 2}" for i in range(count)]
+        short = {("kv", "key"): "k", ("kv", "value"): "v"}
+        return [f"{short.get((t.kind, t.name), t.name)}{t.layer}" for t in self.cache]
 
     def _bind_symbols(self, node: fx.Node, name: str) -> None:
         axes = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}.get(name, "B S ")

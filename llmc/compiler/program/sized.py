@@ -227,6 +227,8 @@ class _Binding:
 
 def _returns_top(graph: Fields) -> bool:
     """Whether the third output is the ids of the largest logits, int64, rather than a layer's value."""
+    if len(graph["outputs"]) < 3:
+        return False
     third = graph["outputs"][2]["as_tensor"]["name"]
     return bool(graph["tensor_values"][third]["dtype"] == _INT64)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.code import code_digest
 from llmc.compiler.program.program import GraphProgram, WeightlessProgram, write_graph
 from llmc.compiler.stages import Stages, toolchain
@@ -32,6 +35,7 @@ def traced_graph(stages: Stages) -> GraphProgram:
     components = {
         "config": stages.config_digest,
         "dialect": "fused",
+        "cache": _cache(stages),
         "max_positions": stages.max_positions,
         **toolchain("torch", "transformers", "sympy", "numpy", python=True),
         "code": code_digest(traced_graph),
@@ -41,7 +45,8 @@ def traced_graph(stages: Stages) -> GraphProgram:
         from llmc.compiler.frontend.trace import trace
         from llmc.compiler.program.import_fx import import_program
 
-        graph = import_program(trace(stages.checkpoint.config, "fused"), stages.max_positions)
+        config = stages.checkpoint.config
+        graph = import_program(trace(config, "fused"), stages.max_positions, cache_of(config))
         return {name: workspace.put_bytes(data) for name, data in write_graph(graph).items()}
 
     return GraphProgram.stored("step", stages, stages.run(KIND, components, build))
@@ -57,6 +62,7 @@ def traced_weightless(
     components = {
         "config": stages.config_digest,
         "dialect": dialect,
+        "cache": _cache(stages),
         "cached": cached,
         "dtype": options.dtype,
         **({"sample_top_k": options.sample_top_k} if options.sample_top_k else {}),
@@ -70,7 +76,6 @@ def traced_weightless(
         import numpy as np
         import torch
 
-        from llmc.artifacts.key import canonical_json
         from llmc.compiler.frontend.trace import trace_weightless
         from llmc.compiler.program.to_export import serialise
 
@@ -98,6 +103,11 @@ def traced_weightless(
         }
 
     return WeightlessProgram.stored(CACHED if cached else FIRST, stages, stages.run(KIND, components, build))
+
+
+def _cache(stages: Stages) -> str:
+    """The cache's shape, which the family says, as a component of keys."""
+    return digest_bytes(canonical_json(cache_of(stages.checkpoint.config).to_json()))
 
 
 def both_weightless(

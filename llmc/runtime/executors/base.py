@@ -114,6 +114,12 @@ class Executor(ABC):
         return False
 
     @cached_property
+    def keeps_states(self) -> bool:
+        """Whether the cache has tensors of kind state (runtime/cache_shape.py). Then a step, a copy or an export
+        takes all tokens that a slot holds, or none: no token can be taken back out of a state."""
+        return bool(self.bundle.cache_shape.states)
+
+    @cached_property
     def top_k(self) -> int:
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
         return self.bundle.option("sample_top_k", 0)
@@ -175,7 +181,8 @@ class Executor(ABC):
 
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
-        """Copies of the first `length` cached tokens: each layer's key and value, [kv_heads, length, head_dim]."""
+        """Copies of the first `length` cached tokens: each key and value, [kv_heads, length, head_dim],
+        in the order of the cache's shape."""
 
     @abstractmethod
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
@@ -244,7 +251,16 @@ class Executor(ABC):
         if first_slots and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
             raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
         for row, slot in enumerate(step.slots):
-            require_held(used, slot, int(step.past_lengths[row]))
+            self._require_start(used, slot, int(step.past_lengths[row]))
+
+    def _require_start(self, used: Sequence[int], slot: int, length: int) -> None:
+        """Raise InputError unless the first `length` tokens of a slot, of slots that hold `used` tokens, can be used
+        without those behind them."""
+        require_held(used, slot, length)
+        if self.keeps_states and length not in (0, used[slot]):
+            raise InputError(
+                f"slot {slot} holds the states after {used[slot]} tokens, from which those after {length} cannot be had"
+            )
 
     def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
         """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them."""

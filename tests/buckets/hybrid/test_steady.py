@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.buckets.hybrid.link import Link, bytes_per_token
+from llmc.buckets.hybrid.link import Link
 from llmc.buckets.hybrid.stage import APART, Sharing, Stage
 from llmc.buckets.hybrid.steady import break_even, steady
 from llmc.errors import InputError
@@ -19,8 +19,7 @@ SHARED = Sharing(shared=True)
 lengths = st.integers(1, 500)
 
 
-def test_a_token_of_a_model_with_30_layers_and_3_heads_of_64_takes_46080_bytes_in_float32() -> None:
-    assert bytes_per_token(30, 3, 64, 4) == 46_080
+def test_a_prompt_takes_its_bytes_and_the_links_latency() -> None:
     link = Link(46_080, 2.0, latency_s=0.001)
     assert link.total_s(1024) == pytest.approx(0.001 + 46_080 * 1024 / 2e9)
 

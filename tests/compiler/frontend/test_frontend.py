@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import supported
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import build_skeleton
@@ -138,14 +138,13 @@ def test_specialising_gives_the_operators_of_a_fresh_static_trace(case: str, siz
 
 def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
     model = build_skeleton(tiny.config(case), attention_name("two_part"))
-    shape = CacheShape.of(tiny.config(case))
-    size = (batch, shape.kv_heads, context, shape.head_dim)
-    kept = [torch.empty(size) for _ in range(2 * shape.layers if context else 0)]
+    shape = cache_of(tiny.config(case))
+    kept = [torch.empty(t.size(batch, context)) for t in shape] if context else []
     lengths = torch.ones(batch, dtype=torch.long)
     weights = {n: torch.empty(p.shape) for n, p in [*model.named_parameters(), *model.named_buffers()]}
     args = (torch.ones(batch, query, dtype=torch.long), lengths, lengths.clone(), kept, weights)
     with torch.no_grad():
-        return serialise(torch.export.export(WeightlessStep(Step(model, "two_part")), args, strict=False))
+        return serialise(torch.export.export(WeightlessStep(Step(model, "two_part", shape)), args, strict=False))
 
 
 def _canonical(program: Fields) -> list[object]:

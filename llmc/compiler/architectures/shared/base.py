@@ -11,10 +11,12 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from llmc.compiler.architectures.shared.cache import attention_cache
 from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, Names, layer
 from llmc.compiler.architectures.shared.sharding import RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.errors import CheckpointError
+from llmc.runtime.cache_shape import CacheShape
 
 Config: TypeAlias = Mapping[str, Any]
 """A configuration in the terms of config.json, as `Checkpoint.config` has it."""
@@ -84,6 +86,9 @@ class Family:
     """How weights are split over devices. Patterns exclude each other, and name every weight."""
     size: Callable[[Config, str], ModelSize] = ModelSize.of
     """(config, its source) → parameters, cache and working memory; raises CheckpointError where a size is missing."""
+    cache: Callable[[Config], CacheShape] = attention_cache
+    """The tensors that a model keeps of the tokens before (runtime/cache_shape.py): keys and values with their windows,
+    and states."""
     fused: Mapping[str, int] = field(default_factory=lambda: {"linear": 4, "rms_norm": 0})
     """Operators of a layer that fusing leaves (program/fuse.py matches arithmetic): 4 linear ones are the packed q, k
     and v, o, the packed gate and up, and down; norms that take in a residual do not count."""

@@ -1,26 +1,44 @@
-"""The shape of a model's cache."""
+"""The shape of a decoder's cache from its configuration; runtime/cache_shape.py is the contract of the shape.
+
+Rules were read from transformers 5.23's configuration and modeling files of the families that use them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from llmc.runtime.cache_shape import CacheShape
 
-@dataclass(frozen=True)
-class CacheShape:
-    """Layers, key/value heads and head size of a model's cache: tensors [B, kv_heads, S, head_dim]."""
+SLIDING = "sliding_attention"
+"""The member of `layer_types` whose layers see `sliding_window` tokens, themselves included."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> CacheShape:
-        """Read the cache's shape from an HF-style configuration."""
-        heads = config["num_attention_heads"]
-        return cls(
-            config["num_hidden_layers"],
-            config.get("num_key_value_heads") or heads,
-            config.get("head_dim") or config["hidden_size"] // heads,
-        )
+def attention_cache(config: Mapping[str, Any]) -> CacheShape:
+    """Keys and values of one size in every layer. `sliding_window` is of the layers that `layer_types` names, or of
+    all where there is no such key."""
+    types = config.get("layer_types") or [SLIDING] * config["num_hidden_layers"]
+    window = config.get("sliding_window") or None
+    return _cache(config, [window if kind == SLIDING else None for kind in types])
+
+
+def late_window_cache(config: Mapping[str, Any]) -> CacheShape:
+    """The same where `use_sliding_window` asks for windows (Qwen2 and Qwen3), then in layers from `max_window_layers`
+    on unless `layer_types` names them."""
+    if not config.get("use_sliding_window"):
+        return _cache(config, [])
+    window = config.get("sliding_window", 4096)
+    if config.get("layer_types"):
+        return attention_cache({**config, "sliding_window": window})
+    first = config.get("max_window_layers", 28)
+    return _cache(config, [window if i >= first else None for i in range(config["num_hidden_layers"])])
+
+
+def _cache(config: Mapping[str, Any], windows: list[int | None]) -> CacheShape:
+    heads = config["num_attention_heads"]
+    return CacheShape.plain(
+        config["num_hidden_layers"],
+        config.get("num_key_value_heads") or heads,
+        config.get("head_dim") or config["hidden_size"] // heads,
+        windows,
+    )

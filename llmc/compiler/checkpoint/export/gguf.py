@@ -16,7 +16,7 @@ from gguf import GGUFWriter, TokenType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES, GGMLQuantizationType, LlamaFileType
 
 from llmc.compiler.architectures.shared.base import Gguf
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.architectures.shared.families import by_gguf_architecture, family
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.checkpoint.gguf_rows import interleaved
@@ -51,7 +51,7 @@ def _unsupported(checkpoint: Checkpoint, what: str, known: str) -> CheckpointErr
 
 
 def _add_config(writer: GGUFWriter, config: dict[str, Any], theta: float, name: str) -> None:
-    cache = CacheShape.of(config)
+    cache = uniform_cache_of(config, "gguf")
     writer.add_name(name)
     writer.add_file_type(LlamaFileType.MOSTLY_F16)
     writer.add_context_length(config["max_position_embeddings"])
@@ -111,7 +111,7 @@ def _splitting(pre_tokenizer: dict[str, Any], checkpoint: Checkpoint) -> str:
 
 def _add_tensors(writer: GGUFWriter, checkpoint: Checkpoint, gguf: Gguf) -> None:
     config = checkpoint.config
-    rows = {"q_proj": int(config["num_attention_heads"]), "k_proj": CacheShape.of(config).kv_heads}
+    rows = {"q_proj": int(config["num_attention_heads"]), "k_proj": uniform_cache_of(config, "gguf").kv_heads}
     arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == gguf.architecture)
     names = get_tensor_name_map(arch, int(config["num_hidden_layers"]))
     for name in checkpoint.tensor_names():

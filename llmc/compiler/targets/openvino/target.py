@@ -284,7 +284,7 @@ def _budget(options: CompileOptions) -> int:
 
 
 def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    from llmc.compiler.architectures.shared.cache import CacheShape
+    from llmc.compiler.architectures.shared.caches import uniform_cache_of
 
-    shape = CacheShape.of(config)
+    shape = uniform_cache_of(config, "openvino")
     return shape.kv_heads, shape.head_dim

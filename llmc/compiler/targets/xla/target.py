@@ -235,11 +235,11 @@ class XlaTarget(XlaFormats):
 
     def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
         """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
-        from llmc.compiler.architectures.shared.cache import CacheShape
+        from llmc.compiler.architectures.shared.caches import uniform_cache_of
         from llmc.compiler.targets.xla.sharding import cache_dims, describe, weight_shardings
 
         limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
-        shape = CacheShape.of(config)
+        shape = uniform_cache_of(config, self.name)
         rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
         slots = max(CACHE_SLOTS.of(options) or rows + KEPT_PREFIXES, rows)
         longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))

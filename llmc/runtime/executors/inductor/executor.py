@@ -240,7 +240,7 @@ class OnCard(CardExecutor, InductorExecutor):
 def _memory(bundle: Bundle) -> Mapping[str, int]:
     """What serving takes at the least, in bytes: weights, and the cache of one sequence, in bf16 or f32."""
     size = 2 if bundle.manifest.options.get("dtype") == "bf16" else 4
-    token = 2 * bundle.size("layers") * bundle.size("kv_heads") * bundle.size("head_dim") * size
+    token = bundle.cache_shape.token_values * size
     weights = bundle.manifest.files.get("weights", "")
     return {
         "weights": bundle.manifest.blobs.get(weights, 0),

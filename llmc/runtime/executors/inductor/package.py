@@ -139,10 +139,10 @@ class Package:
 
 def sizes_of(bundle: Bundle, executable: Executable, capacity: int) -> dict[str, int]:
     """The sizes of an executable's step over a cache whose slots hold `capacity` tokens."""
+    uniform = bundle.uniform_cache("inductor")
     return {
         "batch": executable.batch or 1, "query": executable.query or 1, "context": executable.context or 0,
-        "tensors": 2 * bundle.size("layers"), "capacity": capacity, "heads": bundle.size("kv_heads"),
-        "head_dim": bundle.size("head_dim"),
+        "tensors": uniform.tensors, "capacity": capacity, "heads": uniform.kv_heads, "head_dim": uniform.head_dim,
     }  # fmt: skip
 
 

@@ -135,8 +135,8 @@ class Executables:
         caches = [given.shape for given in session.get_inputs() if given.name.startswith(("past_k", "past_v"))]
         logits = [given.shape[-1] for given in session.get_outputs() if given.name == "logits"]
         found = len(caches), {(shape[1], shape[-1]) for shape in caches}, logits
-        heads = bundle.size("kv_heads"), bundle.size("head_dim")
-        if found != (2 * bundle.size("layers"), {heads}, [bundle.size("vocab_size")]):
+        uniform = bundle.uniform_cache("onnxruntime")
+        if found != (uniform.tensors, {(uniform.kv_heads, uniform.head_dim)}, [bundle.size("vocab_size")]):
             raise ArtifactError(
                 f"{bundle.path}: {name} is not a graph of the sizes that the manifest states; compile again: "
                 f"{bundle.recompile_hint}"

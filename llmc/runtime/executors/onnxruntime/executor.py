@@ -47,7 +47,8 @@ class OnnxRuntimeExecutor(OnnxExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         buckets = bundle.plan.buckets
-        sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
+        uniform = bundle.uniform_cache(self.name)
+        sizes = (uniform.tensors, uniform.kv_heads, uniform.head_dim)
         static = () if self.exact else buckets
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]

@@ -43,7 +43,8 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        sizes = (2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"))
+        uniform = bundle.uniform_cache(self.name)
+        sizes = (uniform.tensors, uniform.kv_heads, uniform.head_dim)
         self._cache = SlotCache(sizes, slots, capacity, dtype=np.float16)
         self._results = {}
         self._request: _Request | None = None

@@ -52,7 +52,8 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        self._sizes = bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim")
+        uniform = bundle.uniform_cache(self.name)
+        self._sizes = uniform.layers, uniform.kv_heads, uniform.head_dim
         precision = str(bundle.manifest.options.get("kv_cache_dtype"))
         space = bundle.settings.openvino_kv_space
         self._pool = pool_blocks(precision, self._sizes, slots, capacity, space)

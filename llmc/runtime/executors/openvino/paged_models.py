@@ -98,7 +98,8 @@ class PagedModels:
     def _open(self, executable: Executable) -> PagedRequest:
         source = f"{self._bundle.path}: {executable}"
         manifest = self._bundle.manifest
-        heads = self._bundle.size("kv_heads"), self._bundle.size("head_dim")
+        uniform = self._bundle.uniform_cache("openvino")
+        heads = uniform.kv_heads, uniform.head_dim
         model = read_paged(self._bundle.files.read(executable.blob), self._weights, *heads, source)
         _require_agreement(model, self._bundle, source)
         try:
@@ -130,11 +131,12 @@ class PagedModels:
 def _require_agreement(model: Any, bundle: Bundle, source: str) -> None:
     """Raise ArtifactError for a model that is not of the manifest's sizes: it would read beyond the block cache."""
     attention = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
-    held = bundle.size("kv_heads") * bundle.size("head_dim")
+    uniform = bundle.uniform_cache("openvino")
+    held = uniform.kv_heads * uniform.head_dim
     widths = [[_width(node.input(i)) for i in range(3)] for node in attention]
     whole = all(keys == values == held and not queries % held for queries, keys, values in widths)
     outputs = [_width(output) for output in model.outputs if "logits" in output.get_names()]
-    if not whole or len(attention) != bundle.size("layers") or outputs != [bundle.size("vocab_size")]:
+    if not whole or len(attention) != uniform.layers or outputs != [bundle.size("vocab_size")]:
         raise ArtifactError(
             f"{source} is not a graph of the sizes that the manifest states; compile again: {bundle.recompile_hint}"
         )

@@ -50,7 +50,8 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         buckets = bundle.plan.buckets
-        sizes = 2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim")
+        uniform = bundle.uniform_cache(self.name)
+        sizes = uniform.tensors, uniform.kv_heads, uniform.head_dim
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))

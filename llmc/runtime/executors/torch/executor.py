@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from llmc.errors import ArtifactError, DeviceError
 from llmc.platforms import how_to_install
-from llmc.runtime.executors.base import EXECUTABLES, Content, require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content
 from llmc.runtime.executors.static import StaticExecutor
+from llmc.runtime.executors.torch.cache import TorchCache
 from llmc.runtime.executors.weight_places import map_weights, read_places
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.top_logits import TopLogits, top_of
@@ -64,18 +65,15 @@ class TorchExecutor(StaticExecutor):
         self._dtype = getattr(torch, _DTYPES[dtype])
         self._vocabulary = bundle.size("vocab_size")
         self._cache_dtype = dtype
-        self._tensors, self._heads, self._head_dim = (
-            2 * bundle.size("layers"), bundle.size("kv_heads"), bundle.size("head_dim"),
-        )  # fmt: skip
+        self._tensors = len(bundle.cache_shape)
         self._weights = Weights(bundle)
         self._programs: dict[str, Opened] = {}
         self._used = [0] * slots
         self._cache: Any = self._make_cache()
 
     def _make_cache(self) -> Any:
-        """[2 · layers, slots, kv_heads, capacity, head_dim]."""
-        shape = (self._tensors, self.slots, self._heads, self.capacity, self._head_dim)
-        return self._torch.zeros(shape, dtype=self._dtype)
+        """A TorchCache."""
+        return TorchCache(self.bundle.cache_shape, self.slots, self.capacity, self._dtype)
 
     def run(self, step: Step) -> Array:
         """One step at the program's shape. Rows without a request read slots that are not theirs, and keep nothing."""
@@ -113,10 +111,11 @@ class TorchExecutor(StaticExecutor):
         torch = self._torch
         lengths = [torch.from_numpy(np.array(a, np.int64)) for a in (step.past_lengths, step.new_lengths)]
         token_ids = torch.from_numpy(np.array(step.token_ids, np.int64))
-        found = opened.program.run(token_ids, *lengths, *self._past(step, opened.program), *opened.weights)
+        past = self._cache.past(step) if opened.program.cache_inputs else ()
+        found = opened.program.run(token_ids, *lengths, *past, *opened.weights)
         top, new = found[: -self._tensors], found[-self._tensors :]
         self._require_logits(top[0].shape[-1])
-        self._append(step, new)
+        self._cache.append(step, new)
         return list(top)
 
     def _require_logits(self, count: int) -> None:
@@ -124,62 +123,37 @@ class TorchExecutor(StaticExecutor):
         if count != self._vocabulary:
             raise ValueError(f"it gives {count} logits, the manifest says {self._vocabulary}")
 
-    def _past(self, step: Step, program: PortableProgram) -> list[Any]:
-        """The first `context` tokens of each row's slot, per tensor: views where the slots follow each other."""
-        if not program.cache_inputs:
-            return []
-        first = step.slots[0] if step.slots else 0
-        together = step.slots == tuple(range(first, first + len(step.slots)))
-        if together and first + step.batch <= self.slots:
-            rows: Any = slice(first, first + step.batch)
-        else:
-            rows = list(step.slots) + [0] * (step.batch - len(step.slots))
-        return list(self._cache[:, rows, :, : step.context])
-
-    def _append(self, step: Step, new: Sequence[Any]) -> None:
-        """Keep the live rows' live tokens, and nothing else."""
-        torch = self._torch
-        counts = step.new_lengths[: len(step.slots)]
-        rows = np.repeat(np.arange(len(step.slots)), counts)
-        columns = np.concatenate([np.arange(n) for n in counts] or [np.zeros(0, np.int64)])
-        slots = torch.from_numpy(np.array(step.slots, np.int64)[rows])
-        places = torch.from_numpy(step.past_lengths[rows] + columns)
-        rows_t, columns_t = torch.from_numpy(rows), torch.from_numpy(columns)
-        for kept, tensor in zip(self._cache, new, strict=True):
-            kept[slots, :, places] = tensor[rows_t, :, columns_t]
-
     @property
     def cache_dtype(self) -> str:
         """The bundle's."""
         return self._cache_dtype
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy within the cache tensor."""
-        require_held(self._used, source, length)
-        if source != target:
-            self._cache[:, target, :, :length] = self._cache[:, source, :, :length]
+        """Copy within the cache's tensors."""
+        self._require_start(self._used, source, length)
+        if source != target and length:
+            self._cache.copy(source, target, length)
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies of the cache tensor's slices in float32."""
-        require_held(self._used, slot, length)
-        return [np.array(t.float().numpy()) for t in self._cache[:, slot, :, :length]]
+        """Copies of the cache tensors' slices in float32."""
+        self._require_start(self._used, slot, length)
+        return list(self._cache.read(slot, length))
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
-        """Copy into the cache tensor, rounded to its dtype."""
+        """Copy into the cache's tensors, rounded to their dtypes."""
         length = self._check_prefix(prefix, self._tensors)
-        for kept, tensor in zip(self._cache, prefix, strict=True):
-            kept[slot, :, :length] = self._torch.from_numpy(np.array(tensor, np.float32))
+        self._cache.write(slot, length, prefix)
         self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
-        self._cache[:, slot, :, start:] = value
+        self._cache.poison(slot, start, value)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the cache and of the mapped weights, and the number of programs open."""
         return {
-            "cache": self._cache.numel() * self._cache.element_size(),
+            "cache": self._cache.nbytes,
             "weights_mapped": self._weights.size,
             "open_executables": len(self._programs),
         }
@@ -188,7 +162,7 @@ class TorchExecutor(StaticExecutor):
         """Drop programs, cache and the mapped weights."""
         self._programs.clear()
         self._weights.close()
-        self._cache = self._cache.new_empty(0)
+        self._cache.drop()
 
     @property
     def _runs_on(self) -> Any:

@@ -44,6 +44,8 @@ class CardExecutor(TorchExecutor):
         self._on_card: dict[str, Any] = {}
         self._runs: dict[str, Run] = {}
         self._graphs = {}
+        uniform = bundle.uniform_cache(self.name)
+        self._heads, self._head_dim = uniform.kv_heads, uniform.head_dim
         super().__init__(bundle, slots, capacity, threads)
         _log.info("%s: %s on %s", bundle.path, self.mode, self.card.name)
         with took(self.card, f"Pre-loading model weights on {self.card.device}"):

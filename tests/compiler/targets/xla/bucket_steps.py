@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
 from llmc.compiler.program.to_export import serialise, specialise
 from llmc.testing.toy import VOCAB
@@ -51,7 +51,7 @@ def inputs(bucket: str) -> list[Any]:
     import jax.numpy as jnp
 
     batch, query, context = BUCKETS[bucket]
-    made, shape = traced(context > 0)[0], CacheShape.of(tiny.config(CASE))
+    made, shape = traced(context > 0)[0], uniform_cache_of(tiny.config(CASE), "xla")
     rng = np.random.default_rng(3)
     past = rng.integers(0, context + 1, batch)
     new = rng.integers(1, query + 1, batch)

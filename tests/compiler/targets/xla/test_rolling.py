@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.frontend.trace import WeightlessProgram, trace_weightless
 from llmc.compiler.program.sized import BoundProgram, Operation, Ref, TracedProgram
@@ -78,7 +78,7 @@ def run(core: Any, arrays: Mapping[str, Any], case: str, bucket: str, dtype: str
     from jax import lax
 
     batch, query, context = BUCKETS[bucket]
-    shape = CacheShape.of(config(case))
+    shape = uniform_cache_of(config(case), "xla")
     rng = np.random.default_rng(3)
     past = np.minimum(np.array([8, 5, 0]), context)
     held = rng.normal(0, 1, (2, LAYERS, batch, shape.kv_heads, context, shape.head_dim))
@@ -255,7 +255,7 @@ def test_the_cache_is_updated_in_place_and_never_copied(bucket: str) -> None:
     from llmc.compiler.targets.xla.scan_layers import roll
     from llmc.compiler.targets.xla.step import step_function
 
-    (batch, query, context), shape = BUCKETS[bucket], CacheShape.of(config("llama"))
+    (batch, query, context), shape = BUCKETS[bucket], uniform_cache_of(config("llama"), "xla")
     core, arrays = roll(program("llama", bucket)), stacked(weights("llama", F32))
     cache = jax.ShapeDtypeStruct((LAYERS, batch, shape.kv_heads, 8192, shape.head_dim), "float32")
     row = jax.ShapeDtypeStruct((batch,), "int32")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc.compiler.architectures.shared.cache import CacheShape
+from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.sized import BoundProgram, TracedProgram
@@ -47,7 +47,7 @@ def greedy(case: str, core: Callable[[BoundProgram], Any]) -> list[list[int]]:
 
     from llmc.compiler.targets.xla.step import step_function
 
-    shape = CacheShape.of(tiny.config(case))
+    shape = uniform_cache_of(tiny.config(case), "xla")
     tensors = dict(tiny.model(case).state_dict())
     tensors |= dict(tiny.model(case).named_buffers())
     keys = values = jnp.full((shape.layers, 4, shape.kv_heads, 32, shape.head_dim), jnp.nan, jnp.float32)

@@ -1,0 +1,34 @@
+"""The cache of any configuration. Keys have the shape by value, so that no key of a trace depends on the families."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmc.compiler.architectures.shared.families import family_or_plain
+from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.base import Config
+    from llmc.runtime.cache_shape import CacheShape, Uniform
+
+
+def cache_of(config: Config) -> CacheShape:
+    """The shape of a model's cache, as its family says. Raises CheckpointError where the configuration lacks a size."""
+    try:
+        return family_or_plain(config).cache(config)
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as e:
+        kind = config.get("model_type")
+        raise CheckpointError(
+            f"the {kind} configuration does not say what its cache is ({type(e).__name__}: {e}); complete config.json"
+        ) from e
+
+
+def uniform_cache_of(config: Config, device: str) -> Uniform:
+    """The same for a device whose programs hold keys and values of one size only; raises CheckpointError for others."""
+    found = cache_of(config).uniform
+    if found is None:
+        raise CheckpointError(
+            f"device {device} holds keys and values of one size in every layer; the cache of "
+            f"{config.get('model_type')} is of other tensors: compile for another device"
+        )
+    return found

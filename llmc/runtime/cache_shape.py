@@ -1,0 +1,184 @@
+"""The shape of a model's cache: named tensors by layer, in the order of a program's inputs and outputs.
+
+A tensor is of one of two kinds:
+
+  kv     grows by a row of `shape` = (heads, width) with each token. A program takes [B, heads, S, width], S its
+         context, and gives the rows of the new tokens, [B, heads, Q, width] (in dialect `fused` the updated cache).
+         Keys and values may differ in width, and layers in heads. A layer that reads another layer's keys and values
+         has no tensors of its own.
+  state  is as large for any number of tokens: `shape` of one sequence, in float32 or what `dtype` says. A program takes
+         [B, *shape], and gives what it is after each row's last live token: right padding does not touch it. For a row
+         at past 0 the program puts zeros in its place, whatever the input holds. So a program without cache inputs
+         starts from zeros, too.
+
+A token cannot be taken back out of a state. So a step starts where the slot's states are, or at 0, or where an executor
+kept them (`Executor.reusable`).
+
+The manifest has the tensors as `model.cache`; without it all layers have one key and one value of the same size
+(`layers`, `kv_heads`, `head_dim`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+Kind = Literal["kv", "state"]
+Dtype = Literal["f32", "f16", "bf16"]
+_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+_LARGEST = 1 << 40
+"""Values of one token's row or one sequence's state, at most."""
+_MEMBERS = {"layer", "name", "kind", "shape", "window", "dtype"}
+
+
+@dataclass(frozen=True)
+class CacheTensor:
+    """One tensor of a layer; see the module."""
+
+    layer: int
+    name: str
+    """"key" and "value" of attention; a state's name in its layer ("conv", "recurrent" …)."""
+    kind: Kind
+    shape: tuple[int, ...]
+    window: int | None = None
+    """Of kind kv: a new token sees itself and so many less one before it; None: all."""
+    dtype: Dtype | None = None
+    """What it is held in; None: the bundle's dtype."""
+
+    @property
+    def values(self) -> int:
+        """Numbers of one token (kv) or one sequence (state)."""
+        return math.prod(self.shape)
+
+    def size(self, rows: int, tokens: int) -> tuple[int, ...]:
+        """Its shape for `rows` sequences of `tokens` tokens each."""
+        return (rows, self.shape[0], tokens, self.shape[1]) if self.kind == "kv" else (rows, *self.shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """For manifests and keys, without what is None."""
+        fields = {"layer": self.layer, "name": self.name, "kind": self.kind, "shape": list(self.shape)}
+        return fields | {k: v for k, v in (("window", self.window), ("dtype", self.dtype)) if v is not None}
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A cache whose layers all have a key and a value of one size: tensors [B, kv_heads, S, head_dim]."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def tensors(self) -> int:
+        """Keys and values."""
+        return 2 * self.layers
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """The cache of a model with `layers` layers; those without a tensor of their own have none in `tensors`, which is
+    in the layers' order."""
+
+    layers: int
+    tensors: tuple[CacheTensor, ...]
+
+    @classmethod
+    def plain(cls, layers: int, kv_heads: int, head_dim: int, windows: Sequence[int | None] = ()) -> CacheShape:
+        """A key and a value of one size in each layer; `windows` of the layers, where any has one."""
+        kept = windows or [None] * layers
+        return cls(layers, tuple(t for i in range(layers) for t in key_value(i, kv_heads, head_dim, window=kept[i])))
+
+    @classmethod
+    def from_json(cls, layers: int, tensors: object) -> CacheShape:
+        """Of a manifest's `model.cache`; raises ValueError saying what is wrong."""
+        if not isinstance(tensors, list):
+            raise ValueError("cache is not a list of tensors")
+        found = cls(layers, tuple(_tensor(fields, layers) for fields in tensors))
+        if len({(t.layer, t.name) for t in found.tensors}) < len(tensors):
+            raise ValueError("two tensors of a layer have one name")
+        if [t.layer for t in found.tensors] != sorted(t.layer for t in found.tensors):
+            raise ValueError("the tensors of its cache are not in the layers' order")
+        return found
+
+    def __iter__(self) -> Iterator[CacheTensor]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @cached_property
+    def uniform(self) -> Uniform | None:
+        """Where every layer has a key, then a value, all of one size (windows may differ); else None."""
+        first = self.tensors[0] if self.tensors else None
+        if first is None or first.kind != "kv":
+            return None
+        said = [(t.layer, t.name, t.kind, t.shape, t.dtype) for t in self.tensors]
+        wanted = [(i, name, "kv", first.shape, None) for i in range(self.layers) for name in ("key", "value")]
+        return Uniform(self.layers, *first.shape) if said == wanted else None
+
+    def of_layer(self, layer: int) -> tuple[CacheTensor, ...]:
+        """The tensors of one layer, in order."""
+        return tuple(t for t in self.tensors if t.layer == layer)
+
+    def only(self, layers: Sequence[int]) -> CacheShape:
+        """That of a model which has these layers alone, numbered anew."""
+        kept = [replace(t, layer=i) for i, layer in enumerate(layers) for t in self.of_layer(layer)]
+        return CacheShape(len(layers), tuple(kept))
+
+    @property
+    def kv(self) -> tuple[CacheTensor, ...]:
+        """Tensors that grow with tokens."""
+        return tuple(t for t in self.tensors if t.kind == "kv")
+
+    @property
+    def states(self) -> tuple[CacheTensor, ...]:
+        """Tensors that do not."""
+        return tuple(t for t in self.tensors if t.kind == "state")
+
+    @property
+    def token_values(self) -> int:
+        """Numbers that one token leaves in the cache, where no window drops any."""
+        return sum(t.values for t in self.kv)
+
+    def nbytes(self, tokens: int, dtype: Dtype) -> int:
+        """Bytes of one sequence of `tokens` tokens, in `dtype` unless a tensor has one of its own."""
+        return sum(
+            t.values * (tokens if t.kind == "kv" else 1) * _BYTES[t.dtype or dtype] for t in self.tensors
+        )  # fmt: skip
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """`model.cache` of a manifest."""
+        return [t.to_json() for t in self.tensors]
+
+
+def key_value(
+    layer: int, heads: int, width: int, value_width: int | None = None, window: int | None = None
+) -> tuple[CacheTensor, CacheTensor]:
+    """Key and value of a layer of attention; values are as wide as keys unless `value_width` says otherwise."""
+    return (
+        CacheTensor(layer, "key", "kv", (heads, width), window),
+        CacheTensor(layer, "value", "kv", (heads, value_width or width), window),
+    )
+
+
+def _tensor(fields: object, layers: int) -> CacheTensor:
+    if not isinstance(fields, Mapping) or not fields.keys() <= _MEMBERS:
+        raise ValueError(f"a tensor of its cache is {fields!r:.80}")
+    said: dict[str, Any] = dict(fields)
+    layer, name, shape, window = (said.get(member) for member in ("layer", "name", "shape", "window"))
+    kind: Any = said.get("kind")
+    dtype: Any = said.get("dtype")
+    if (
+        type(layer) is not int or not 0 <= layer < layers or not isinstance(name, str) or not 0 < len(name) <= 80
+        or kind not in get_args(Kind) or dtype not in (None, *get_args(Dtype)) or not isinstance(shape, list)
+        or not all(type(n) is int and n > 0 for n in shape) or not 0 < math.prod(shape) <= _LARGEST
+    ):  # fmt: skip
+        raise ValueError(f"a tensor of its cache is {fields!r:.80}")
+    if kind == "kv" and (len(shape) != 2 or not (window is None or (type(window) is int and window > 0))):
+        raise ValueError(f"{name!r} of layer {layer} is no key or value of heads and width: {fields!r:.80}")
+    if kind == "state" and window is not None:
+        raise ValueError(f"{name!r} of layer {layer} is a state with a window")
+    return CacheTensor(layer, name, kind, tuple(shape), window, dtype)
