@@ -3,7 +3,8 @@
 One model with symbolic B, Q, S and R covers every bucket; `bind` fixes some of them for one bucket. Its inputs and
 outputs are the program contract's (frontend/trace.py), caches being updated in place when past and present are bound
 to one buffer, with one difference: instead of new_lengths [B] it takes logit_rows [R] int64, the tokens whose logits
-are wanted as indices into [B · Q], and logits are [R, V]. A step that samples names each row's last live token.
+are wanted as indices into [B · Q], and logits are [R, V]. A step that samples names each row's last live token. Where
+layers have a state it takes new_lengths, too.
 
 With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
 lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches are float16.
@@ -24,6 +25,7 @@ from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
+from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
@@ -67,6 +69,8 @@ class _Model(Emitter):
                 _FUSED[node.op](self, node)
             elif node.op in PLAIN:
                 PLAIN[node.op](self, node)
+            elif node.op in RECURRENT and not self.options.panels:
+                RECURRENT[node.op](self, node)
             else:
                 raise CompileError(f"operator {node.op!r} has no ONNX lowering (at {node.out})")
         outputs = []
@@ -81,7 +85,9 @@ class _Model(Emitter):
                     info.type.tensor_type.elem_type = TensorProto.FLOAT16
                     info.type.tensor_type.shape.dim[0].dim_param = "P"
         if "last_rows" in self.shared:
-            inputs = [self._logit_rows() if info.name == "new_lengths" else info for info in inputs]
+            read = any("new_lengths" in node.input for node in self.nodes)
+            at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")
+            inputs[at : at + 1] = [*(inputs[at : at + 1] if read else []), self._logit_rows()]
             outputs[0].type.tensor_type.shape.dim[0].dim_param = "R"
         model = helper.make_model(
             helper.make_graph(self.nodes, "llmc", inputs, outputs, list(self.initializers.values())),
