@@ -50,6 +50,7 @@ SLOW = (
     "buckets/test_plots_data.py", "buckets/traffic/test_memory.py", "buckets/traffic/test_schedule.py",
     "compiler/estimates/test_durations.py", "compiler/estimates/test_footprint.py",
     "compiler/verification/test_accuracy.py", "compiler/verification/test_beyond.py",
+    "compiler/verification/test_layers.py",
     "compiler/verification/test_outcomes.py", "compiler/verification/test_parts.py",
     "runtime/engine/sampling/test_filters.py", "runtime/engine/sampling/test_guided.py",
     "runtime/engine/sampling/test_sample.py", "runtime/engine/scheduling/test_simulation.py",

@@ -27,6 +27,7 @@ _STAGES = {
     "reference": "reference model",
     "local-reference": "reference model",
     "verify": "verify",
+    "diagnose": "find the layer that differs",
     "program": "trace",
 }
 

@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def remembered(traced: Callable[..., Any]) -> Callable[..., Any]:
     """`traced`, which makes the same program of the same configuration and arguments, called once for each."""
     made: dict[str, Any] = {}
 
+    @wraps(traced)
     def look_up(config: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         key = json.dumps([config, args, sorted(kwargs.items())], sort_keys=True, default=str)
         if key not in made:

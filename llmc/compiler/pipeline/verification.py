@@ -29,7 +29,7 @@ from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
 from llmc.compiler.targets.base import Target
 from llmc.compiler.verification.outcomes import readable
 from llmc.compiler.verification.parts import Once, Part, Serving, bucket_of, choose, past_length, steps_beyond
-from llmc.errors import ArtifactError, CapacityError
+from llmc.errors import ArtifactError, CapacityError, VerificationError
 from llmc.runtime.executors import executor_module, open_executor
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -139,7 +139,10 @@ def verify_stage(
         made = _run(stages, manifest, sources, target, probes, [part for part, _ in missing], progress)
         for (_, key), outcome in zip(missing, made, strict=True):
             outcomes[key.digest] = outcome
-    result = summarise([outcomes[key.digest] for _, key in keys], limits)
+    try:
+        result = summarise([outcomes[key.digest] for _, key in keys], limits)
+    except VerificationError as error:
+        raise _located(error, stages, target) from error
     try:
         for _, key in missing:
             for one in (own_key(key), key):
@@ -155,6 +158,18 @@ def verify_stage(
         **chosen.to_json(),
         **elsewhere(joint([predicted, found.get(key.digest, HERE)]) for _, key in keys),
     }
+
+
+def _located(error: VerificationError, stages: Stages, target: Target) -> VerificationError:
+    """The same refusal, with the layer where the traced model first differs from its reference."""
+    start = time.perf_counter()
+    stages.report(StageReport("diagnose", False, None))
+    try:
+        where = target.reference.first_difference(stages.checkpoint, stages.plan.limits.max_model_len - 1)
+    except Exception as reason:  # noqa: BLE001 - whatever a wrong model raises, the refusal is what counts
+        where = f"in which layer could not be found ({type(reason).__name__}: {reason!s:.200})"
+    stages.report(StageReport("diagnose", False, time.perf_counter() - start))
+    return VerificationError(f"{error}; {where}") if where else error
 
 
 def _key(stages: Stages, serving: Serving[Executable], manifest: Manifest, probes: Entry, part: Part) -> Key:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ReferenceModel:
     """A reference for executables: its name in keys and manifests, its place ("module:class", made of a checkpoint),
-    and the packages that its predictions depend on."""
+    the packages that its predictions depend on, and what finds the layer where a model that does not match differs
+    ("module:function" of a checkpoint and a number of tokens), where there is such."""
 
     name: str
     place: str
     packages: tuple[str, ...] = ()
+    layers: str | None = None
 
     @property
     def module(self) -> str:
@@ -27,13 +29,23 @@ class ReferenceModel:
 
     def open(self, checkpoint: Checkpoint) -> Reference:
         """The model with the checkpoint's weights."""
-        made: Reference = getattr(import_module(self.module), self.place.partition(":")[2])(checkpoint)
+        made: Reference = _named(self.place)(checkpoint)
         return made
+
+    def first_difference(self, checkpoint: Checkpoint, longest: int) -> str:
+        """In which layer the model differs, in words, "" where nothing can say it; over texts of `longest` tokens."""
+        return str(_named(self.layers)(checkpoint, longest)) if self.layers else ""
+
+
+def _named(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
 TRANSFORMERS = ReferenceModel(
     "transformers",
     "llmc.compiler.verification.transformers_reference:TransformersReference",
     ("torch", "transformers"),
+    layers="llmc.compiler.verification.layers:first_difference",
 )
 TOY = ReferenceModel("toy", "llmc.compiler.verification.toy_reference:ToyReference")
