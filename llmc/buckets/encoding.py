@@ -44,6 +44,15 @@ class EncodePlan(Plan):
                 f"no bucket for a text of {longest + 1} to {self.limits.max_model_len} tokens; plan a longer one"
             )
 
+    def text(self) -> str:
+        """For people: each length with its numbers of texts."""
+        by_length: dict[int, list[str]] = {}
+        for bucket in self.buckets:
+            by_length.setdefault(bucket.query, []).append(str(bucket.batch))
+        lines = [f"{len(self.buckets)} buckets to {self.task}, texts of at most {self.limits.max_model_len} tokens"]
+        lines += [f"  {length} tokens: {', '.join(found)} texts" for length, found in sorted(by_length.items())]
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, object]:
         """As JSON holds it."""
         return {**{k: v for k, v in super().to_dict().items() if k != "decode"}, "task": self.task}

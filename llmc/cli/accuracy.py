@@ -23,6 +23,12 @@ def verified_line(verification: Mapping[str, Any], executables: int) -> str:
             f"{v['top1']:.1%} equal, texts equal {v['greedy_equal']}/{v['greedy_sequences']}, of up to {v['longest']} "
             "tokens"
         )
+    if "cosine" in v:
+        of = "" if v["buckets"] == v["planned"] else f" of {v['planned']}"
+        return (
+            f"against {v['reference']}, a text at a time: {v['buckets']}{of} buckets, each twice with other padding, "
+            f"{v['rows']} rows: cosine at least {v['cosine']:.6f}, padding leak {v['leak']:.2g}"
+        )
     ran, buckets, left_out = v["executables"], v["buckets"], v["left_out"]
     run = f"{'all ' * (ran > 1)}{ran}" if ran == executables else f"{ran} of {executables}"
     of = "" if buckets == v["planned"] else f" of {v['planned']}"

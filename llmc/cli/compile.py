@@ -11,8 +11,9 @@ import typer
 
 from llmc.cli.compiled import print_estimate, print_programs, print_result
 from llmc.cli.flags import takes_own_options
-from llmc.cli.options import StoreFlag, option
+from llmc.cli.options import StoreFlag, TaskFlag, option
 from llmc.cli.planning import PlanningFlags, plan_from_flags, takes_planning_flags
+from llmc.cli.pooled_planning import pooled_plan_of
 from llmc.cli.quantities import size
 from llmc.compiler.options import Value
 from llmc.errors import InputError, LlmcError
@@ -85,6 +86,7 @@ def compile_command(
     config: Annotated[
         str | None, option("--config", "FILE", "A config.json in place of MODEL: weights are bound when it is opened.")
     ] = None,
+    task: TaskFlag = None,
     jobs: Annotated[int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.")] = None,
     executor: Annotated[str, option("--executor", "local", "Where jobs run.")] = "local",
     verify: Annotated[
@@ -126,6 +128,7 @@ def compile_command(
       llmc compile ./SmolLM2-135M-Instruct --max-model-len 2048 --max-num-seqs 4 -o bundle
       llmc compile model.gguf --plan plan.json --specialise --jobs 2 -o bundle
       llmc compile ./model --device openvino --specialise --specialise-memory 1G --max-num-seqs 8 -o bundle
+      llmc compile ./bge-small-en-v1.5 --max-num-seqs 32 -o bundle
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile ./model --device neuron:trn2 --tensor-parallel 2 --max-model-len 2048 -o bundle
       llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
@@ -159,7 +162,10 @@ def compile_command(
         alone = device is None and not (resumed or emit or dry_run)
         _hybrid(prefill_device, decode_device, alone, (model, config, plan, flags), options, output, cache_dir, as_json)
         return
-    if resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json):
+    if (resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json)) or (
+        model is not None
+        and _pooled(model, task, flags, plan, options, output, cache_dir, as_json, dry_run or bool(emit))
+    ):
         return
     if resumed:
         journal = Journal.read(output)
@@ -193,6 +199,31 @@ def compile_command(
     print_result(write_host_files(result), as_json)
     if max_size is not None:
         _trim(store, max_size)
+
+
+def _pooled(
+    model: str, task: str | None, flags: PlanningFlags, plan_file: Path | None, options: CompileOptions,
+    output: Path | None, cache_dir: Path | None, as_json: bool, otherwise: bool,
+) -> bool:  # fmt: skip
+    """Compile a model that embeds or scores, and say what was done; False for one that generates."""
+    made = pooled_plan_of(model, task, flags, plan_file)
+    if made is None:
+        return False
+    from llmc.artifacts.local.opening import open_store
+    from llmc.cli.output import CompileProgress
+    from llmc.compiler.pipeline.encoding import compile_encoder
+    from llmc.settings import Settings
+
+    checkpoint, plan = made
+    if otherwise:
+        raise InputError(f"--dry-run and --emit are for models that generate, not for one to {plan.task}")
+    output = output or Path(f"{_stem(checkpoint.asked)}-{options.device.replace(':', '-')}.llmc")
+    settings = Settings.from_environment()
+    store = open_store(cache_dir, settings, options.device)
+    with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
+        result = compile_encoder(checkpoint, output, plan, options, store, progress)
+    print_result(result, as_json)
+    return True
 
 
 def _require_known(executor: str, jobs: int | None) -> None:

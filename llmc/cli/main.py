@@ -16,6 +16,8 @@ COMMANDS = {
     "compile": ("llmc.cli.compile", "Compile a checkpoint into a bundle of precompiled graphs."),
     "verify": ("llmc.cli.verify", "Check a bundle against its reference model."),
     "generate": ("llmc.cli.generate", "Answer prompts with a bundle, without compiling."),
+    "embed": ("llmc.cli.pooling", "Vectors of texts with a bundle of an embedding model."),
+    "score": ("llmc.cli.pooling", "Scores of documents with a bundle of a reranker."),
     "serve": ("llmc.cli.serve", "Serve a bundle with OpenAI's API."),
     "prefill": ("llmc.cli.prefill", "Compute prompts for bundles that decode elsewhere."),
     "tune": ("llmc.cli.tune", "Time kernels on a card, for compiles on hosts without it."),
@@ -167,9 +169,10 @@ def _app(typer: Any, arguments: list[str]) -> Any:
     ) -> None:
         """Ahead-of-time compilation of LLM graphs: plan, compile before deployment, replay without compiling."""
 
+    registered = False
     for name, (module, summary) in COMMANDS.items():
-        if name == chosen:
-            import_module(module).register(app)
+        if name == chosen or (chosen is not None and module == COMMANDS[chosen][0]):
+            registered = registered or import_module(module).register(app) or True
         else:
             app.command(name, help=summary)(_elsewhere)
     return app

@@ -36,6 +36,10 @@ ThreadsFlag = Annotated[int | None, option("--threads", "N", "Default: LLMC_THRE
 WeightsFlag = Annotated[
     str | None, option("--weights", "MODEL", "The checkpoint of a bundle that was compiled with --config.")
 ]
+TaskFlag = Annotated[
+    str | None,
+    option("--task", "generate|embed|score", "What the model is for. Default: as the checkpoint's own files say."),
+]
 PrefillFlag = Annotated[
     str | None,
     option(

@@ -13,8 +13,9 @@ from llmc.server.counting import CountAnswers
 from llmc.server.openapi import document
 from llmc.server.protocol.chat import ChatRequest
 from llmc.server.protocol.completions import CompletionRequest
+from llmc.server.protocol.pooling import EmbeddingRequest, RerankRequest, ScoreRequest
 from llmc.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from llmc.server.routes import chat, completions, dashboard, embeddings, health, metrics, models, tokenize, version
+from llmc.server.routes import chat, completions, dashboard, health, metrics, models, pooling, tokenize, version
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 
     from llmc.server.state import ServerState
 
-BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+BODIES = (
+    CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, RerankRequest, ScoreRequest,
+)  # fmt: skip
 _OFF: TelemetryConfig = {
     "tracing": False, "metrics": False, "logs": False, "operation_spans": False, "auto_configure": False,
 }  # fmt: skip
@@ -31,7 +34,7 @@ _OFF: TelemetryConfig = {
 
 ROUTERS = tuple(
     module.router
-    for module in (models, completions, chat, tokenize, embeddings, version, health, metrics, dashboard)
+    for module in (models, completions, chat, tokenize, pooling, version, health, metrics, dashboard)
 )  # fmt: skip
 
 
@@ -41,7 +44,7 @@ def build_app(state: ServerState) -> FastAPI:
     Raises InputError for an empty API key.
     """
     app = FastAPI(
-        title="llmc", version=__version__, description="OpenAI-compatible text generation over compiled graphs.",
+        title="llmc", version=__version__, description="OpenAI's API over compiled graphs.",
         openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_OFF,
     )  # fmt: skip
     app.state.llmc = state

@@ -39,7 +39,7 @@ def check_room(served: Served, config: ServerConfig, prompts: int, params: Sampl
     count, most = prompts * params.choices, config.max_queued_requests + served.limits.max_num_seqs
     if count > most:
         raise bad_request(f"the request asks for {count} sequences; this server takes at most {most} at once", "prompt")
-    served.engine.check_room()
+    served.generating.check_room()
 
 
 class Generation:
@@ -62,7 +62,7 @@ class Generation:
         try:
             for i, ids in enumerate(prompts):
                 name = f"{request_id}-{i}" if len(prompts) > 1 else request_id
-                streams.append(await served.engine.open(Request(name, ids, params, ends, priority or 0)))
+                streams.append(await served.generating.open(Request(name, ids, params, ends, priority or 0)))
         except BaseException:
             for stream in streams:
                 stream.cancel()

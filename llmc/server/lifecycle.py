@@ -183,9 +183,10 @@ class Server:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._news.set)
-        if self.state.served is not None and self.state.config.warm_aside:
+        served = self.state.served
+        if served is not None and served.pooler is None and self.state.config.warm_aside:
             with contextlib.suppress(LlmcError):  # requests that need a missing part get the error
-                self.state.served.engine.generator.constraints(at_once=False)
+                served.generating.generator.constraints(at_once=False)
         self._loaded()
 
     def _progress(self, progress: Progress) -> None:
@@ -204,18 +205,22 @@ class Server:
 
     def _begin(self, loaded: Loaded) -> None:
         served = loaded.served
-        plan, device = served.bundle.plan, served.bundle.manifest.device
+        pooler, device = served.pooler, served.bundle.manifest.device
+        plan = served.bundle.plan if pooler is None else None
         origin = verification_origin(served.bundle.files, None, served.bundle.settings).name
         self.state.metrics.bind(
             served.model_name, lambda: served.engine.stats, self._cache_counters, plan, device, origin
         )  # fmt: skip
-        self.state.snapshot.bind(plan)
+        if plan is not None:
+            self.state.snapshot.bind(plan)
+        if pooler is not None:
+            self.state.metrics.bind_pooling(lambda: pooler.pooler.statistics)
         self.state.served = served
         seconds = time.monotonic() - self._began
         self._report(Ready(served.model_name, device, seconds, loaded.warm.buckets, loaded.compilations))
         if loaded.warm.aside is not None:
-            executor = served.engine.generator.engine.executor
-            served.engine.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
+            executor = served.generating.generator.engine.executor
+            served.generating.work_between(aside(executor, loaded.warm.aside, self._progress_aside, self._warm_aside))
 
 
 class _ClosesWhenDraining:

@@ -16,7 +16,7 @@ from llmc.runtime.startup.prefilling import warm_prompts
 from llmc.runtime.text.confined_chat import ConfinedTemplate
 from llmc.runtime.text.confined_encoding import ConfinedEncoder
 from llmc.server.state import Progress, Served, ServerConfig
-from llmc.server.warming import Warm, warm
+from llmc.server.warming import STAGE, Warm, warm
 
 if TYPE_CHECKING:
     from llmc.runtime.engine.observer import Observer
@@ -60,6 +60,8 @@ def load(
     tokenizer = bundle.tokenizer
     tokenizer.load()
     _ = tokenizer.width  # computed now, because it reads the whole vocabulary
+    if bundle.task != "generate":
+        return _load_pooler(bundle, config, options, tell)
     template = None
     with contextlib.ExitStack() as opened:
         if bundle.chat_template is not None:
@@ -82,6 +84,26 @@ def load(
     name = config.served_model_name or model_name(bundle)
     encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
     return Loaded(Served(bundle, engine, tokenizer, encoder, template, name), warmed, executor.compilations.count)
+
+
+def _load_pooler(bundle: Bundle, config: ServerConfig, options: EngineOptions, tell: Tell) -> Loaded:
+    """Open a bundle without a cache, and run one text of each length."""
+    from llmc.runtime.pooling.async_pooler import AsyncPooler
+    from llmc.runtime.pooling.pooler import Pooler
+
+    pooler = Pooler(bundle, options.threads)
+    try:
+        lengths = sorted({bucket.query for bucket in pooler.plan.buckets})
+        for done, length in enumerate(lengths):
+            tell(Progress(STAGE, done, len(lengths)))
+            pooler.warm(length)
+    except BaseException:
+        pooler.close()
+        raise
+    name = config.served_model_name or model_name(bundle)
+    encoder = ConfinedEncoder(lambda: bundle.files.read("tokenizer.json"))
+    engine = AsyncPooler(pooler, config.max_queued_requests)
+    return Loaded(Served(bundle, engine, bundle.tokenizer, encoder, None, name), Warm(len(lengths)), 0)
 
 
 def model_name(bundle: Bundle) -> str:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Literal
 from llmc.runtime.confined.limits import Limits as ChildLimits
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.server.clients import Clients
+from llmc.server.errors import bad_request
 from llmc.server.shared import Shared
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.engine.async_engine import AsyncEngine
+    from llmc.runtime.pooling.async_pooler import AsyncPooler
     from llmc.runtime.text.chat import ChatTemplate
     from llmc.runtime.text.confined_encoding import ConfinedEncoder
     from llmc.runtime.text.tokenizer import Tokenizer
@@ -67,14 +69,31 @@ class Progress:
 
 @dataclass(frozen=True)
 class Served:
-    """An opened bundle, warm, with its engine running."""
+    """An opened bundle, warm, with its engine running; `pooler` is that engine where the bundle embeds or scores."""
 
     bundle: Bundle
-    engine: AsyncEngine
+    engine: AsyncEngine | AsyncPooler
     tokenizer: Tokenizer
     encoder: ConfinedEncoder
     chat_template: ChatTemplate | None
     model_name: str
+
+    @property
+    def pooler(self) -> AsyncPooler | None:
+        """The engine of a bundle without a cache."""
+        from llmc.runtime.pooling.async_pooler import AsyncPooler
+
+        return self.engine if isinstance(self.engine, AsyncPooler) else None
+
+    @property
+    def generating(self) -> AsyncEngine:
+        """The engine of a bundle that generates; raises ApiError for another."""
+        from llmc.runtime.pooling.async_pooler import AsyncPooler
+
+        if isinstance(self.engine, AsyncPooler):
+            task = self.bundle.task
+            raise bad_request(f"the served model {task}s, and generates no text", code="unsupported_endpoint")
+        return self.engine
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Stop the engine, see AsyncEngine.close, and the processes beside it."""
@@ -86,7 +105,7 @@ class Served:
     @property
     def limits(self) -> Limits:
         """The plan's limits, in tokens and sequences."""
-        return self.bundle.plan.limits
+        return (self.bundle.plan if self.bundle.task == "generate" else self.bundle.encode_plan).limits
 
 
 @dataclass

@@ -45,7 +45,7 @@ class MadeUp:
 
     def serve(self, model_name: str = "toy", plan: Any = None) -> None:
         plan = plan or toy_plan()
-        bundle = SimpleNamespace(plan=plan, manifest=SimpleNamespace(device="fake"))
+        bundle = SimpleNamespace(plan=plan, task="generate", manifest=SimpleNamespace(device="fake"))
         self.state.metrics.bind(model_name, lambda: self.engine.stats, plan=plan, device="fake")
         self.state.snapshot.bind(plan)
         self.state.served = Served(bundle, self.engine, None, None, None, model_name)  # type: ignore[arg-type]

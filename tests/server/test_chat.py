@@ -259,7 +259,7 @@ def test_models_are_listed_and_found(make_api):
 
 def test_embeddings_are_refused_clearly(api):
     error = refusal(api.post("/v1/embeddings", {"input": "x", "model": "toy"}))
-    assert "text generation" in error["message"]
+    assert "the served model generates text; embeddings needs one compiled to embed" in error["message"]
 
 
 def test_the_version_is_told(api):

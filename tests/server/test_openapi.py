@@ -68,7 +68,8 @@ def test_no_page_with_assets_from_elsewhere(live):
 
 OPERATIONS = [
     ("post", "/v1/completions"), ("post", "/v1/chat/completions"), ("post", "/tokenize"), ("post", "/detokenize"),
-    ("post", "/v1/embeddings"), ("get", "/v1/models"), ("get", "/v1/models/{name}"), ("get", "/version"),
+    ("post", "/v1/embeddings"), ("post", "/v1/rerank"), ("post", "/v1/score"),
+    ("get", "/v1/models"), ("get", "/v1/models/{name}"), ("get", "/version"),
 ]  # fmt: skip
 CHECKS = [
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",

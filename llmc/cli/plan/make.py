@@ -10,9 +10,10 @@ import typer
 from llmc.buckets.plan import Plan
 from llmc.cli import output as output_bars
 from llmc.cli.flags import takes_own_options
-from llmc.cli.options import option
+from llmc.cli.options import TaskFlag, option
 from llmc.cli.plan.printing import draw_to, print_for_server, print_plan
 from llmc.cli.planning import PlanningFlags, open_traffic, plan_from_flags, planning_arguments, takes_planning_flags
+from llmc.cli.pooled_planning import pooled_plan
 from llmc.compiler.options import Value
 from llmc.errors import CheckpointError, InputError
 
@@ -59,6 +60,7 @@ def plan(
     ] = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Write the plan here, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of the report.")] = False,
+    task: TaskFlag = None,
     flags: PlanningFlags,
     own: dict[str, Value],
 ) -> None:
@@ -73,6 +75,7 @@ def plan(
       llmc plan --config config.json --prompt-batch 1,32,4 --prompt-seq 128,128,1024
       llmc plan --config config.json --traffic requests.csv --max-graphs 24 --plot plan.html -o plan.json
       llmc plan --config config.json --traffic requests.csv --max-waste 15% --device hpu
+      llmc plan ./bge-small-en-v1.5 --max-num-seqs 32
       llmc plan show plan.json
       llmc plan evaluate plan.json other.json --traffic requests.csv
       llmc plan tune --server vllm --traffic requests.csv --max-model-len 8192 --max-num-seqs 128 -o configuration
@@ -95,6 +98,12 @@ def plan(
     for name, given in priced.items():
         if given is not None and model is None and config is None:
             raise InputError(f"{name} estimates what a model costs there: give MODEL or --config FILE")
+    if model is not None and (pooled := pooled_plan(model, task, flags)) is not None:
+        if output is not None:
+            pooled.save(output)
+            typer.echo(f"wrote {output}", err=True)
+        typer.echo(pooled.to_json() if as_json else pooled.text())
+        return
     options = CompileOptions(device or "cpu", quantize, dtype or "auto", own=own)
     made = plan_from_flags(flags, model, config, device=device, options=options)
     points = _frontier(flags, model, config) if frontier else []

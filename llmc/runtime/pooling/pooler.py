@@ -107,6 +107,11 @@ class Pooler:
         encoded = self._encoded(list(pairs), "", most)
         return self._run(encoded, lambda logits, _: activated(self.description.activation, logits))
 
+    def warm(self, length: int) -> None:
+        """Run a text of `length` tokens, and count from 0 again: for servers, before requests come."""
+        self._run([Encoded([0] * length, [0] * length)], lambda out, _: out[:, 0] if out.ndim == 3 else out)
+        self.statistics = Statistics()
+
     def _require(self, task: str) -> None:
         if self.task != task:
             raise InputError(f"{self.bundle.path}: a bundle to {self.task}, not to {task}; use llmc {self.task}")

@@ -69,7 +69,8 @@ def _data(state: ServerState) -> dict[str, Any]:
 
 
 def _served(served: Served) -> dict[str, Any]:
-    plan = served.bundle.plan
+    bundle = served.bundle
+    plan = bundle.plan if bundle.task == "generate" else bundle.encode_plan
     return {
         "model": served.model_name,
         "device": served.bundle.manifest.device,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from llmc.buckets.plan import Plan
     from llmc.runtime.engine.handover import HandOver
+    from llmc.runtime.pooling.pooler import Statistics
 
 PREFIX = "llmc:"
 REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
@@ -76,6 +78,17 @@ HISTOGRAMS = {
 """Name, help text, and upper bounds; None: 1, 2, 5, 10 … up to the model's length."""
 
 
+POOLED = {
+    "requests": "Requests to embed or score that were answered.",
+    "rows": "Texts, or pairs of texts, that they had.",
+    "tokens": "Tokens of these.",
+    "padded_tokens": "Tokens that graphs computed for them, padding included.",
+    "steps": "Batches that ran.",
+    "seconds": "Seconds that batches ran for, of all streams together.",
+}
+"""Counters of a model that embeds or scores, behind "pooling_"."""
+
+
 class Metrics(Observer, Collector):
     """All that /metrics tells; `registry` holds it, and the process's CPU and memory.
 
@@ -91,6 +104,7 @@ class Metrics(Observer, Collector):
         self._origin: str | None = None
         self._stats: Callable[[], EngineStats | None] = lambda: None
         self._cache_counters: Callable[[], Mapping[str, int]] = dict
+        self._pooled: Callable[[], Statistics] | None = None
         self._lock = threading.Lock()
         self._ready = False
         self._counts = dict.fromkeys(COUNTERS, 0)
@@ -120,6 +134,10 @@ class Metrics(Observer, Collector):
                 self._uses.bind(plan)
                 if not sum(self._histograms["request_prompt_tokens"].counts):
                     self._make_histograms(plan.limits.max_model_len)
+
+    def bind_pooling(self, statistics: Callable[[], Statistics]) -> None:
+        """Say what counts the rows of a model that embeds or scores; called at every scrape."""
+        self._pooled = statistics
 
     def render(self, accept: str = "", *, ready: bool = False) -> tuple[bytes, str]:
         """Everything as text, and its content type: OpenMetrics where the Accept header asks for it."""
@@ -226,6 +244,10 @@ class Metrics(Observer, Collector):
             ("ready", "1 while the server takes requests.", int(self._ready)),
         ):
             yield self._gauge(name, what, (), [((), value)])
+        if self._pooled is not None:
+            pooled = asdict(self._pooled())
+            for name, what in POOLED.items():
+                yield self._counter(f"pooling_{name}", what, (), [((), pooled[name])])
         build = [((__version__, self._device), 1)]
         yield self._gauge("build_info", "Version and device.", ("version", "device"), build)
         known = [] if self._origin is None else [((self._origin,), 1)]
