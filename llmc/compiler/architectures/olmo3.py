@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmc.compiler.architectures.shared.base import Config, Family
+from llmc.compiler.architectures.shared.cache import cache_in_turn
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
 
@@ -16,6 +17,7 @@ FAMILY = Family(
     model_class="Olmo3ForCausalLM",
     layer=_layer,
     reads=frozenset({"attention_bias", "sliding_window", "layer_types"}),
+    cache=cache_in_turn(4),
     tiny={
         **{k: v for k, v in TINY.items() if k != "head_dim"}, "num_hidden_layers": 2, "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {

@@ -5,10 +5,12 @@ Rules were read from transformers 5.23's configuration and modeling files of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from llmc.runtime.cache_shape import CacheShape
+
+Config: TypeAlias = Mapping[str, Any]
 
 SLIDING = "sliding_attention"
 """The member of `layer_types` whose layers see `sliding_window` tokens, themselves included."""
@@ -32,6 +34,25 @@ def late_window_cache(config: Mapping[str, Any]) -> CacheShape:
         return attention_cache({**config, "sliding_window": window})
     first = config.get("max_window_layers", 28)
     return _cache(config, [window if i >= first else None for i in range(config["num_hidden_layers"])])
+
+
+def cache_in_turn(every: int, window: int | None = 4096, *, first: bool = False) -> Callable[[Config], CacheShape]:
+    """Of a family where one layer in `every` sees all tokens, the last one of them (`first`: the first), and the others
+    have a window, unless `sliding_window_pattern` says another number or `layer_types` names them.
+
+    `window` is what `sliding_window` is where config.json does not have it.
+    """
+
+    def cache(config: Config) -> CacheShape:
+        said = {"sliding_window": window, **config}
+        turn = said.get("sliding_window_pattern", every)
+        if not said.get("layer_types") and type(turn) is int and turn > 0:
+            shift = 0 if first else 1
+            types = [SLIDING if (i + shift) % turn else "full_attention" for i in range(said["num_hidden_layers"])]
+            said["layer_types"] = types
+        return attention_cache(said)
+
+    return cache
 
 
 def _cache(config: Mapping[str, Any], windows: list[int | None]) -> CacheShape:

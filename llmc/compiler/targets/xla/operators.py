@@ -67,6 +67,7 @@ def _matmul(self: Array, other: Array | None = None, mat2: Array | None = None) 
 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
+    "floor": jnp.floor, "log": jnp.log,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
@@ -188,6 +189,23 @@ def _cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     return jnp.concatenate(tensors, dim)
 
 
+@_rule("stack.default")
+def _stack(tensors: Sequence[Array], dim: int = 0) -> Array:
+    return jnp.stack(tensors, dim)
+
+
+@_rule("flatten.using_ints")
+def _flatten(self: Array, start_dim: int = 0, end_dim: int = -1) -> Array:
+    start, end = start_dim % self.ndim, end_dim % self.ndim
+    return self.reshape(*self.shape[:start], -1, *self.shape[end + 1 :])
+
+
+@_rule("repeat_interleave.self_int")
+def _repeat_interleave(self: Array, repeats: int, dim: int | None = None, output_size: int | None = None) -> Array:
+    del output_size
+    return jnp.repeat(self, repeats, axis=dim)
+
+
 @_rule("split.Tensor", "split_with_sizes.default")
 def _split(
     self: Array, split_size: int | None = None, split_sizes: Sequence[int] | None = None, dim: int = 0
@@ -285,6 +303,11 @@ def _new_ones(self: Array, size: Sequence[int], dtype: Any = None, **_: Any) -> 
 @_rule("to.dtype", "to.device", "to.dtype_layout", "_to_copy.default")
 def _to(self: Array, dtype: Any = None, **_: Any) -> Array:
     return self if dtype is None else self.astype(dtype)
+
+
+@_rule("type_as.default")
+def _type_as(self: Array, other: Array) -> Array:
+    return self.astype(other.dtype)
 
 
 @_rule("contiguous.default", "clone.default", "detach.default", "alias.default", "dropout.default")

@@ -1,0 +1,55 @@
+"""XLA has rules for what families other than Llama's kin compute: their logits are transformers'."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.compiler import tiny
+from tests.compiler.replay import Replay, Run, Tensors, symbolic
+
+QUERY, CONTEXT = 6, 16
+STEPS = ((6, 3), (6, 0), (1, 6))
+"""New tokens of two rows; the first passes the window and the original length of scaled positions."""
+
+
+def xla_run(case: str) -> Run:
+    import jax
+
+    from llmc.compiler.program.sized import TracedProgram
+    from llmc.compiler.targets.xla.step import FlatCore
+
+    traced = TracedProgram.parse(json.dumps(symbolic(case, True)).encode())
+    model = tiny.model(case)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+
+    @cache
+    def compiled(batch: int, query: int, context: int) -> tuple[Any, list[Any]]:
+        core = FlatCore(traced.at(batch, query, context))
+
+        def step(ids: Any, past: Any, new: Any, kept: Any, weights: Any) -> Any:
+            return core.run(ids, past, new, lambda layer: (kept[2 * layer], kept[2 * layer + 1]), weights)
+
+        return jax.jit(step), [tensors[name].numpy() for name in core.weights]
+
+    def run(ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
+        step, weights = compiled(*ids.shape, kept[0].shape[2])
+        integers = [t.numpy().astype(np.int32) for t in (ids, past, new)]
+        out = step(*integers, [t.numpy() for t in kept], weights)
+        pairs = zip(np.array(out.keys), np.array(out.values), strict=True)
+        return [torch.from_numpy(np.array(out.logits)), *(torch.from_numpy(t) for pair in pairs for t in pair)]
+
+    return run
+
+
+@pytest.mark.parametrize("case", ["ministral3"])
+def test_logits_of_ragged_poisoned_steps_are_transformers_own(case: str) -> None:
+    texts = [list(range(20, 36)), [7, *range(100, 115)]]
+    rows = Replay(case, xla_run(case), texts, capacity=CONTEXT, in_place=False)
+    for counts in STEPS:
+        assert max(rows.step(counts, CONTEXT, QUERY)) < 1e-4
