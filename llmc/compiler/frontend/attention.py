@@ -5,7 +5,7 @@
 `two_part`  plain tensor operators: scores over the past and over the new tokens side by side, one softmax, two value
             products. The cache is read-only and only the new keys and values come out: portable to any compiler.
 `read_only` one operator `llmc::attend` that reads the cache where it lies, for compilers that are given a kernel of
-            ours. Only the new keys and values come out, as in `two_part`.
+            ours. Only the new keys and values come out, as in `two_part`. Attention with sinks is as in `two_part`.
 
 Shapes: query [B, Hq, Q, D], key and value [B, Hkv, Q, D], cache [B, Hkv, S, D]; past_lengths [B] counts the tokens of
 each row already in the cache. Row b's new token i sits at position past_lengths[b] + i.
@@ -119,11 +119,12 @@ class TraceCache:
 @torch.library.custom_op("llmc::attention", mutates_args=())
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, past_lengths: Tensor,
-    scale: float, softcap: float, window: int,
+    sinks: Tensor | None, scale: float, softcap: float, window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Causal grouped-query attention over a cache with room for the new tokens; returns (out, new key, new value).
 
-    out is [B, Q, Hq, D]; the returned caches are copies of the past with rows past_lengths[b] … + Q written.
+    out is [B, Q, Hq, Dv], Dv being the width of values; `sinks` [Hq] are scores of a key more, which has no value, for
+    each query head. The returned caches are copies of the past with rows past_lengths[b] … + Q written.
     `window` < 0 means no sliding window, `softcap` 0 none. This is the reference meaning of the operator.
     """
     batch, _, length, _ = query.shape
@@ -143,15 +144,23 @@ def fused_attention(
     scores = (query * scale) @ keys.transpose(-1, -2)
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    weights = torch.softmax(scores.masked_fill(~seen[:, None], float("-inf")).float(), -1).to(value.dtype)
+    weights = _shares(scores.masked_fill(~seen[:, None], float("-inf")), sinks).to(value.dtype)
     return (weights @ values).transpose(1, 2).contiguous(), new_key, new_value
+
+
+def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of [B, Hq, Q, K] in float32; sinks take their share, and it is left out."""
+    if sinks is None:
+        return torch.softmax(scores.float(), -1)
+    column = sinks[None, :, None, None].expand(scores.shape[0], -1, scores.shape[2], 1).to(scores.dtype)
+    return torch.softmax(torch.cat([scores, column], -1).float(), -1)[..., :-1]
 
 
 @fused_attention.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    batch, heads, length, head_dim = query.shape
+    batch, heads, length, _ = query.shape
     return (
-        query.new_empty(batch, length, heads, head_dim),
+        query.new_empty(batch, length, heads, value.shape[3]),
         torch.empty_like(past_key),
         torch.empty_like(past_value),
     )
@@ -162,18 +171,18 @@ def read_only_attention(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor | None, past_value: Tensor | None,
     past_lengths: Tensor, scale: float, softcap: float, window: int,
 ) -> Tensor:  # fmt: skip
-    """`fused_attention` with a cache that stays as it is, or without one: out is [B, Q, Hq, D]."""
-    batch, kv_heads, length, head_dim = key.shape
-    room = key.new_zeros(batch, kv_heads, length, head_dim)
-    caches = [room if past is None else torch.cat([past, room], 2) for past in (past_key, past_value)]
-    out, _, _ = fused_attention(query, key, value, *caches, past_lengths, scale, softcap, window)
+    """`fused_attention` with a cache that stays as it is, or without one: out is [B, Q, Hq, Dv]. It has no sinks."""
+    rooms = [torch.zeros_like(new) for new in (key, value)]
+    pasts = zip((past_key, past_value), rooms, strict=True)
+    caches = [room if past is None else torch.cat([past, room], 2) for past, room in pasts]
+    out, _, _ = fused_attention(query, key, value, *caches, past_lengths, None, scale, softcap, window)
     return out
 
 
 @read_only_attention.register_fake
-def _(query: Tensor, *_: Any) -> Tensor:
-    batch, heads, length, head_dim = query.shape
-    return query.new_empty(batch, length, heads, head_dim)
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    batch, heads, length, _ = query.shape
+    return query.new_empty(batch, length, heads, value.shape[3])
 
 
 @torch.library.custom_op("llmc::last_rows", mutates_args=())
@@ -189,7 +198,8 @@ def _(hidden: Tensor, new_lengths: Tensor) -> Tensor:
 
 def _fused(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None, **_: Any,
+    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
+    s_aux: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -197,7 +207,7 @@ def _fused(
     past = state.past(layer)
     assert past is not None  # this dialect's programs have a cache
     out, *kept = torch.ops.llmc.attention(
-        query, key, value, *past, state.past_lengths, float(scale), float(softcap or 0.0),
+        query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
         int(sliding_window or -1),
     )  # fmt: skip
     state.keep(layer, *kept)
@@ -206,8 +216,12 @@ def _fused(
 
 def _read_only(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None, **_: Any,
+    scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
+    s_aux: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
+    if s_aux is not None:
+        mask = _two_part_mask(query.shape[0], query.shape[2], 0, _causal(sliding_window), query.dtype)
+        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux)
     state = STATE.get()
     state.keep(module.layer_idx, key, value)
     past = state.past(module.layer_idx) or (None, None)
@@ -220,7 +234,7 @@ def _read_only(
 
 def _two_part(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, softcap: float | None = None, **_: Any,
+    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -242,7 +256,8 @@ def _two_part(
     scores = scores.view(batch, kv_heads, heads // kv_heads, length, -1)
     if attention_mask is not None:
         scores = scores + attention_mask[:, :, None]
-    weights = torch.softmax(scores.float(), -1).to(value.dtype).reshape(batch, kv_heads, heads // kv_heads * length, -1)
+    weights = _shares(scores.reshape(batch, heads, length, -1), s_aux).to(value.dtype)
+    weights = weights.reshape(batch, kv_heads, heads // kv_heads * length, -1)
     out = weights[..., capacity:] @ value
     if past is not None:
         out = out + weights[..., :capacity] @ past_value
@@ -271,6 +286,13 @@ def _two_part_mask(
             [past.expand(batch_size, 1, q_length, capacity), allowed.expand(batch_size, 1, q_length, q_length)], -1
         )
     return torch.where(allowed, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min, dtype=dtype))
+
+
+def _causal(window: int | None) -> Callable[..., Tensor]:
+    def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (key > query - window) if window else key <= query
+
+    return seen
 
 
 def attention_name(dialect: Dialect) -> str:

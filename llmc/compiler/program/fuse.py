@@ -1,12 +1,15 @@
 """Rewrite the imported graph into the fused operators that compilers have kernels for.
 
-rms_norm(x, weight; eps)                      x · rsqrt(mean(x²) + eps) · weight over the last axis
+rms_norm(x, weight; eps)                      x · rsqrt(mean(x²) + eps) · weight over the last axis; the weight may be a
+                                              sum, such as 1 + w
 skip_rms_norm(x, residual, weight; eps)       (rms_norm(x + residual), x + residual)
 linear(x, w₀ … wₙ, b₀ … bₙ; parts)            x · concat(w)ᵀ + concat(b); `parts` are the widths of the pieces
 split(x; parts)                               pieces of the last axis
 gated_linear(x, w₀, w₁; parts) silu(x · w₀ᵀ) · (x · w₁ᵀ)
 gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
-                                              k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]
+                                              k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]; cos and
+                                              sin turn the first values of a head, both None where nothing turns; a
+                                              ninth input is sinks [Hq]; `value_dim` where values have another width
 Every rule matches arithmetic, never a module's name; what does not match stays as it was.
 """
 
@@ -19,8 +22,6 @@ from typing import Any
 import numpy as np
 
 from llmc.compiler.program.ir import Graph, Node, Value
-
-_INT64_MAX = 2**63 - 1
 
 
 def fuse(graph: Graph, gate_width: int = 0) -> Graph:
@@ -66,10 +67,15 @@ def _either(node: Node, predicate: Any) -> tuple[Value, Value] | None:
 
 
 def fuse_rms_norm(graph: Graph) -> None:
-    """weight · (x · rsqrt(mean(x²) + eps)) → rms_norm."""
+    """weight · (x · rsqrt(mean(x²) + eps)) → rms_norm; the weight may be a number more."""
     m = Matcher(graph)
+
+    def is_weight(value: Value) -> bool:
+        raised = m.made_by(value, "add")
+        return value in graph.weights or bool(raised and "other" in raised.attrs and raised.inputs[0] in graph.weights)
+
     for node in graph.nodes:
-        if node.op != "mul" or (pair := _either(node, lambda v: v in graph.weights)) is None:
+        if node.op != "mul" or (pair := _either(node, is_weight)) is None:
             continue
         weight, scaled = pair
         inner = m.made_by(scaled, "mul")
@@ -100,7 +106,7 @@ def fuse_attention(graph: Graph) -> None:
     for position, node in enumerate(graph.nodes):
         if node.op != "attention":
             continue
-        query, key, value, past_k, past_v, past_lengths = node.inputs
+        query, key, value, past_k, past_v, past_lengths, *sinks = node.inputs
         assert query is not None
         assert key is not None
         assert value is not None
@@ -113,9 +119,13 @@ def fuse_attention(graph: Graph) -> None:
         heads, head_dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
         made: list[Node] = []
         flat = [_flat_heads(m, v, made) for v in (query, key, value)]
-        out = Value(f"{node.out.name}_flat", (*node.out.shape[:2], int(heads) * int(head_dim)), node.out.dtype)
+        width = value.shape[3]
+        out = Value(f"{node.out.name}_flat", (*node.out.shape[:2], int(heads) * int(width)), node.out.dtype)
         attrs = node.attrs | {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        made.append(Node("gqa", [*flat, past_k, past_v, past_lengths, *tables], [out, *node.outputs[1:]], attrs))
+        if width != head_dim:
+            attrs["value_dim"] = width
+        inputs = [*flat, past_k, past_v, past_lengths, *tables, *(v for v in sinks if v is not None)]
+        made.append(Node("gqa", inputs, [out, *node.outputs[1:]], attrs))
         made.append(Node("reshape", [out], [node.out], {"shape": list(node.out.shape)}))
         inserted[position] = made
     graph.nodes = [n for i, old in enumerate(graph.nodes) for n in inserted.get(i, [old])]
@@ -123,7 +133,32 @@ def fuse_attention(graph: Graph) -> None:
 
 
 def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
-    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin."""
+    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or so of the first part of x, with the rest beside it."""
+    cat = m.made_by(value, "cat")
+    if cat is None:
+        return _whole_rotary(m, value)
+    if len(cat.inputs) != 2 or cat.attrs.get("dim", 0) not in (-1, 3) or cat.inputs[0] is None:
+        return None
+    found = _whole_rotary(m, cat.inputs[0])
+    parts = [m.made_by(v, "slice") for v in ((found and found[0]), cat.inputs[1])]
+    if found is None or parts[0] is None or parts[1] is None or parts[0].inputs[0] is not parts[1].inputs[0]:
+        return None
+    x, width = parts[0].inputs[0], int(found[0].shape[3])
+    assert x is not None
+    if _bounds(parts[0], x) != (0, width) or _bounds(parts[1], x) != (width, int(x.shape[3])):
+        return None
+    return x, found[1], found[2]
+
+
+def _bounds(node: Node, x: Value) -> tuple[int, int] | None:
+    """Where a slice of the last axis of `x` [B, H, Q, D] begins and ends; None for one of another axis."""
+    if node.attrs.get("dim", 0) not in (-1, 3) or node.attrs.get("step", 1) != 1:
+        return None
+    start, end = node.attrs.get("start") or 0, node.attrs.get("end")
+    return start, int(x.shape[3]) if end is None else min(end, int(x.shape[3]))
+
+
+def _whole_rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
     total = m.made_by(value, "add")
     if total is None or len(total.inputs) != 2:
         return None
@@ -146,12 +181,8 @@ def _is_rotated_half(m: Matcher, rotated: Value, x: Value) -> bool:
     lower = m.made_by(cat.inputs[1], "slice")
     if upper is None or lower is None or upper.inputs[0] is not x or lower.inputs[0] is not x:
         return False
-    half = int(x.shape[3]) // 2
-    ends = (int(x.shape[3]), _INT64_MAX)
-    return (
-        upper.attrs["start"] == half and upper.attrs["end"] in ends and lower.attrs.get("start") in (0, None)
-        and lower.attrs["end"] == half
-    )  # fmt: skip
+    half, whole = int(x.shape[3]) // 2, int(x.shape[3])
+    return _bounds(upper, x) == (half, whole) and _bounds(lower, x) == (0, half)
 
 
 def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
@@ -292,7 +323,10 @@ def fuse_residual(graph: Graph) -> None:
     graph.nodes = _after_inputs([n for n in graph.nodes if id(n) not in fused])
 
 
-_ROW_WISE = frozenset({"rms_norm", "skip_rms_norm", "linear", "gated_linear", "split", "silu", "mul", "add"})
+_ROW_WISE = frozenset({
+    "rms_norm", "skip_rms_norm", "layer_norm", "linear", "gated_linear", "split", "silu", "gelu", "relu", "tanh", "mul",
+    "div", "add",
+})  # fmt: skip
 
 
 def narrow_last_rows(graph: Graph) -> None:
@@ -314,7 +348,8 @@ def narrow_last_rows(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         read_by = [r for o in node.outputs for r in readers.get(o, [])]
         kept = any(o in outputs for o in node.outputs)
-        if node.op in _ROW_WISE and read_by and not kept and all(id(r) in cone for r in read_by):
+        by_token = all(o.shape[:2] == ("B", "Q") for o in node.outputs)
+        if node.op in _ROW_WISE and by_token and read_by and not kept and all(id(r) in cone for r in read_by):
             cone.add(id(node))
     narrowed: dict[Value, Value] = {}
     nodes: list[Node] = []
@@ -323,7 +358,7 @@ def narrow_last_rows(graph: Graph) -> None:
             nodes.append(node)
             continue
         for v in node.inputs if node is not last else node.inputs[:1]:
-            if v is not None and len(v.shape) == 3 and v not in narrowed:
+            if v is not None and v.shape[:2] == ("B", "Q") and v not in narrowed:
                 narrowed[v] = _last(v)
                 nodes.append(Node("last_rows", [v, last.inputs[1]], [narrowed[v]]))
         if node is last:

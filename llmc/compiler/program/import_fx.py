@@ -107,6 +107,10 @@ class _Importer:
     def _table(self, node: fx.Node) -> Value:
         """A function of positions alone, [B, Q, D] or [B, 1, Q, D], as a lookup of a [max_positions, D] table."""
         result = _evaluate(node, self.program, self.max_positions)
+        if not node.meta["val"].shape or node not in self.positional:
+            return self._constant(node, result)
+        if result.dtype == torch.int64 and result.ndim == 2:
+            return self._positions(node, result[0])
         if result.ndim == 4 and result.shape[1] == 1:
             result = result[:, 0]
         if result.ndim != 3 or result.shape[:2] != (1, self.max_positions):
@@ -125,6 +129,25 @@ class _Importer:
         self.out.tables[table] = array
         inputs = [table, self.out.inputs["past_lengths"], self.out.inputs["token_ids"]]
         self.out.nodes.append(Node("position_table", list(inputs), [value]))
+        return value
+
+    def _constant(self, node: fx.Node, result: Tensor) -> Value:
+        """What depends on nothing but the model's configuration."""
+        if not result.is_floating_point() or any(isinstance(d, str) for d in self._value(node, "").shape):
+            raise CompileError(f"constant {node.name} is {result.dtype} of {tuple(node.meta['val'].shape)}: no form")
+        value = self.values[node] = Value(f"table_{node.name}", tuple(result.shape), "float32")
+        self.out.tables[value] = result.float().numpy()
+        return value
+
+    def _positions(self, node: fx.Node, result: Tensor) -> Value:
+        """Positions [B, Q] themselves, for tables of learned ones; some models count from another number than 0."""
+        offset = int(result[0])
+        if not torch.equal(result, torch.arange(offset, offset + len(result))):
+            raise CompileError(f"position-dependent tensor {node.name} does not count tokens: no form")
+        value = self.values[node] = self._value(node, node.name)
+        attrs = {"offset": offset, "last": offset + self.max_positions - 1}
+        inputs = [self.out.inputs["past_lengths"], self.out.inputs["token_ids"]]
+        self.out.nodes.append(Node("positions", list(inputs), [value], attrs))
         return value
 
     def _call(self, node: fx.Node) -> None:
@@ -188,7 +211,7 @@ class _Importer:
         before, after = source.meta.get("val"), node.meta["val"]
         if not isinstance(before, Tensor) or not isinstance(after, Tensor):
             return False
-        if name in ("to", "_to_copy"):
+        if name in ("to", "_to_copy", "type_as"):
             return bool(before.dtype == after.dtype)
         if name == "slice":
             rest = [*node.args[2:], *([None] * 3)]

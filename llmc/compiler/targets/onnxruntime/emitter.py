@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -9,14 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from llmc.compiler.program.ir import Graph, Value
+from llmc.compiler.program.ir import Dim, Graph, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.weights.recipes import Recipe
+from llmc.errors import CompileError
 
 LOGIT_ROWS = "logit_rows"
 ROWS = "rows"
+ONNX_TYPES = {
+    "float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32, "bool": TensorProto.BOOL,
+}  # fmt: skip
+"""By the name that the graph language has for a type (program/ir.py)."""
 _UNPLACED = "weights"
 _MANY = 16
+_ARITHMETIC = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.FloorDiv: "Div"}
 
 
 class Emitter:
@@ -64,6 +72,45 @@ class Emitter:
             return self.external(Recipe(value.name, "table", ()), TensorProto.FLOAT, shape)
         name = self.graph.weights[value]
         return self.external(Recipe(name, "dense", (name,)), TensorProto.FLOAT, shape)
+
+    def sizes(self, dims: Sequence[Dim]) -> str:
+        """A shape [n] int64; symbols are measured on the model's inputs. Raises CompileError for an unknown one."""
+        if all(isinstance(d, int) for d in dims):
+            return self.const(dims)
+        name = f"shape_{'_'.join(map(str, dims)).replace(' ', '')}"
+        if name not in self.shared:
+            self.shared[name] = name
+            self.add("Concat", [self._size(d) for d in dims], [name], axis=0)
+        return name
+
+    def _size(self, dim: Dim) -> str:
+        if isinstance(dim, int):
+            return self.const([dim])
+        name = f"size_{dim.replace(' ', '')}"
+        if name not in self.shared:
+            self.shared[name] = name
+            self._measure(ast.parse(dim, mode="eval").body, name)
+        return name
+
+    def _measure(self, tree: ast.expr, name: str) -> None:
+        match tree:
+            case ast.Name(symbol) if found := self._axis(symbol):
+                self.add("Shape", [found[0]], [name], start=found[1], end=found[1] + 1)
+            case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
+                sides = [self._side(side) for side in (left, right)]
+                self.add(_ARITHMETIC[type(op)], sides, [name])
+            case _:
+                raise CompileError(f"a size of {ast.unparse(tree)} is measured on no input of the model")
+
+    def _side(self, tree: ast.expr) -> str:
+        return self._size(int(tree.value) if isinstance(tree, ast.Constant) else ast.unparse(tree))  # type: ignore[arg-type]
+
+    def _axis(self, symbol: str) -> tuple[str, int] | None:
+        """An input of which a size has this symbol, and the axis; the first inputs are the same in every form."""
+        for name, value in self.graph.inputs.items():
+            if symbol in value.shape:
+                return name, value.shape.index(symbol)
+        return None
 
     def positions(self) -> str:
         """Of each token in its sequence, [B, Q] int64."""

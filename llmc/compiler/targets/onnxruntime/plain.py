@@ -7,15 +7,14 @@ aten/src/ATen/native/native_functions.yaml (torch 2.13) and of ONNX operators (o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from llmc.compiler.program.ir import Node, Value
+from llmc.compiler.targets.onnxruntime.emitter import ONNX_TYPES, Emitter
 from llmc.errors import CompileError
-
-if TYPE_CHECKING:
-    from llmc.compiler.program.ir import Node
-    from llmc.compiler.targets.onnxruntime.emitter import Emitter
 
 _INT64_MAX = 2**63 - 1
 
@@ -27,18 +26,70 @@ def _unary(op: str, **attrs: Any) -> Callable[[Emitter, Node], None]:
     return emit
 
 
-def _binary(op: str) -> Callable[[Emitter, Node], None]:
+def _number(to: Emitter, value: Any, like: Value | None) -> str:
+    """A constant of the type that `like` has."""
+    assert like is not None
+    return to.const(value, np.dtype(like.dtype).type)
+
+
+def _binary(op: str, turned: bool = False) -> Callable[[Emitter, Node], None]:
     """Of two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by `alpha`."""
 
     def emit(to: Emitter, node: Node) -> None:
         operands = [to.name(v) for v in node.inputs]
         number = node.attrs.get("other", node.attrs.get("exponent"))
         if number is not None:
-            operands.append(to.const(number, np.float32))
+            operands.append(_number(to, number, node.inputs[0]))
         if node.attrs.get("alpha", 1) != 1:
-            scale = to.const(node.attrs["alpha"], np.float32)
+            scale = _number(to, node.attrs["alpha"], node.inputs[0])
             operands[1] = to.add("Mul", [operands[1], scale], [f"{node.out.name}_scaled"])
-        to.add(op, operands, [node.out.name])
+        to.add(op, operands[::-1] if turned else operands, [node.out.name])
+
+    return emit
+
+
+def _not_equal(to: Emitter, node: Node) -> None:
+    _binary("Equal")(to, Node("eq", node.inputs, [replace(node.out, name=f"{node.out.name}_equal")], node.attrs))
+    to.add("Not", [f"{node.out.name}_equal"], [node.out.name])
+
+
+def _square(to: Emitter, node: Node) -> None:
+    to.add("Mul", [to.name(node.inputs[0])] * 2, [node.out.name])
+
+
+def _clamp(to: Emitter, node: Node) -> None:
+    bounds = [node.attrs.get(name) for name in ("min", "max")]
+    names = ["" if bound is None else _number(to, bound, node.inputs[0]) for bound in bounds]
+    to.add("Clip", [to.name(node.inputs[0]), *names], [node.out.name])
+
+
+def _cast(to: Emitter, node: Node) -> None:
+    to.add("Cast", [to.name(node.inputs[0])], [node.out.name], to=ONNX_TYPES[node.out.dtype])
+
+
+def _where(to: Emitter, node: Node) -> None:
+    """Either side may be a number."""
+    condition, *sides = node.inputs
+    names = [to.name(v) for v in sides]
+    for at, key in ((0, "self"), (1, "other")):
+        if key in node.attrs:
+            names.insert(at, _number(to, node.attrs[key], node.out))
+    to.add("Where", [to.name(condition), *names], [node.out.name])
+
+
+def _masked_fill(to: Emitter, node: Node) -> None:
+    x, mask = node.inputs[:2]
+    value = to.name(node.inputs[2]) if len(node.inputs) > 2 else _number(to, node.attrs["value"], x)
+    to.add("Where", [to.name(mask), value, to.name(x)], [node.out.name])
+
+
+def _filled(number: float | None) -> Callable[[Emitter, Node], None]:
+    """`number`, or the one that the operator names, in the shape of the first input."""
+
+    def emit(to: Emitter, node: Node) -> None:
+        shape = to.add("Shape", [to.name(node.inputs[0])], [f"{node.out.name}_shape"])
+        value = node.attrs["fill_value"] if number is None else number
+        to.add("Expand", [_number(to, value, node.out), shape], [node.out.name])
 
     return emit
 
@@ -58,8 +109,10 @@ def _silu(to: Emitter, node: Node) -> None:
 
 def _reduced(op: str) -> Callable[[Emitter, Node], None]:
     def emit(to: Emitter, node: Node) -> None:
-        axes = to.const(node.attrs["dim"])
-        to.add(op, [to.name(node.inputs[0]), axes], [node.out.name], keepdims=int(node.attrs.get("keepdim", False)))
+        dims = node.attrs.get("dim")
+        axes = [] if dims is None else [to.const(dims if isinstance(dims, list) else [dims])]
+        kept = int(node.attrs.get("keepdim", False))
+        to.add(op, [to.name(node.inputs[0]), *axes], [node.out.name], keepdims=kept)
 
     return emit
 
@@ -114,22 +167,131 @@ def _chunk_like(to: Emitter, node: Node) -> None:
     to.add("Split", [to.name(node.inputs[0]), to.const(parts)], [o.name for o in node.outputs], axis=axis)
 
 
-def _position_table(to: Emitter, node: Node) -> None:
-    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D]."""
+def _permute(to: Emitter, node: Node) -> None:
+    rank = len(node.out.shape)
+    to.add("Transpose", [to.name(node.inputs[0])], [node.out.name], perm=[d % rank for d in node.attrs["dims"]])
+
+
+def _stack(to: Emitter, node: Node) -> None:
+    axis = int(node.attrs.get("dim", 0)) % len(node.out.shape)
+    names = [f"{node.out.name}_part{i}" for i in range(len(node.inputs))]
+    for v, name in zip(node.inputs, names, strict=True):
+        to.add("Unsqueeze", [to.name(v), to.const([axis])], [name])
+    to.add("Concat", names, [node.out.name], axis=axis)
+
+
+def _expand(to: Emitter, node: Node) -> None:
+    to.add("Expand", [to.name(node.inputs[0]), to.sizes(node.out.shape)], [node.out.name])
+
+
+def _repeat_interleave(to: Emitter, node: Node) -> None:
+    """Each entry of a dimension so many times, one after the other."""
+    (source,), count = node.inputs, node.attrs.get("repeats", node.attrs.get("repeat"))
+    assert source is not None
+    if node.attrs.get("dim") is None or not isinstance(count, int):
+        raise CompileError(f"repeat_interleave by {node.attrs} has no ONNX lowering (at {node.out})")
+    axis, out = node.attrs["dim"] % len(source.shape), node.out
+    to.add("Unsqueeze", [to.name(source), to.const([axis + 1])], [f"{out.name}_apart"])
+    wide = to.sizes([*source.shape[: axis + 1], count, *source.shape[axis + 1 :]])
+    to.add("Expand", [f"{out.name}_apart", wide], [f"{out.name}_repeated"])
+    to.add("Reshape", [f"{out.name}_repeated", to.sizes(out.shape)], [out.name])
+
+
+def _select(to: Emitter, node: Node) -> None:
+    at, axis = to.const(node.attrs["index"]), int(node.attrs["dim"])
+    to.add("Gather", [to.name(node.inputs[0]), at], [node.out.name], axis=axis)
+
+
+def _index(to: Emitter, node: Node) -> None:
+    """x[:, …, ids]: entries of one dimension."""
+    source, *ids = node.inputs
+    given = [(axis, v) for axis, v in enumerate(ids) if v is not None]
+    if len(given) != 1 or given[0][1].dtype == "bool":
+        raise CompileError(f"indexing by a mask, or along several dimensions, has no ONNX lowering (at {node.out})")
+    axis, at = given[0]
+    to.add("Gather", [to.name(source), to.name(at)], [node.out.name], axis=axis)
+
+
+def _gather(to: Emitter, node: Node) -> None:
+    names = [to.name(v) for v in node.inputs]
+    to.add("GatherElements", names, [node.out.name], axis=int(node.attrs["dim"]))
+
+
+def _scatter(to: Emitter, node: Node) -> None:
+    """Of a tensor, or of one number."""
+    source, at, *values = node.inputs
+    assert at is not None
+    if values:
+        written = to.name(values[0])
+    else:
+        shape = to.add("Shape", [to.name(at)], [f"{node.out.name}_shape"])
+        value = _number(to, node.attrs["value"], source)
+        written = to.add("Expand", [value, shape], [f"{node.out.name}_written"])
+    inputs = [to.name(source), to.name(at), written]
+    to.add("ScatterElements", inputs, [node.out.name], axis=int(node.attrs["dim"]))
+
+
+def _addmm(to: Emitter, node: Node) -> None:
+    """A sum with a product, as layers have whose weight is [in, out]."""
+    added, *factors = (to.name(v) for v in node.inputs)
+    if node.attrs.get("alpha", 1) != 1 or node.attrs.get("beta", 1) != 1:
+        raise CompileError(f"{node.op} with factors {node.attrs} has no ONNX lowering (at {node.out})")
+    to.add("Add", [to.add("MatMul", factors, [f"{node.out.name}_product"]), added], [node.out.name])
+
+
+def _topk(to: Emitter, node: Node) -> None:
+    to.add(
+        "TopK", [to.name(node.inputs[0]), to.const([node.attrs["k"]])], [o.name for o in node.outputs],
+        axis=int(node.attrs.get("dim", -1)), largest=int(node.attrs.get("largest", True)),
+        sorted=int(node.attrs.get("sorted", True)),
+    )  # fmt: skip
+
+
+def _cumsum(to: Emitter, node: Node) -> None:
+    to.add("CumSum", [to.name(node.inputs[0]), to.const(node.attrs["dim"])], [node.out.name])
+
+
+def _positions(to: Emitter, node: Node) -> None:
+    """Of tokens, `offset` further; those of padding stop at `last`."""
     positions = to.positions()
+    if node.attrs["offset"]:
+        positions = to.add("Add", [positions, to.const(node.attrs["offset"])], [f"{node.out.name}_moved"])
+    to.add("Min", [positions, to.const(node.attrs["last"])], [node.out.name])
+
+
+def _position_table(to: Emitter, node: Node) -> None:
+    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D]; padding stops at the last."""
+    table = node.inputs[0]
+    assert table is not None
+    last = int(table.shape[0]) - 1
+    name = f"positions_{last}"
+    if name not in to.shared:
+        to.shared[name] = to.add("Min", [to.positions(), to.const(last)], [name])
     axis = len(node.out.shape) - 3
     out = f"{node.out.name}_rows" if axis else node.out.name
-    to.add("Gather", [to.name(node.inputs[0]), positions], [out])
+    to.add("Gather", [to.name(table), name], [out])
     if axis:
         to.add("Unsqueeze", [out, to.const([1])], [node.out.name])
 
 
 PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
     "add": _binary("Add"), "sub": _binary("Sub"), "mul": _binary("Mul"), "div": _binary("Div"), "pow": _binary("Pow"),
-    "neg": _unary("Neg"), "tanh": _unary("Tanh"), "sigmoid": _unary("Sigmoid"), "relu": _unary("Relu"),
-    "exp": _unary("Exp"), "softplus": _unary("Softplus"), "sqrt": _unary("Sqrt"), "rsqrt": _rsqrt, "gelu": _gelu,
-    "silu": _silu, "mean": _reduced("ReduceMean"), "sum": _reduced("ReduceSum"), "layer_norm": _layer_norm,
-    "cat": _cat, "slice": _slice, "transpose": _transpose, "unsqueeze": _unsqueeze, "softmax": _softmax,
-    "split": _chunk_like, "split_with_sizes": _chunk_like, "chunk": _chunk_like, "position_table": _position_table,
+    "rsub": _binary("Sub", turned=True), "eq": _binary("Equal"), "ne": _not_equal, "lt": _binary("Less"),
+    "le": _binary("LessOrEqual"), "gt": _binary("Greater"), "ge": _binary("GreaterOrEqual"),
+    "maximum": _binary("Max"), "minimum": _binary("Min"), "matmul": _binary("MatMul"), "bmm": _binary("MatMul"),
+    "addmm": _addmm, "baddbmm": _addmm, "logical_and": _binary("And"), "bitwise_and": _binary("And"),
+    "logical_not": _unary("Not"),
+    "bitwise_not": _unary("Not"), "neg": _unary("Neg"), "abs": _unary("Abs"), "tanh": _unary("Tanh"),
+    "sigmoid": _unary("Sigmoid"), "relu": _unary("Relu"), "exp": _unary("Exp"), "log": _unary("Log"),
+    "sin": _unary("Sin"), "cos": _unary("Cos"), "softplus": _unary("Softplus"), "sqrt": _unary("Sqrt"),
+    "reciprocal": _unary("Reciprocal"), "rsqrt": _rsqrt, "square": _square, "gelu": _gelu, "silu": _silu,
+    "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "to": _cast, "_to_copy": _cast, "type_as": _cast,
+    "where": _where, "masked_fill": _masked_fill, "zeros_like": _filled(0), "ones_like": _filled(1),
+    "full_like": _filled(None), "mean": _reduced("ReduceMean"), "sum": _reduced("ReduceSum"),
+    "amax": _reduced("ReduceMax"), "layer_norm": _layer_norm, "cat": _cat, "slice": _slice, "transpose": _transpose,
+    "permute": _permute, "unsqueeze": _unsqueeze, "stack": _stack, "expand": _expand, "softmax": _softmax,
+    "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
+    "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "split": _chunk_like, "split_with_sizes": _chunk_like,
+    "chunk": _chunk_like, "position_table": _position_table, "positions": _positions,
 }  # fmt: skip
 """By the operator's name, as program/ir.py writes it."""

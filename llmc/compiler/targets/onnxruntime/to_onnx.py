@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.program.ir import Graph, Node, Value
-from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ROWS, Emitter
+from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
+from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
@@ -29,12 +30,10 @@ from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
-MICROSOFT = "com.microsoft"
 OWN = "llmc"
 """The domain of llmc's own operators (compiler/targets/onnxruntime/kernels)."""
 
 OPSET, IR_VERSION = 21, 10
-_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
 
 
 @dataclass
@@ -110,7 +109,7 @@ class _Model(Emitter):
         return helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["N", 4])
 
     def _info(self, value: Value, name: str) -> ValueInfoProto:
-        return helper.make_tensor_value_info(name, _TYPES[value.dtype], list(value.shape))
+        return helper.make_tensor_value_info(name, ONNX_TYPES[value.dtype], list(value.shape))
 
     def _rename(self, old: str, new: str) -> None:
         for node in self.nodes:
@@ -168,6 +167,9 @@ class _Model(Emitter):
     def _linear(self, node: Node) -> None:
         count = len(node.attrs.get("parts", [0]))
         weights = [v for v in node.inputs[1 : 1 + count] if v is not None]
+        if weights[0] not in self.graph.weights:
+            self._computed_linear(node)
+            return
         biases = [v for v in node.inputs[1 + count :] if v is not None]
         sources = [self.graph.weights[w] for w in weights]
         rows, width = sum(int(w.shape[0]) for w in weights), int(weights[0].shape[1])
@@ -198,6 +200,15 @@ class _Model(Emitter):
             self.add("MatMul", [x, self.external(recipe, TensorProto.FLOAT, (width, rows))], [out])
         if biases:
             self.add("Add", [out, bias], [node.out.name])
+
+    def _computed_linear(self, node: Node) -> None:
+        """A matrix that operators made, such as a sum of two."""
+        x, weight, *bias = (self.name(v) for v in node.inputs if v is not None)
+        turned = self.add("Transpose", [weight], [f"{node.out.name}_turned"], perm=[1, 0])
+        out = f"{node.out.name}_product" if bias else node.out.name
+        self.add("MatMul", [x, turned], [out])
+        if bias:
+            self.add("Add", [out, *bias], [node.out.name])
 
     def _panels(self, sources: list[str], shape: tuple[int, int], held: MatrixFormat, part: str) -> str:
         family, part = f"p{held.family}", f"{part}+offsets" if held.offsets else part
@@ -258,8 +269,8 @@ class _Model(Emitter):
 
     def _gqa(self, node: Node) -> None:
         if self.options.panels:
-            require_heads(node.attrs)
-            q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs)
+            require_heads(node.attrs, sinks=len(node.inputs) > 8)
+            q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs[:8])
             self.add(
                 "Attention", [q, k, v, past_k, past_v, ROWS, *([cos, sin] if cos else [])],
                 [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
@@ -267,27 +278,7 @@ class _Model(Emitter):
                 window=max(0, node.attrs["window"]), scale=node.attrs["scale"],
             )  # fmt: skip
             return
-        seqlens, total = self._lengths()
-        q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs)
-        self.add(
-            "GroupQueryAttention", [q, k, v, past_k, past_v, seqlens, total, cos, sin],
-            [o.name for o in node.outputs], MICROSOFT,
-            num_heads=node.attrs["heads"], kv_num_heads=node.attrs["kv_heads"], scale=node.attrs["scale"],
-            do_rotary=int(bool(cos)), rotary_interleaved=0, local_window_size=node.attrs["window"],
-            softcap=node.attrs["softcap"],
-        )  # fmt: skip
-
-    def _lengths(self) -> tuple[str, str]:
-        """seqlens_k [B] (index of the last key of each row, pad tokens counted) and the largest total length."""
-        if "seqlens" not in self.shared:
-            self.shared["seqlens"] = "seqlens_k"
-            self.add("Shape", ["token_ids"], ["query_length"], start=1, end=2)
-            self.add("Add", ["past_lengths", "query_length"], ["total_lengths"])
-            self.add("Sub", ["total_lengths", self.const([1])], ["last_positions"])
-            self.add("Cast", ["last_positions"], ["seqlens_k"], to=TensorProto.INT32)
-            self.add("ReduceMax", ["total_lengths"], ["longest"], keepdims=0)
-            self.add("Cast", ["longest"], ["total_length"], to=TensorProto.INT32)
-        return "seqlens_k", "total_length"
+        emit_attention(self, node)
 
     def _last_rows(self, node: Node) -> None:
         self.shared["last_rows"] = LOGIT_ROWS
@@ -306,16 +297,16 @@ class _Model(Emitter):
         assert source is not None
         shape = [0 if i < len(source.shape) and d == source.shape[i] else d for i, d in enumerate(node.out.shape)]
         unknown = [i for i, d in enumerate(shape) if isinstance(d, str)]
-        if len(unknown) > 1:
-            raise CompileError(f"reshape of {source} to {node.out.shape} has more than one unknown dimension")
         target = [-1 if isinstance(d, str) else d for d in shape]
-        self.add("Reshape", [self.name(source), self.const(target)], [node.out.name])
+        form = self.const(target) if len(unknown) < 2 else self.sizes(node.out.shape)
+        self.add("Reshape", [self.name(source), form], [node.out.name])
 
 
 _FUSED = {
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
     "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
     "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,
+    "flatten": _Model._reshape, "unflatten": _Model._reshape, "squeeze": _Model._reshape,
 }  # fmt: skip
 
 

@@ -53,7 +53,10 @@ class GraphModel:
 
     def qkv(self, node: Node) -> tuple[Any, Any, Any]:
         """Query, key and value [T, H · D] of an attention, apart and turned to their positions."""
-        q, k, v, _, _, _, cos, sin = node.inputs
+        q, k, v, _, _, _, cos, sin, *sinks = node.inputs
+        if sinks or "value_dim" in node.attrs:
+            what = "sinks" if sinks else "values of another width than keys"
+            raise CompileError(f"attention with {what} has no OpenVINO lowering (at {node.out})")
         heads, kv_heads, size = heads_of(node)
         if k is None:
             query, key, value = self._split(self._get(q), [heads * size, kv_heads * size, kv_heads * size])
@@ -64,13 +67,19 @@ class GraphModel:
         return query, key, value
 
     def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
-        """Rotary embedding of [T, H·D], the two halves of a head turned against each other."""
-        small = self.constants.small
+        """Rotary embedding of [T, H·D]: of the first values of a head the two halves turn against each other."""
+        assert cos is not None
+        small, width = self.constants.small, 2 * int(cos.shape[1])
         x = ops.transpose(ops.reshape(x, small([-1, 1, heads, size]), False), small([0, 2, 1, 3]))
-        low = ops.slice(x, small([0]), small([size // 2]), small([1]), small([3]))
-        high = ops.slice(x, small([size // 2]), small([_INT32_MAX]), small([1]), small([3]))
+        rest = []
+        if width < size:
+            x, *rest = ops.variadic_split(x, small(3), small([width, size - width])).outputs()
+        low = ops.slice(x, small([0]), small([width // 2]), small([1]), small([3]))
+        high = ops.slice(x, small([width // 2]), small([_INT32_MAX]), small([1]), small([3]))
         turned = ops.concat([ops.multiply(high, small(-1, np.float32)), low], -1)
-        x = ops.add(ops.multiply(x, self._angles(cos, size)), ops.multiply(turned, self._angles(sin, size)))
+        x = ops.add(ops.multiply(x, self._angles(cos, width)), ops.multiply(turned, self._angles(sin, width)))
+        if rest:
+            x = ops.concat([x, *rest], -1)
         return ops.reshape(ops.transpose(x, small([0, 2, 1, 3])), small([-1, heads * size]), False)
 
     def _angles(self, table: Value | None, size: int) -> Any:
@@ -91,13 +100,21 @@ class GraphModel:
         if value in self.graph.weights:
             shape = tuple(int(d) for d in value.shape)
             return self.weights.vector(self.graph.weights[value], shape)
+        if value in self.graph.tables:
+            return self.constants.table(value.name, self.graph.tables[value])
         raise CompileError(f"{value} has no value in an OpenVINO model")
 
     def _op_embedding(self, node: Node) -> Any:
         weight = node.inputs[0]
         assert weight is not None
         matrix = self.weights.matrix([self.graph.weights[weight]], [_shape(weight)], looked_up=True)
-        return ops.gather(matrix, self.inputs["input_ids"], self.constants.small(0))
+        ids = node.inputs[1]
+        at = self._made[ids] if ids in self._made else self.inputs["input_ids"]
+        return ops.gather(matrix, at, self.constants.small(0))
+
+    def _op_positions(self, node: Node) -> Any:
+        moved = ops.add(self.inputs["position_ids"], self.constants.small(node.attrs["offset"]))
+        return ops.minimum(moved, self.constants.small(node.attrs["last"]))
 
     def _op_linear(self, node: Node) -> Any:
         count = len(node.attrs.get("parts", [0]))

@@ -43,9 +43,13 @@ class Sketch:
         self.graph.tables[value] = array
         return value
 
-    def node(self, op: str, *inputs: Value | None, shapes: Sequence[tuple[Dim, ...]], **attrs: Any) -> Node:
+    def node(
+        self, op: str, *inputs: Value | None, shapes: Sequence[tuple[Dim, ...]],
+        dtype: str | Sequence[str] = "float32", **attrs: Any,
+    ) -> Node:  # fmt: skip
         self._count += 1
-        outputs = [Value(f"{op}_{self._count}_{i}", shape, "float32") for i, shape in enumerate(shapes)]
+        types = [dtype] if isinstance(dtype, str) else dtype
+        outputs = [Value(f"{op}_{self._count}_{i}", shape, types[i % len(types)]) for i, shape in enumerate(shapes)]
         made = Node(op, list(inputs), outputs, attrs)
         self.graph.nodes.append(made)
         return made
@@ -126,7 +130,16 @@ def _weight(name: str, shape: Sequence[Dim]) -> Array:
 
 
 def _sizes(node: Node, x: torch.Tensor) -> list[int]:
-    return [x.shape[i] if isinstance(d, str) else d for i, d in enumerate(node.out.shape)]
+    """Of a view or an expansion: what stands where it stood is as large as it was, one other symbol is the rest."""
+    source = node.inputs[0]
+    assert source is not None
+    kept = dict(enumerate(zip(source.shape, x.shape, strict=True)))
+    return [d if isinstance(d, int) else kept[i][1] if kept.get(i, (0,))[0] == d else -1
+            for i, d in enumerate(node.out.shape)]  # fmt: skip
+
+
+def _positions(node: Node, past: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return (past[:, None] + torch.arange(ids.shape[1]) + node.attrs["offset"]).clamp(max=node.attrs["last"])
 
 
 def _position_table(node: Node, table: torch.Tensor, past: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -136,6 +149,16 @@ def _position_table(node: Node, table: torch.Tensor, past: torch.Tensor, ids: to
 
 _OWN: dict[str, Callable[..., Any]] = {
     "position_table": _position_table,
+    "positions": _positions,
+    "to": lambda node, x: x.to(getattr(torch, node.out.dtype)),
+    "_to_copy": lambda node, x: x.to(getattr(torch, node.out.dtype)),
+    "expand": lambda node, x: x.expand(*_sizes(node, x)),
+    "stack": lambda node, *given: torch.stack(given, **node.attrs),
+    "gather": lambda node, x, at: torch.gather(x, index=at, **node.attrs),
+    "scatter": lambda node, x, at, *given: torch.scatter(
+        x, index=at, **node.attrs, **dict(zip(("src",), given, strict=False))
+    ),
+    "index": lambda node, x, *ids: torch.ops.aten.index(x, ids),
     "attention": lambda node, *given: torch.ops.llmc.attention(*given, **node.attrs),
     "layer_norm": lambda node, x, weight, bias: torch.layer_norm(x, weight=weight, bias=bias, **node.attrs),
     "cat": lambda node, *given: torch.cat(given, **node.attrs),

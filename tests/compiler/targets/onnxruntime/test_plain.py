@@ -40,31 +40,101 @@ def looked_up(shape: tuple[Any, ...]) -> Case:
     return made
 
 
+def compared(op: str) -> Case:
+    """A choice by what a comparison says."""
+
+    def made(s: Sketch, x: Value, y: Value) -> Value:
+        return s.where(getattr(s, op)(x, y, dtype="bool"), x, y, shape=x.shape)
+
+    return made
+
+
+def chosen(s: Sketch, x: Value, k: int = 3, **attrs: Any) -> tuple[Value, Value]:
+    values, ids = s.node(
+        "topk", x, shapes=[("B", "Q", k)] * 2, dtype=("float32", "int64"), k=k, dim=-1, **attrs
+    ).outputs
+    return values, ids
+
+
+def masks(op: str, count: int) -> Case:
+    def made(s: Sketch, x: Value, y: Value) -> Value:
+        both = [s.gt(v, other=0.25, dtype="bool") for v in (x, y)[:count]]
+        return s.masked_fill(x, getattr(s, op)(*both, dtype="bool"), value=-2.5)
+
+    return made
+
+
+def reduced(op: str) -> list[Case]:
+    return [
+        lambda s, x, _: getattr(s, op)(x, dim=[-1], keepdim=True, shape=("B", "Q", 1)),
+        lambda s, x, _: getattr(s, op)(x, dim=[1], keepdim=False, shape=("B", WIDTH)),
+    ]
+
+
 CASES: dict[str, list[Case]] = {
     **{op: [lambda s, x, y, op=op: getattr(s, op)(x, y), lambda s, x, _, op=op: getattr(s, op)(x, other=1.75)]
        for op in ("add", "sub", "mul", "div")},
+    **{op: [lambda s, x, y, op=op: getattr(s, op)(x, y)] for op in ("maximum", "minimum")},
+    "rsub": [lambda s, x, _: s.rsub(x, other=1.0)],
     **{op: [lambda s, x, _, op=op: getattr(s, op)(x)]
-       for op in ("neg", "tanh", "sigmoid", "relu", "exp", "softplus", "silu")},
-    **{op: [lambda s, x, _, op=op: getattr(s, op)(s.exp(x))] for op in ("sqrt", "rsqrt")},
+       for op in ("neg", "abs", "tanh", "sigmoid", "relu", "exp", "softplus", "silu", "square", "sin", "cos")},
+    **{op: [lambda s, x, _, op=op: getattr(s, op)(s.exp(x))] for op in ("sqrt", "rsqrt", "log", "reciprocal")},
+    **{op: [compared(op)] for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{op: [masks(op, 2)] for op in ("logical_and", "bitwise_and")},
+    **{op: [masks(op, 1)] for op in ("logical_not", "bitwise_not")},
+    "masked_fill": [masks("logical_not", 1)],
+    "where": [lambda s, x, _: s.where(s.gt(x, other=0.0, dtype="bool"), x, other=-1.5, shape=x.shape),
+              compared("le")],
+    "clamp": [lambda s, x, _: s.clamp(x, min=-0.5, max=0.5), lambda s, x, _: s.clamp(x, max=0.25)],
+    "clamp_min": [lambda s, x, _: s.clamp_min(x, min=0.1)],
+    "clamp_max": [lambda s, x, _: s.clamp_max(x, max=0.1)],
+    **{op: [lambda s, x, _, op=op: s.to(getattr(s, op)(x, dtype="int64"))] for op in ("to", "_to_copy")},
+    "type_as": [lambda s, x, _: s.type_as(s.to(x, dtype="int64"), x)],
+    **{op: [lambda s, x, _, op=op: s.add(x, getattr(s, op)(x))] for op in ("zeros_like", "ones_like")},
+    "full_like": [lambda s, x, _: s.full_like(x, fill_value=0.5)],
     "pow": [lambda s, x, _: s.pow(x, exponent=2), lambda s, x, _: s.pow(s.exp(x), exponent=-0.5)],
     "gelu": [lambda s, x, _: s.gelu(x), lambda s, x, _: s.gelu(x, approximate="tanh")],
-    "mean": [mean],
-    "sum": [lambda s, x, _: s.sum(x, dim=[1], keepdim=False, shape=("B", WIDTH))],
+    **{op: reduced(op) for op in ("mean", "sum", "amax")},
     "layer_norm": [
         lambda s, x, _: s.layer_norm(x, s.weight("w", WIDTH), s.weight("b", WIDTH), normalized_shape=[WIDTH], eps=1e-3),
         lambda s, x, _: s.layer_norm(x, s.weight("w", WIDTH), None, normalized_shape=[WIDTH]),
         lambda s, x, _: s.layer_norm(x, None, None, normalized_shape=[WIDTH]),
     ],
+    **{op: [lambda s, x, y, op=op: getattr(s, op)(
+        x, s.transpose(y, dim0=1, dim1=2, shape=("B", WIDTH, "Q")), shape=("B", "Q", "Q"))]
+       for op in ("matmul", "bmm")},
+    "addmm": [lambda s, x, _: s.addmm(
+        s.weight("b", 5), s.view(x, shape=("B*Q", WIDTH)), s.weight("w", WIDTH, 5), shape=("B*Q", 5))],
+    "baddbmm": [lambda s, x, y: s.baddbmm(
+        s.weight("b", 1, 1, 1), x, s.transpose(y, dim0=1, dim1=2, shape=("B", WIDTH, "Q")), shape=("B", "Q", "Q"))],
     "cat": [lambda s, x, y: s.cat(x, y, dim=-1, shape=("B", "Q", 2 * WIDTH))],
+    "stack": [lambda s, x, y: s.stack(x, y, dim=-1, shape=("B", "Q", WIDTH, 2))],
     "slice": [lambda s, x, _: s.slice(x, dim=2, start=2, end=2**63 - 1, shape=("B", "Q", WIDTH - 2)),
               lambda s, x, _: s.slice(x, dim=2, start=None, end=WIDTH, step=2, shape=("B", "Q", WIDTH // 2))],
+    "select": [lambda s, x, _: s.select(x, dim=2, index=3, shape=("B", "Q"))],
     "transpose": [lambda s, x, _: s.transpose(x, dim0=1, dim1=-1, shape=("B", WIDTH, "Q"))],
+    "permute": [lambda s, x, _: s.permute(x, dims=[0, -1, 1], shape=("B", WIDTH, "Q"))],
     "unsqueeze": [lambda s, x, _: s.unsqueeze(x, dim=1, shape=("B", 1, "Q", WIDTH))],
+    "expand": [lambda s, x, _: s.expand(
+        s.mean(x, dim=[-1], keepdim=True, shape=("B", "Q", 1)), shape=("B", "Q", 4))],
+    "repeat_interleave": [lambda s, x, _: s.repeat_interleave(x, repeats=2, dim=-1, shape=("B", "Q", 2 * WIDTH))],
     "softmax": [lambda s, x, _: s.softmax(x, dim=-1)],
+    "cumsum": [lambda s, x, _: s.cumsum(x, dim=-1)],
+    "topk": [lambda s, x, _: chosen(s, x), lambda s, x, _: chosen(s, x, largest=False)],
+    "gather": [lambda s, x, y: s.gather(y, chosen(s, x)[1], dim=-1, shape=("B", "Q", 3))],
+    "scatter": [lambda s, x, _: s.scatter(x, chosen(s, x)[1], dim=-1, value=9.0),
+                lambda s, x, y: s.scatter(y, chosen(s, x)[1], chosen(s, x)[0], dim=-1)],
+    "index": [lambda s, x, _: s.index(s.weight("rows", WIDTH, 4), chosen(s, x)[1], shape=("B", "Q", 3, 4)),
+              lambda s, x, _: s.index(
+                  s.weight("rows", 4, WIDTH), None, chosen(s, x)[1], shape=(4, "B", "Q", 3))],
     "split": [cut("split", [3, 3, 2], split_size=3)],
     "split_with_sizes": [cut("split_with_sizes", [5, 1, 2], split_sizes=[5, 1, 2])],
     "chunk": [cut("chunk", [4, 4], chunks=2)],
     "position_table": [looked_up(("B", "Q", WIDTH)), looked_up(("B", 1, "Q", WIDTH))],
+    "positions": [lambda s, x, _, last=last: s.index(
+        s.weight("learned", 16, WIDTH),
+        s.positions(s.graph.inputs["past_lengths"], s.graph.inputs["token_ids"], offset=2, last=last,
+                    dtype="int64", shape=("B", "Q")), shape=x.shape) for last in (15, 7)],
 }  # fmt: skip
 
 
@@ -92,6 +162,19 @@ def test_an_operator_gives_atens_numbers(op: str, case: Case) -> None:
         np.testing.assert_allclose(got, exact, rtol=2e-6, atol=2e-6)
 
 
+def test_tokens_that_were_laid_end_to_end_are_put_in_rows_again() -> None:
+    """Two sizes are open then; they are measured on the model's inputs."""
+    s = Sketch()
+    x = s.input("x", "B", "Q", WIDTH)
+    flat = s.mul(s.view(x, shape=("B*Q", WIDTH)), other=2.0)
+    graph = s.done(
+        s.view(flat, shape=("B", "Q", 2, WIDTH // 2)), s.expand(s.weight("row", WIDTH), shape=("B*Q + 1", WIDTH))
+    )
+    rows, wide = by_onnx(graph, feed())
+    np.testing.assert_array_equal(rows, 2 * feed()["x"].reshape(BATCH, TOKENS, 2, WIDTH // 2))
+    assert wide.shape == (BATCH * TOKENS + 1, WIDTH)
+
+
 def test_every_operator_has_a_case() -> None:
     assert CASES.keys() == PLAIN.keys()
 
@@ -101,6 +184,10 @@ def test_every_operator_has_a_case() -> None:
     [
         (lambda s, x, _: s.slice(x, dim=1, start="Q - 1", end=2**63 - 1), r"slice from Q - 1 .*at %slice_1_0"),
         (lambda s, x, _: s.layer_norm(x, None, None, normalized_shape=[TOKENS, WIDTH]), r"layer_norm over \[3, 8\]"),
+        (lambda s, x, _: s.view(x, shape=("T", "U", WIDTH)), "a size of T is measured on no input of the model"),
+        (lambda s, x, _: s.index(x, *[chosen(s, x)[1]] * 2), "along several dimensions"),
+        (lambda s, x, _: s.repeat_interleave(x, repeats=2, dim=None), "repeat_interleave"),
+        (lambda s, x, _: s.addmm(x, x, x, beta=2), "addmm with factors"),
         (lambda s, x, _: s.chunk(x, dim=1, chunks=2), "chunk along a dimension of unknown size"),
     ],
 )

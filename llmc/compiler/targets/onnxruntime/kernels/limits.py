@@ -18,12 +18,16 @@ def runs_on(features: Collection[str]) -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64" and set(KERNEL_FEATURES) <= set(features)
 
 
-def require_heads(attrs: Mapping[str, Any]) -> None:
+def require_heads(attrs: Mapping[str, Any], sinks: bool = False) -> None:
     """Raise UnfitError for a gqa node (program/fuse.py) that the kernel does not take."""
     dim, heads, kv_heads = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
-    if dim % _LANES or dim > _MOST_DIM or heads // kv_heads > _MOST_GROUP or attrs["softcap"]:
-        capped = f" and scores capped at {attrs['softcap']}" if attrs["softcap"] else ""
+    wide = int(attrs.get("value_dim", dim))
+    fits = dim % _LANES == 0 and dim == wide and dim <= _MOST_DIM and heads // kv_heads <= _MOST_GROUP
+    if not fits or attrs["softcap"] or sinks:
+        more = [f", values of {wide}"] if wide != dim else []
+        more += [f", scores capped at {attrs['softcap']}"] if attrs["softcap"] else []
         raise unfit_for_kernels(
-            f"attention of {heads} heads of {dim} over {kv_heads}{capped}: llmc's kernels take heads of a multiple of "
-            f"{_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not capped"
+            f"attention of {heads} heads of {dim} over {kv_heads}{''.join(more)}{', sinks' if sinks else ''}: llmc's "
+            f"kernels take heads of a multiple of {_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not "
+            "capped and without sinks"
         )

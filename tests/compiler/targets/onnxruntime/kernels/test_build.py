@@ -124,13 +124,22 @@ def test_small_scales_keep_eleven_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"head_dim": 24}, {"head_dim": 512}, {"heads": 98, "kv_heads": 2}, {"softcap": 50.0}], ids=str
+    "wrong",
+    [
+        {"head_dim": 24},
+        {"head_dim": 512},
+        {"heads": 98, "kv_heads": 2},
+        {"softcap": 50.0},
+        {"value_dim": 32},
+        {"sinks": True},
+    ],
+    ids=str,
 )
 def test_heads_that_the_kernel_does_not_take_are_named(wrong: dict[str, float]) -> None:
     fits = {"head_dim": 64, "heads": 8, "kv_heads": 2, "softcap": 0.0}
     require_heads(fits)
     with pytest.raises(UnfitError, match="use --kernels onnxruntime"):
-        require_heads(fits | wrong)
+        require_heads(fits | wrong, sinks="sinks" in wrong)
 
 
 # Options

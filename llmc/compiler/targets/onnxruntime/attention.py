@@ -1,0 +1,223 @@
+"""Attention in ONNX: ONNX Runtime's GroupQueryAttention where it can, standard operators elsewhere.
+
+The operator's limits were read from ONNX Runtime 1.31 (contrib_ops/cpu/bert/group_query_attention_helper.h) and seen by
+running it: heads are a multiple of 8, those that turn a multiple of 16, as is what turns of them; keys and values have
+one width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from llmc.compiler.program.ir import Node, Value
+from llmc.compiler.targets.onnxruntime.emitter import Emitter
+
+MICROSOFT = "com.microsoft"
+_UNSEEN = float(np.finfo(np.float32).min)
+_HEAD, _TURNED = 8, 16
+
+
+def emit_attention(to: Emitter, node: Node) -> None:
+    """A gqa node (program/fuse.py) with ONNX Runtime's operators."""
+    dim, cos = int(node.attrs["head_dim"]), node.inputs[6]
+    turned = 2 * int(cos.shape[1]) if cos is not None else 0
+    if "value_dim" in node.attrs or dim % (_TURNED if turned else _HEAD) or turned % _TURNED:
+        _Plain(to, node).emit()
+        return
+    seqlens, total = _lengths(to)
+    q, k, v, past_k, past_v, _, cos_name, sin, *sinks = (to.name(x) for x in node.inputs)
+    to.add(
+        "GroupQueryAttention",
+        [q, k, v, past_k, past_v, seqlens, total, cos_name, sin, *(["", "", *sinks] if sinks else [])],
+        [o.name for o in node.outputs], MICROSOFT,
+        num_heads=node.attrs["heads"], kv_num_heads=node.attrs["kv_heads"], scale=node.attrs["scale"],
+        do_rotary=int(bool(cos_name)), rotary_interleaved=0, local_window_size=node.attrs["window"],
+        softcap=node.attrs["softcap"],
+    )  # fmt: skip
+
+
+def _lengths(to: Emitter) -> tuple[str, str]:
+    """seqlens_k [B] (index of the last key of each row, pad tokens counted) and the largest total length."""
+    if "seqlens" not in to.shared:
+        to.shared["seqlens"] = "seqlens_k"
+        to.add("Shape", ["token_ids"], ["query_length"], start=1, end=2)
+        to.add("Add", ["past_lengths", "query_length"], ["total_lengths"])
+        to.add("Sub", ["total_lengths", to.const([1])], ["last_positions"])
+        to.add("Cast", ["last_positions"], ["seqlens_k"], to=TensorProto.INT32)
+        to.add("ReduceMax", ["total_lengths"], ["longest"], keepdims=0)
+        to.add("Cast", ["longest"], ["total_length"], to=TensorProto.INT32)
+    return "seqlens_k", "total_length"
+
+
+class _Plain:
+    """One attention in standard operators; masks and places in the cache are shared by layers that are alike.
+
+    New keys and values are scattered into the cache, in place where past and present are one buffer.
+    """
+
+    def __init__(self, to: Emitter, node: Node) -> None:
+        self.to, self.node, self.stem = to, node, node.out.name
+        self.heads, self.kv_heads = int(node.attrs["heads"]), int(node.attrs["kv_heads"])
+        self.dim = int(node.attrs["head_dim"])
+        self.value_dim = int(node.attrs.get("value_dim", self.dim))
+        self.past_k, self.past_v = (_known(v) for v in node.inputs[3:5])
+
+    def emit(self) -> None:
+        query, key, value = self._parts()
+        query, key = (self._turned(x, n) for x, n in ((query, self.heads), (key, self.kv_heads)))
+        query = self._headed(query, self.heads, self.dim)
+        present = [
+            self._appended(self._headed(new, self.kv_heads, width), past, made.name)
+            for new, width, past, made in (
+                (key, self.dim, self.past_k, self.node.outputs[1]),
+                (value, self.value_dim, self.past_v, self.node.outputs[2]),
+            )
+        ]
+        live, zero = self._live(), self.to.const(0, np.float32)  # 0 · NaN is NaN: what is not live is replaced
+        keys, values = (self._add("Where", [live, x, zero], f"live{i}") for i, x in enumerate(present))
+        shares = self._shares(self._scores(query, keys))
+        rows = self.heads // self.kv_heads
+        grouped = self.to.sizes(["B", self.kv_heads, f"{rows}*Q", self.past_k.shape[2]])
+        out = self._add("MatMul", [self._add("Reshape", [shares, grouped], "shares_grouped"), values], "mixed")
+        out = self._add("Reshape", [out, self.to.sizes(["B", self.heads, "Q", self.value_dim])], "by_head")
+        out = self._add("Transpose", [out], "by_token", perm=[0, 2, 1, 3])
+        self.to.add("Reshape", [out, self.to.const([0, 0, -1])], [self.stem])
+
+    def _add(self, op: str, inputs: list[str], what: str, domain: str = "", **attrs: Any) -> str:
+        return self.to.add(op, inputs, [f"{self.stem}_{what}"], domain, **attrs)
+
+    def _parts(self) -> list[str]:
+        q, k, v = (self.to.name(x) for x in self.node.inputs[:3])
+        if k:
+            return [q, k, v]
+        widths = [self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.value_dim]
+        names = [f"{self.stem}_{what}" for what in "qkv"]
+        self.to.add("Split", [q, self.to.const(widths)], names, axis=-1)
+        return names
+
+    def _turned(self, x: str, heads: int) -> str:
+        """Rotary embedding of [B, Q, H · D]: the first values of each head, whose halves turn against each other."""
+        cos, sin = self.node.inputs[6:8]
+        if cos is None or sin is None:
+            return x
+        half, what = int(cos.shape[1]), f"turned{heads}_{x}"
+        x = self._add("Reshape", [x, self.to.const([0, 0, heads, self.dim])], f"{what}_heads")
+        names = [f"{self.stem}_{what}_{part}" for part in ("low", "high", "rest")]
+        widths = [half, half, self.dim - 2 * half]
+        self.to.add("Split", [x, self.to.const(widths)], names, axis=-1)
+        low, high, rest = names
+        c, s = (self._angles(table) for table in (cos, sin))
+        products = [
+            self._add("Mul", [a, b], f"{what}_{i}")
+            for i, (a, b) in enumerate(((low, c), (high, s), (high, c), (low, s)))
+        ]
+        first = self._add("Sub", products[:2], f"{what}_first")
+        second = self._add("Add", products[2:], f"{what}_second")
+        x = self._add("Concat", [first, second, rest], f"{what}_whole", axis=-1)
+        return self._add("Reshape", [x, self.to.const([0, 0, -1])], f"{what}_flat")
+
+    def _angles(self, table: Value) -> str:
+        """[B, Q, 1, D' / 2] of a table [P, D' / 2]."""
+        name = f"{table.name}_angles"
+        if name not in self.to.shared:
+            self.to.shared[name] = name
+            last = self.to.const(int(table.shape[0]) - 1)
+            places = self.to.add("Min", [self.to.positions(), last], [f"{name}_places"])
+            rows = self.to.add("Gather", [self.to.name(table), places], [f"{name}_rows"])
+            self.to.add("Unsqueeze", [rows, self.to.const([2])], [name])
+        return name
+
+    def _headed(self, x: str, heads: int, width: int) -> str:
+        """[B, Q, H · D] → [B, H, Q, D]."""
+        apart = self._add("Reshape", [x, self.to.const([0, 0, heads, width])], f"{x}_apart")
+        return self._add("Transpose", [apart], f"{x}_heads", perm=[0, 2, 1, 3])
+
+    def _appended(self, new: str, past: Value, present: str) -> str:
+        return self.to.add("ScatterND", [self.to.name(past), self._places(), new], [present])
+
+    def _places(self) -> str:
+        """Where in the cache new tokens lie: [B, Hkv, Q, 3], as (row, head, position)."""
+        name, to = f"places_{self.kv_heads}", self.to
+        if name not in to.shared:
+            to.shared[name] = name
+            shape = to.sizes(["B", self.kv_heads, "Q", 1])
+            batch = to.add("Squeeze", [to.sizes(["B"])], [f"{name}_batch"])
+            rows = to.add("Range", [to.const(0), batch, to.const(1)], [f"{name}_range"])
+            axes = {
+                "rows": (rows, [1, 2, 3]), "heads": (to.const(np.arange(self.kv_heads)), [0, 2, 3]),
+                "positions": (to.positions(), [1, 3]),
+            }  # fmt: skip
+            wide = []
+            for what, (values, dims) in axes.items():
+                to.add("Unsqueeze", [values, to.const(dims)], [f"{name}_{what}"])
+                wide.append(to.add("Expand", [f"{name}_{what}", shape], [f"{name}_{what}_wide"]))
+            to.add("Concat", wide, [name], axis=-1)
+        return name
+
+    def _capacity(self) -> str:
+        """Places of the cache, [S]."""
+        name, to = "cache_places", self.to
+        if name not in to.shared:
+            to.shared[name] = name
+            to.add("Shape", [to.name(self.past_k)], ["cache_size"], start=2, end=3)
+            to.add("Squeeze", ["cache_size"], ["cache_count"])
+            to.add("Range", [to.const(0), "cache_count", to.const(1)], [name])
+        return name
+
+    def _live(self) -> str:
+        """Whether a place holds a token of the sequence, padding of this step included: [B, 1, S, 1]."""
+        name, to = "cache_live", self.to
+        if name not in to.shared:
+            to.shared[name] = name
+            end = to.add("ReduceMax", [to.positions(), to.const([1])], ["cache_end"], keepdims=1)
+            flat = to.add("LessOrEqual", [self._capacity(), end], ["cache_live_flat"])
+            to.add("Unsqueeze", [flat, to.const([1, 3])], [name])
+        return name
+
+    def _seen(self) -> str:
+        """Whether a token sees a place: [B, 1, Q, S]."""
+        window = int(self.node.attrs["window"])
+        name, to = f"seen_{max(0, window)}", self.to
+        if name not in to.shared:
+            to.shared[name] = name
+            at = to.add("Unsqueeze", [to.positions(), to.const([1, 3])], [f"{name}_at"])
+            if window <= 0:
+                to.add("LessOrEqual", [self._capacity(), at], [name])
+            else:
+                before = to.add("LessOrEqual", [self._capacity(), at], [f"{name}_before"])
+                first = to.add("Sub", [at, to.const(window)], [f"{name}_first"])
+                within = to.add("Greater", [self._capacity(), first], [f"{name}_within"])
+                to.add("And", [before, within], [name])
+        return name
+
+    def _scores(self, query: str, keys: str) -> str:
+        """[B, Hq, Q, S]: the heads of a group are rows of one product with their key head."""
+        scaled = self._add("Mul", [query, self.to.const(self.node.attrs["scale"], np.float32)], "scaled")
+        grouped = self._add("Reshape", [scaled, self.to.const([0, self.kv_heads, -1, self.dim])], "grouped")
+        turned = self._add("Transpose", [keys], "keys_turned", perm=[0, 1, 3, 2])
+        scores = self._add("MatMul", [grouped, turned], "scores")
+        by_head = self.to.sizes(["B", self.heads, "Q", self.past_k.shape[2]])
+        scores = self._add("Reshape", [scores, by_head], "scores_by_head")
+        if self.node.attrs["softcap"]:
+            cap = self.to.const(self.node.attrs["softcap"], np.float32)
+            scores = self._add(
+                "Mul", [self._add("Tanh", [self._add("Div", [scores, cap], "part")], "capped"), cap], "cap"
+            )
+        return self._add("Where", [self._seen(), scores, self.to.const(_UNSEEN, np.float32)], "scores_seen")
+
+    def _shares(self, scores: str) -> str:
+        if len(self.node.inputs) < 9:
+            return self._add("Softmax", [scores], "shares", axis=-1)
+        sinks = self._add("Reshape", [self.to.name(self.node.inputs[8]), self.to.const([1, -1, 1, 1])], "sinks")
+        column = self._add("Expand", [sinks, self.to.sizes(["B", self.heads, "Q", 1])], "sinks_wide")
+        shares = self._add("Softmax", [self._add("Concat", [scores, column], "with_sinks", axis=-1)], "all", axis=-1)
+        ends = [self.to.const([n]) for n in (0, -1, -1)]
+        return self._add("Slice", [shares, *ends], "shares")
+
+
+def _known(value: Value | None) -> Value:
+    assert value is not None
+    return value
