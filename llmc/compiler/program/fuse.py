@@ -140,6 +140,8 @@ def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
     if len(cat.inputs) != 2 or cat.attrs.get("dim", 0) not in (-1, 3) or cat.inputs[0] is None:
         return None
     found = _whole_rotary(m, cat.inputs[0])
+    if cat.inputs[1] is not None and cat.inputs[1].shape[3] == 0:
+        return found
     parts = [m.made_by(v, "slice") for v in ((found and found[0]), cat.inputs[1])]
     if found is None or parts[0] is None or parts[1] is None or parts[0].inputs[0] is not parts[1].inputs[0]:
         return None
