@@ -141,9 +141,6 @@ class GraphModel:
         root = ops.divide(small(1, np.float32), ops.sqrt(ops.add(mean, small(eps, np.float32))))
         return ops.multiply(self._get(weight), ops.multiply(x, root))
 
-    def _op_split(self, node: Node) -> list[Any]:
-        return self._split(self._get(node.inputs[0]), node.attrs["parts"])
-
     def _split(self, x: Any, parts: list[int]) -> list[Any]:
         small = self.constants.small
         return list(ops.variadic_split(x, small(-1), small(parts)).outputs())
@@ -156,6 +153,51 @@ class GraphModel:
 
     def _op_gelu(self, node: Node) -> Any:
         return ops.gelu(self._get(node.inputs[0]), "TANH" if node.attrs.get("approximate") == "tanh" else "ERF")
+
+    def _op_layer_norm(self, node: Node) -> Any:
+        """Written as OpenVINO fuses it; over the last axis."""
+        if len(node.attrs["normalized_shape"]) != 1:
+            raise CompileError(f"layer_norm over {node.attrs['normalized_shape']} has no OpenVINO lowering")
+        x, weight, bias = (*node.inputs, None, None)[:3]
+        eps = float(node.attrs.get("eps", 1e-5))
+        made = ops.mvn(self._get(x), self.constants.small([-1]), True, eps, "inside_sqrt")
+        made = ops.multiply(made, self._get(weight)) if weight is not None else made
+        return ops.add(made, self._get(bias)) if bias is not None else made
+
+    def _op_slice(self, node: Node) -> Any:
+        """Of the last axis: tokens are one axis here, and rows none."""
+        source, last = node.inputs[0], len(node.out.shape) - 1
+        assert source is not None
+        if node.attrs.get("dim", 0) % (last + 1) != last:
+            raise CompileError(f"slice of another axis than the last has no OpenVINO lowering (at {node.out})")
+        end = node.attrs.get("end")
+        bounds = [node.attrs.get("start") or 0, _INT32_MAX if end is None else min(end, _INT32_MAX)]
+        places = [self.constants.small([n]) for n in (*bounds, node.attrs.get("step", 1), -1)]
+        return ops.slice(self._get(source), *places)
+
+    def _op_split(self, node: Node) -> list[Any]:
+        """Along the last axis."""
+        if "parts" not in node.attrs and node.attrs.get("dim", 0) % len(node.out.shape) != len(node.out.shape) - 1:
+            raise CompileError(f"chunks of another axis than the last have no OpenVINO lowering (at {node.out})")
+        return self._split(self._get(node.inputs[0]), [int(o.shape[-1]) for o in node.outputs])
+
+    _op_chunk = _op_split_with_sizes = _op_split
+
+    def _op_relu(self, node: Node) -> Any:
+        return ops.relu(self._get(node.inputs[0]))
+
+    def _op_square(self, node: Node) -> Any:
+        x = self._get(node.inputs[0])
+        return ops.multiply(x, x)
+
+    def _op_neg(self, node: Node) -> Any:
+        return ops.negative(self._get(node.inputs[0]))
+
+    def _op_sub(self, node: Node) -> Any:
+        return ops.subtract(*self._operands(node))
+
+    def _op_div(self, node: Node) -> Any:
+        return ops.divide(*self._operands(node))
 
     def _op_sigmoid(self, node: Node) -> Any:
         return ops.sigmoid(self._get(node.inputs[0]))
@@ -183,6 +225,8 @@ class GraphModel:
         operands = [self._get(v) for v in node.inputs]
         if "other" in node.attrs:
             operands.append(self.constants.small(node.attrs["other"], np.float32))
+        if node.attrs.get("alpha", 1) != 1:
+            raise CompileError(f"{node.op} with a factor of {node.attrs['alpha']} has no OpenVINO lowering")
         return operands
 
     def _top(self, logits: Any, k: int) -> dict[str, Any]:

@@ -19,21 +19,21 @@ from llmc.compiler.targets.openvino.static import static_model
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.device import open_core
 from tests.compiler import tiny
-from tests.compiler.architectures.dropped import drop_in
-from tests.compiler.frontend.test_frontend import CASES, CONTEXT, STEPS, Replay
+from tests.compiler.frontend.test_frontend import CASES, CONTEXT, STEPS
+from tests.compiler.frontend.test_frontend import replay as replayed
 from tests.compiler.targets.openvino.static_models import EXACT, from_graph, graph, run_of
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "phi3", "granite", "olmo2"])
 def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(case: str, tmp_path: Path) -> None:
     """First prompts, chunks over a past and decoding; windows are shorter than the text."""
-    replay = Replay(case, run_of(case, tmp_path), in_place=False)
+    replay = replayed(case, run_of(case, tmp_path), in_place=False)
     for counts in STEPS:
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 
 
 def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(tmp_path: Path) -> None:
-    replay = Replay("mistral", run_of("mistral", tmp_path), in_place=False)
+    replay = replayed("mistral", run_of("mistral", tmp_path), in_place=False)
     replay.tokens, replay.kept = replay.tokens[:1], [t[:1] for t in replay.kept]
     for context in (0, 1, 2, 3):
         assert max(replay.step((1,), context)) < 1e-4
@@ -116,25 +116,21 @@ def test_activations_that_are_no_silu_are_lowered_too(
 ) -> None:
     case = f"llama-{activation}"
     monkeypatch.setitem(tiny.VARIANTS, case, {"hidden_act": activation})
-    replay = Replay(case, run_of(case, tmp_path), in_place=False)
+    replay = replayed(case, run_of(case, tmp_path), in_place=False)
     for counts in STEPS[:3]:
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 
 
-PHI3 = """
-from llmc.compiler.architectures.shared.base import Family
-from llmc.compiler.architectures.shared.tiny import TINY
-
-OWN = {"num_hidden_layers": 2, "partial_rotary_factor": 0.5, "pad_token_id": 0}
-FAMILY = Family(model_class="Phi3ForCausalLM", tiny={**TINY, **OWN})
-"""
-
-
-def test_attention_without_a_fused_form_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """phi3 turns a part of each head only, and packs its projections."""
-    drop_in("phi3", PHI3, tmp_path, monkeypatch)
-    with pytest.raises(CompileError, match="no fused form"):
-        graph("phi3")
+def test_attention_with_sinks_or_narrow_values_is_refused() -> None:
+    for change, why in (("sinks", "attention with sinks"), ("value_dim", "attention with values of another width")):
+        changed = copy.deepcopy(graph("llama"))
+        gqa = next(n for n in changed.nodes if n.op == "gqa")
+        if change == "sinks":
+            gqa.inputs.append(gqa.inputs[0])
+        else:
+            gqa.attrs["value_dim"] = 8
+        with pytest.raises(CompileError, match=f"{why}.* has no OpenVINO lowering"):
+            static_model(changed, WeightFormat(Constants()), 1, 1, 8)
 
 
 def test_an_unknown_operator_of_the_fused_graph_is_named() -> None:
