@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
+from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
 from llmc.compiler.frontend.repeat import repeat
 from llmc.compiler.frontend.skeleton import as_fake, build_skeleton
 from llmc.errors import CompileError
@@ -44,11 +45,20 @@ T = TypeVar("T")
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
+class StepCache(TraceCache, StateCache):
+    """The cache of all layers."""
+
+    def __init__(self, state: TraceState) -> None:
+        TraceCache.__init__(self, state)
+        StateCache.__init__(self, state)
+
+
 class Step(nn.Module):
     """One step of a causal language model over a cache, in the program contract above."""
 
     def __init__(self, model: nn.Module, dialect: Dialect, shape: CacheShape, top_k: int = 0) -> None:
         super().__init__()
+        replace_functions(model)
         self.model = model
         self.shape = shape
         self.dialect = dialect
@@ -69,13 +79,13 @@ class Step(nn.Module):
 
         head: nn.Module = self.model.get_output_embeddings()
         hook = head.register_forward_pre_hook(last_live_rows)
-        token = STATE.set(state)
+        cache_object = StepCache(state)
+        token, states = STATE.set(state), STATES.set(cache_object)
         try:
-            out = self.model(
-                input_ids=token_ids, position_ids=positions, past_key_values=TraceCache(state), use_cache=True
-            )
+            out = self.model(input_ids=token_ids, position_ids=positions, past_key_values=cache_object, use_cache=True)
         finally:
             STATE.reset(token)
+            STATES.reset(states)
             hook.remove()
         top = torch.topk(out.logits, self.top_k) if self.top_k else ()
         return out.logits, *top, *state.outputs()

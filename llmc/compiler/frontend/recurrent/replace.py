@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +24,30 @@ from llmc.compiler.frontend.recurrent import operators as _operators  # noqa: F4
 _MARK = "_llmc_replaces"
 
 
+class States(Protocol):
+    """The states of a step (frontend/attention.py, `TraceState`)."""
+
+    past_lengths: Tensor
+    new_lengths: Tensor
+
+    def state(self, layer: int, name: str) -> Tensor | None:
+        """A state before the step, of which rows at past 0 may hold anything; None in a program without a cache."""
+
+    def keep_state(self, layer: int, name: str, state: Tensor) -> None:
+        """A state after each row's last live token."""
+
+
 class StateCache:
-    """The part of a cache that layers with a state ask. `states` and `new` have names: "3.conv", "3.recurrent".
+    """The part of a cache that layers with a state ask. Their states are named "conv" and "recurrent"."""
 
-    Without a past `states` is empty, and each state counts as zeros.
-    """
-
-    def __init__(self, states: dict[str, Tensor], past_lengths: Tensor, new_lengths: Tensor) -> None:
-        self.states, self.past_lengths, self.new_lengths = states, past_lengths, new_lengths
-        self.new: dict[str, Tensor] = {}
+    def __init__(self, states: States) -> None:
+        self._states = states
         self._layer = 0
+
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """Of the past, and of new tokens."""
+        return self._states.past_lengths, self._states.new_lengths
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
         """None, as `get_recurrent_state`; `convolve` reads it."""
@@ -54,7 +68,7 @@ class StateCache:
     def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
         """Take the state after the step."""
         _require_one(state_idx)
-        self.new[f"{layer_idx}.recurrent"] = state
+        self._states.keep_state(layer_idx, "recurrent", state)
         return state
 
     def is_recording_past(self, *_: Any) -> bool:
@@ -63,19 +77,17 @@ class StateCache:
 
     def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
         """The convolution of the layer that called `update_conv_state`: x [B, C, Q], weight [C, K]."""
-        name = f"{self._layer}.conv"
-        held = self.states.get(name)
+        held = self._states.state(self._layer, "conv")
         if held is None:
             held = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[1])
-        out, self.new[name] = torch.ops.llmc.causal_conv(
-            x.transpose(1, 2), weight, bias, held, self.past_lengths, self.new_lengths, silu
-        )
+        out, kept = torch.ops.llmc.causal_conv(x.transpose(1, 2), weight, bias, held, *self.lengths, silu)
+        self._states.keep_state(self._layer, "conv", kept)
         return out.transpose(1, 2)
 
     def recurrent(self, *shape: Any) -> Tensor:
         """The state that the layer's scan starts from, zeros of `shape` without a past."""
-        held = self.states.get(f"{self._layer}.recurrent")
-        return self.past_lengths.new_zeros(shape, dtype=torch.float32) if held is None else held
+        held = self._states.state(self._layer, "recurrent")
+        return self.lengths[0].new_zeros(shape, dtype=torch.float32) if held is None else held
 
 
 STATES: ContextVar[StateCache] = ContextVar("llmc_state_cache")
@@ -101,8 +113,8 @@ def _delta_rule(
     cache = STATES.get()
     shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
     made: tuple[Tensor, Tensor] = torch.ops.llmc.gated_delta(
-        query, key, value, g.float(), beta.float(), cache.recurrent(*shape),
-        cache.past_lengths, cache.new_lengths, use_qk_l2norm_in_kernel,
+        query, key, value, g.float(), beta.float(), cache.recurrent(*shape), *cache.lengths,
+        use_qk_l2norm_in_kernel,
     )  # fmt: skip
     return made
 
@@ -119,7 +131,7 @@ def _mamba2(
     shape = (hidden_states.shape[0], *hidden_states.shape[2:], B.shape[3])
     out, state = torch.ops.llmc.state_scan(
         hidden_states, step, A, B, C, cache.recurrent(*shape),
-        cache.past_lengths, cache.new_lengths,
+        *cache.lengths,
     )  # fmt: skip
     return (out if D is None else out + hidden_states * D[:, None]), state
 
@@ -134,7 +146,7 @@ def _mamba(
     state = cache.recurrent(x.shape[0], *A.shape)
     out, state = torch.ops.llmc.state_scan(
         x.unsqueeze(-1), _step(dt.transpose(1, 2), delta_bias, delta_softplus), A, B.transpose(1, 2).unsqueeze(2),
-        C.transpose(1, 2).unsqueeze(2), state.unsqueeze(2), cache.past_lengths, cache.new_lengths,
+        C.transpose(1, 2).unsqueeze(2), state.unsqueeze(2), *cache.lengths,
     )  # fmt: skip
     out = out.squeeze(-1)
     out = (out if D is None else out + x * D).transpose(1, 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
@@ -28,6 +28,20 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 CHUNKS = ((7, 5, 1), (6, 9, 3), (1, 1, 1), (4, 1, 12))
 """Tokens of three rows, step by step."""
+
+
+class Held:
+    """States by name, and those after the step."""
+
+    def __init__(self, states: dict[str, Tensor], past_lengths: Tensor, new_lengths: Tensor) -> None:
+        self.states, self.past_lengths, self.new_lengths = states, past_lengths, new_lengths
+        self.new: dict[str, Tensor] = {}
+
+    def state(self, layer: int, name: str) -> Tensor | None:
+        return self.states.get(f"{layer}.{name}")
+
+    def keep_state(self, layer: int, name: str, state: Tensor) -> None:
+        self.new[f"{layer}.{name}"] = state
 
 
 class Recording(StateCache):
@@ -65,7 +79,8 @@ def test_rows_go_on_from_the_state_after_their_last_live_token(model_type: str) 
         given = torch.full((3, max(counts)), 63)
         for row, count in enumerate(counts):
             given[row, :count] = texts[row, past[row] : past[row] + count]
-        cache = Recording(states, past, torch.tensor(counts))
+        held = Held(states, past, torch.tensor(counts))
+        cache = Recording(held)
         token = STATES.set(cache)
         try:
             logits = model(given, past_key_values=cache, use_cache=True).logits
@@ -74,7 +89,7 @@ def test_rows_go_on_from_the_state_after_their_last_live_token(model_type: str) 
         for row, count in enumerate(counts):
             expected = whole[row, past[row] : past[row] + count]
             torch.testing.assert_close(logits[row, :count], expected, rtol=1e-4, atol=1e-4)
-        states, past = cache.new, past + torch.tensor(counts)
+        states, past = held.new, past + torch.tensor(counts)
     assert set(states) >= {"0.conv", "1.conv"}
 
 
