@@ -35,9 +35,14 @@ def _opened(path: str | Path) -> Checkpoint:
     found, name = locate(path)
     found = _inside(found)
     if is_dir(found):
-        from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint
+        from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint, read_config_file
 
-        return HuggingFaceCheckpoint(found, name, family_or_plain)
+        experts = family_or_plain(read_config_file(found / CONFIG, family_or_plain)).experts
+        if experts is None:
+            return HuggingFaceCheckpoint(found, name, family_or_plain)
+        from llmc.compiler.checkpoint.experts import ExpertsCheckpoint
+
+        return ExpertsCheckpoint(found, name, family_or_plain, experts.stored, experts.count)
     if found.suffix == ".gguf" or is_gguf(found):
         from llmc.compiler.checkpoint.gguf import GgufCheckpoint
 

@@ -56,7 +56,7 @@ def _layers(config: dict[str, Any], tensors: list[str]) -> Iterator[str]:
 def _windows(config: dict[str, Any]) -> Iterator[str]:
     """A family whose configuration leaves the window out has its default."""
     window, types = config.get("sliding_window"), config.get("layer_types")
-    if type(window) is int and window < 1:
+    if type(window) is int and window < 1 and config.get("use_sliding_window") is not False:
         yield f"sliding_window is {window}, which no token is in (null switches it off)"
     sliding = isinstance(types, list) and "sliding_attention" in types
     if sliding and (("sliding_window" in config and window is None) or config.get("use_sliding_window") is False):

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from llmc.compiler.architectures import require_supported
 from llmc.compiler.architectures.shared.rope import BY_LENGTH
 from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.frontend.experts import registered
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> n
     """A `…ForCausalLM` in eval mode whose parameters are on the meta device and whose buffers are real.
 
     `attention` is the name of a registered attention function; without one the model has the attention that
-    transformers chooses for it, which knows all that the model asks for (soft caps, sinks). Buffers that checkpoints
+    transformers chooses for it, which knows all that the model asks for (soft caps, sinks). Experts are computed by the
+    function registered under the same name, if there is one (frontend/experts.py). Buffers that checkpoints
     hold are parameters here; the others (rotary frequencies) are computed, since they come from the configuration.
     Dropout is left out; with `attention` rotary frequencies do not change with a sequence's length. Raises
     CheckpointError.
@@ -57,6 +59,8 @@ def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> n
     if attention is not None:
         model.set_attn_implementation(attention)
         _keep_frequencies(model)
+        if registered(attention):
+            model.set_experts_implementation(attention)
     return model
 
 

@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.attention import STATE, Dialect, TraceCache, TraceState, attention_name
+from llmc.compiler.frontend.in_place import without_writes
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
 from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
 from llmc.compiler.frontend.repeat import repeat
@@ -238,8 +239,9 @@ def _export(step: nn.Module, args: tuple[Any, ...], dims: Any, config: Mapping[s
     try:
         with warnings.catch_warnings(), torch.no_grad(), _no_stack_traces():
             warnings.simplefilter("ignore")
-            return torch.export.export(
+            exported = torch.export.export(
                 step, args, strict=False, dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True
             )
+            return without_writes(exported)
     except Exception as e:
         raise CompileError(f"tracing {config.get('model_type')} with torch.export failed: {e}") from e

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from llmc.compiler.program.fuse_experts import fuse_experts
 from llmc.compiler.program.ir import Graph, Node, Value
 
 
@@ -30,7 +31,16 @@ def fuse(graph: Graph, gate_width: int = 0) -> Graph:
     `gate_width`: gated_linear is for gates whose width is a multiple of it; 0 for none.
     """
     gate = partial(fuse_gated, gate_width=gate_width)
-    for rule in (fuse_rms_norm, fuse_attention, fuse_qkv, fuse_gate_up, gate, fuse_residual, narrow_last_rows):
+    for rule in (
+        fuse_experts,
+        fuse_rms_norm,
+        fuse_attention,
+        fuse_qkv,
+        fuse_gate_up,
+        gate,
+        fuse_residual,
+        narrow_last_rows,
+    ):
         rule(graph)
         graph.prune()
     return graph

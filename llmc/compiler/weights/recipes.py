@@ -69,7 +69,7 @@ _NBITS = "llmc.compiler.weights.nbits"
 _OPENVINO = "llmc.compiler.targets.openvino.compression"
 _PANELS = "llmc.compiler.targets.onnxruntime.kernels.panels"
 FAMILIES = {
-    "q8": f"{__name__}:q8",
+    "q8": f"{__name__}:q8", "experts": "llmc.compiler.weights.experts:experts",
     "q4": f"{_NBITS}:q4", "kept4": f"{_NBITS}:kept4", "kept8": f"{_NBITS}:kept8",
     **{family: f"{_PANELS}:{family}" for family in ("pq8", "pq4", "pkept4", "pkept8")},
     **{family: f"{_OPENVINO}:{family}" for family in ("i8", "u4", "u4kept", "i8kept", "u8kept", "f16")},

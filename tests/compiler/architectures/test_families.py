@@ -59,7 +59,7 @@ def test_one_rule_names_how_each_weight_is_split(name: str) -> None:
 @pytest.mark.parametrize("name", supported())
 def test_sizes_are_the_models(name: str) -> None:
     config = tiny.config(name)
-    matrices = {n: p.numel() for n, p in build_skeleton(config).named_parameters() if p.dim() == 2}
+    matrices = {n: p.numel() for n, p in build_skeleton(config).named_parameters() if p.dim() >= 2}
     size = size_of(config, name)
     assert size.parameters == sum(matrices.values())
     assert [w.count for w in size.weights if w.outer] == [matrices[EMBEDDING] + matrices[HEAD]]

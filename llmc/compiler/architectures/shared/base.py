@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from llmc.compiler.architectures.shared.cache import attention_cache
+from llmc.compiler.architectures.shared.experts import Experts
 from llmc.compiler.architectures.shared.names import GGUF_LAYER, GGUF_TOP, Names, layer
 from llmc.compiler.architectures.shared.sharding import RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize
@@ -82,6 +83,8 @@ class Family:
     """Keys that change no number that is compiled, beside those for all."""
     gguf: Gguf | None = None
     """How GGUF files hold it; None where they do not, or say that it is another family."""
+    experts: Experts | None = None
+    """How many experts a layer has, and how checkpoints hold them; None for a model without."""
     sharding: tuple[Rule, ...] = RULES
     """How weights are split over devices. Patterns exclude each other, and name every weight."""
     size: Callable[[Config, str], ModelSize] = ModelSize.of

@@ -86,7 +86,7 @@ class Sketch:
 def by_torch(graph: Graph, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
     """The outputs of a graph that is not fused."""
     values = {v: torch.from_numpy(feed[name]) for name, v in graph.inputs.items()}
-    values |= {v: torch.from_numpy(_weight(name, v.shape)) for v, name in graph.weights.items()}
+    values |= {v: torch.from_numpy(weight_of(name, v.shape)) for v, name in graph.weights.items()}
     values |= {v: torch.from_numpy(t) for v, t in graph.tables.items()}
     for node in graph.nodes:
         given = [None if v is None else values[v] for v in node.inputs]
@@ -121,10 +121,10 @@ class _Weights:
         return list(self.shapes)
 
     def tensor(self, name: str) -> Array:
-        return _weight(name, self.shapes[name])
+        return weight_of(name, self.shapes[name])
 
 
-def _weight(name: str, shape: Sequence[Dim]) -> Array:
+def weight_of(name: str, shape: Sequence[Dim]) -> Array:
     random = np.random.default_rng(sum(name.encode()))
     return random.normal(0, 0.5, [int(d) for d in shape]).astype(np.float32)
 

@@ -1,0 +1,28 @@
+"""Granite with experts: multipliers of the embedding, attention, residuals and logits; routing after the choice."""
+
+from __future__ import annotations
+
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.tiny import TINY
+
+FAMILY = Family(
+    model_class="GraniteMoeForCausalLM",
+    layer=lambda config: expert_layer(
+        layer("qkvo" if config.get("attention_bias") else ""), ("router.weight",), "block_sparse_moe"
+    ),
+    reads=frozenset({
+        "num_local_experts", "num_experts_per_tok", "embedding_multiplier", "attention_multiplier",
+        "residual_multiplier", "logits_scaling", "attention_bias",
+    }),
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits"}),
+    experts=Experts(("num_local_experts",), "linear"),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok"),
+    fused={"linear": 3, "rms_norm": 0},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.2, "residual_multiplier": 0.3, "logits_scaling": 6.0,
+    },
+)  # fmt: skip

@@ -1,0 +1,27 @@
+"""Qwen3 with experts: its attention, and MLPs of which each token takes some."""
+
+from __future__ import annotations
+
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.tiny import TINY
+
+FAMILY = Family(
+    model_class="Qwen3MoeForCausalLM",
+    layer=lambda config: expert_layer(layer("qkvo" if config.get("attention_bias") else "", qk_norms=True)),
+    reads=frozenset({
+        "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+        "attention_bias", "use_sliding_window", "sliding_window",
+    }),
+    allows={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
+    harmless=frozenset({"router_aux_loss_coef", "output_router_logits", "max_window_layers"}),
+    experts=Experts(("num_experts", "num_local_experts")),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(("num_experts", "num_local_experts"), "num_experts_per_tok", "moe_intermediate_size"),
+    fused={"linear": 5, "rms_norm": 2},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
+)  # fmt: skip

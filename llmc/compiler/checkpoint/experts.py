@@ -1,0 +1,149 @@
+"""Folders whose experts are tensors of their own, read as transformers 5 has them: one tensor [E, …] for all.
+
+A convention says what checkpoints call the parts. Source: transformers 5.23, conversion_mapping.py. Tensors that are
+already merged are read as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llmc.compiler.architectures.shared.experts import first_of
+from llmc.compiler.checkpoint.base import FloatArray
+from llmc.compiler.checkpoint.huggingface import Facts, HuggingFaceCheckpoint
+from llmc.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Names behind `model.layers.N.`: `renamed` are patterns of those that only have another name.
+
+    `parts` are the names of an expert's matrices behind `experts.N.` → the merged tensor that they are in, in the order
+    in which they lie there along an expert's rows.
+    """
+
+    parts: Mapping[str, str]
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+_GATE_UP = {
+    "gate_proj.weight": "gate_up_proj", "up_proj.weight": "gate_up_proj", "down_proj.weight": "down_proj",
+}  # fmt: skip
+_W123 = {"w1.weight": "gate_up_proj", "w3.weight": "gate_up_proj", "w2.weight": "down_proj"}
+CONVENTIONS = {
+    "gate_up": Convention(_GATE_UP),
+    "w123": Convention(_W123, ((r"^block_sparse_moe\.", "mlp."),)),
+    "w123-router": Convention(_W123, ((r"^block_sparse_moe\.", "mlp."), (r"^mlp\.gate\.weight$", "mlp.router.weight"))),
+    "linear": Convention(
+        {},
+        (
+            (r"^block_sparse_moe\.input_linear\.weight$", "block_sparse_moe.experts.gate_up_proj"),
+            (r"^block_sparse_moe\.output_linear\.weight$", "block_sparse_moe.experts.down_proj"),
+            (r"^block_sparse_moe\.router\.layer\.weight$", "block_sparse_moe.router.weight"),
+        ),
+    ),
+}
+_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
+_PART = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)")
+
+
+class ExpertsCheckpoint(HuggingFaceCheckpoint):
+    """`count` are the keys of config.json with the number of experts, which tensors have to have (CheckpointError)."""
+
+    def __init__(
+        self, path: Path, name: str | None, facts: Facts | None, convention: str, count: Sequence[str]
+    ) -> None:
+        super().__init__(path, name, facts)
+        self._count = count
+        self._sources = self._merged(CONVENTIONS[convention])
+
+    def _merged(self, convention: Convention) -> dict[str, list[list[str]]]:
+        """Of each tensor as transformers has it, the stored names: of each expert, those of its parts in order."""
+        order = list(convention.parts)
+        found: dict[str, list[list[str]]] = {}
+        experts: dict[str, dict[tuple[int, int], str]] = {}
+        for stored in super().tensor_names():
+            name = _renamed(stored, convention)
+            part = _PART.fullmatch(name)
+            if part is None or part[3] not in convention.parts:
+                found[name] = [[stored]]
+                continue
+            merged = f"{part[1]}.{convention.parts[part[3]]}"
+            experts.setdefault(merged, {})[int(part[2]), order.index(part[3])] = stored
+        for name, parts in experts.items():
+            sides = sorted(i for i, part in enumerate(order) if convention.parts[part] == name.rpartition(".")[2])
+            held = sorted({expert for expert, _ in parts})
+            if set(parts) != {(expert, side) for expert in range(len(held)) for side in sides} or name in found:
+                missing = next(
+                    (f"{name.rpartition('.')[0]}.{e}.{order[s]}" for e in range(held[-1] + 1) for s in sides
+                     if (e, s) not in parts), name,
+                )  # fmt: skip
+                raise CheckpointError(f"{self.path}: experts in parts, of which {missing} is missing: fetch it again")
+            found[name] = [[parts[expert, side] for side in sides] for expert in held]
+        for name, sources in found.items():
+            self._require_count(name, sources)
+        return found
+
+    def _require_count(self, name: str, parts: list[list[str]]) -> None:
+        if not re.search(r"\bexperts\.(?:gate_up|down)_proj$", name):
+            return
+        stored = len(parts) if _PART.search(parts[0][0]) else super().shape(parts[0][0])[0]
+        stated = first_of(self._config, self._count)
+        if stored != stated:
+            raise CheckpointError(
+                f"{self.path}: {name} has {stored} experts, and {' or '.join(self._count)} in config.json says "
+                f"{stated!r}: the configuration is of another model; fetch both again"
+            )
+
+    def tensor_names(self) -> list[str]:
+        """Names as transformers has them."""
+        return sorted(self._sources)
+
+    def _parts(self, name: str) -> list[list[str]]:
+        """Stored names of each expert; of a tensor that is no merged one the name itself, unknown ones too."""
+        return self._sources.get(name, [[name]])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of all experts."""
+        parts = self._parts(name)
+        if not _is_merged(parts):
+            return super().shape(parts[0][0])
+        rows, *rest = super().shape(parts[0][0])
+        return (len(parts), rows * len(parts[0]), *rest)
+
+    def tensor(self, name: str) -> FloatArray:
+        """Of all experts, in float32."""
+        parts = self._parts(name)
+        if not _is_merged(parts):
+            return super().tensor(parts[0][0])
+        merged: FloatArray = np.empty(self.shape(name), np.float32)
+        for expert, sources in enumerate(parts):
+            rows = merged[expert].reshape(len(sources), -1, merged.shape[2])
+            for side, source in enumerate(sources):
+                matrix = super().tensor(source)
+                if matrix.shape != rows[side].shape:
+                    raise CheckpointError(
+                        f"{self.path}: tensor {source} is {list(matrix.shape)}, another expert's "
+                        f"{list(rows[side].shape)}: the checkpoint is damaged; fetch it again"
+                    )
+                rows[side] = matrix
+        return merged
+
+
+def _is_merged(parts: list[list[str]]) -> bool:
+    return bool(_PART.search(parts[0][0]))
+
+
+def _renamed(stored: str, convention: Convention) -> str:
+    found = _LAYER.fullmatch(stored)
+    if found is None:
+        return stored
+    name = found[2]
+    for pattern, new in convention.renamed:
+        name = re.sub(pattern, new, name)
+    return found[1] + name

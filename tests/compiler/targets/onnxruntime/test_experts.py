@@ -1,0 +1,57 @@
+"""Experts on ONNX Runtime: the model's own choice and shares, whatever they add up to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc.compiler.program.ir import Graph
+from tests.compiler.targets.onnxruntime.sketch import Array, Sketch, by_onnx, weight_of
+
+HIDDEN, FEATURES, COUNT, CHOSEN = 32, 48, 6, 2
+
+
+def sketched() -> Graph:
+    s = Sketch()
+    x, shares = s.input("x", "T", HIDDEN), s.input("shares", "T", CHOSEN)
+    ids = s.input("ids", "T", CHOSEN, dtype="int64")
+    gate_up, down = s.weight("gate_up", COUNT, 2 * FEATURES, HIDDEN), s.weight("down", COUNT, HIDDEN, FEATURES)
+    return s.done(s.experts(x, ids, shares, gate_up, down))
+
+
+def given(tokens: int) -> dict[str, Any]:
+    draw = np.random.default_rng(5)
+    ids = np.stack([draw.permutation(COUNT)[:CHOSEN] for _ in range(tokens)])
+    shares = draw.uniform(0.01, 3, (tokens, CHOSEN)).astype(np.float32)
+    return {"x": draw.normal(0, 1, (tokens, HIDDEN)).astype(np.float32), "ids": ids, "shares": shares}
+
+
+def wanted(x: Array, ids: Array, shares: Array, gate_up: Array, down: Array) -> Array:
+    """Each token by itself, in float64."""
+    out = np.zeros((len(x), HIDDEN))
+    for token, chosen in enumerate(ids):
+        for expert, share in zip(chosen, shares[token], strict=True):
+            gate, up = np.split(gate_up[expert].astype(np.float64) @ x[token], 2)
+            out[token] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * up))
+    return out.astype(np.float32)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_results_are_the_chosen_experts_in_their_shares(tokens: int) -> None:
+    feed = given(tokens)
+    matrices = weight_of("gate_up", (COUNT, 2 * FEATURES, HIDDEN)), weight_of("down", (COUNT, HIDDEN, FEATURES))
+    (made,) = by_onnx(sketched(), feed)
+    exact = wanted(**feed, gate_up=matrices[0], down=matrices[1])
+    np.testing.assert_allclose(made, exact, atol=2e-5 * np.abs(exact).max(), rtol=1e-5)
+
+
+def test_a_token_of_no_number_leaves_the_others_alone() -> None:
+    feed = given(5)
+    (clean,) = by_onnx(sketched(), feed)
+    for member in ("x", "shares"):
+        spoiled = {**feed, member: feed[member].copy()}
+        spoiled[member][2] = np.nan
+        (made,) = by_onnx(sketched(), spoiled)
+        np.testing.assert_allclose(np.delete(made, 2, 0), np.delete(clean, 2, 0), rtol=1e-4, atol=1e-4)
