@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.families import family
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def _vocabulary(checkpoint: Checkpoint) -> Iterator[str]:
     size = checkpoint.config.get("vocab_size")
     if not isinstance(size, int):
         return
-    for name in {EMBEDDING, HEAD}.intersection(checkpoint.tensor_names()):
+    names = family(checkpoint.config).names
+    for name in sorted({names.embedding, names.head}.intersection(checkpoint.tensor_names())):
         if (rows := checkpoint.shape(name)[0]) != size:
             yield f"vocab_size is {size}, and {name} has {rows} rows"
     if (largest := _largest_id(checkpoint)) >= size:
