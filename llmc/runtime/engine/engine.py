@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmc.errors import DeviceError
+from llmc.errors import DeviceError, InputError
 from llmc.runtime.engine.base import Outcome, TokenEngine, TokenEvent
 from llmc.runtime.engine.observer import HANDED_OVER, EngineStats, FinishReason, StepRecord
 from llmc.runtime.engine.replay import StepResult, choose, replay, step_of
@@ -79,10 +79,16 @@ class Engine(TokenEngine):
         self.config = SchedulerConfig(
             max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=executor.exact,
             ragged=executor.ragged, cache_tokens=executor.cache_tokens, block_tokens=executor.block_tokens,
-            prompt_chunk=executor.prompt_chunk, **{k: v for k, v in chosen.items() if v is not None},
+            prompt_chunk=executor.prompt_chunk, whole_prefixes=executor.keeps_states,
+            **{k: v for k, v in chosen.items() if v is not None},
         )  # fmt: skip
         self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)
         self._awaited: AwaitedPrompts | None = None
+        if prefiller is not None and executor.keeps_states:
+            raise InputError(
+                f"{executor.bundle.path}: its model keeps states, which are not handed from one executor to another: "
+                "leave the executor for prompts out"
+            )
         if prefiller is not None:
             from llmc.runtime.engine.awaited import AwaitedPrompts
 

@@ -263,7 +263,11 @@ class Executor(ABC):
             )
 
     def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
-        """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them."""
+        """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them.
+
+        States do not say how many tokens they stand for, so they are not handed over."""
+        if self.keeps_states:
+            raise InputError(f"{self.bundle.path}: its model keeps states, which no executor takes from another one")
         length = int(prefix[0].shape[1])
         if len(prefix) != tensors or length > self.capacity:
             raise InputError(f"{len(prefix)} tensors of {length} tokens do not fit {tensors} of {self.capacity} tokens")

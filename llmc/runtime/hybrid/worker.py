@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -147,11 +147,12 @@ class PrefillWorker:
             executor.close()
 
     def _scheduler(self, executor: Executor) -> StepScheduler:
-        chosen = {} if self._min_prefix is None else {"min_prefix": self._min_prefix}
+        chosen: dict[str, Any] = {} if self._min_prefix is None else {"min_prefix": self._min_prefix}
         config = SchedulerConfig(
             max_num_seqs=min(self.plan.limits.max_num_seqs, executor.slots), slots=executor.slots,
             exact=executor.exact, ragged=executor.ragged, cache_tokens=executor.cache_tokens,
-            block_tokens=executor.block_tokens, prompt_chunk=executor.prompt_chunk, **chosen,
+            block_tokens=executor.block_tokens, prompt_chunk=executor.prompt_chunk,
+            whole_prefixes=executor.keeps_states, **chosen,
         )  # fmt: skip
         return open_scheduler(self.plan, config)
 

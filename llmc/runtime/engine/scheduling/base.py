@@ -33,6 +33,9 @@ class SchedulerConfig:
     smallest that the plan has for the place. `min_prefix`: the shortest prefix worth a copy, in tokens; 0: no reuse.
     `overtake`: how many later arrivals one step of priority is worth, so that no priority starves another.
 
+    `whole_prefixes`: what a slot holds is reused to its last token or not at all, as no token can be taken back out of
+    a state (runtime/cache_shape.py).
+
     `ragged`: one step takes rows of any lengths in any slots, prompts and decode together; `prefill_budget` is then
     what prompts may add to a step in which sequences decode. `cache_tokens`, of ragged executors only: tokens that all
     slots together hold, each slot's rounded up to `block_tokens`; None: each slot has room for max_model_len.
@@ -48,6 +51,7 @@ class SchedulerConfig:
     prefill_budget: int = 512
     min_prefix: int = 16
     overtake: int = 64
+    whole_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,24 +37,33 @@ def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> in
     return first if different[first] else limit
 
 
-def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool) -> tuple[int, int] | None:
+def longest_match(
+    slots: Slots, sequence: ScheduledSequence, within_group: bool, whole: bool = False
+) -> tuple[int, int] | None:  # fmt: skip
     """(slot, tokens) of the longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt
     but one token; None when there is none.
 
     Retained tokens win over equally long ones of live sequences, and low slots over high ones. `within_group`: only
-    live sequences of the same group count.
+    live sequences of the same group count. `whole`: only slots count all of whose tokens begin the prompt.
     """
+
+    def shared(held: array[int], length: int) -> int:
+        if whole and length >= sequence.prompt_length:
+            return 0
+        found = common_prefix(prompt, held, min(length, sequence.prompt_length - 1))
+        return 0 if whole and found < length else found
+
     prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
     best, found = 0, None
     if not within_group:
         for slot, kept in enumerate(slots.retained):
             if kept is not None:
-                length = common_prefix(prompt, kept.tokens, min(kept.length, sequence.prompt_length - 1))
+                length = shared(kept.tokens, kept.length)
                 if length > best:
                     best, found = length, slot
     for slot, live in enumerate(slots.live):
         if live is not None and (not within_group or live.group == sequence.group):
-            length = common_prefix(prompt, live.tokens, min(live.cached, sequence.prompt_length - 1))
+            length = shared(live.tokens, live.cached)
             if length > best:
                 best, found = length, slot
     return None if found is None else (found, best)

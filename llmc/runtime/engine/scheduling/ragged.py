@@ -156,13 +156,15 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         least = self._least(sequence)
         if not least or sequence.prompt_length <= least:
             return None
-        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        match = longest_match(
+            self._slots, sequence, within_group=not self._config.min_prefix, whole=self._config.whole_prefixes
+        )
         return match if match is not None and match[1] >= least else None
 
     def _comes(self, sequence: ScheduledSequence, found: int, parts: Sequence[_Part]) -> bool:
         """Whether `parts` compute enough of the beginning of the prompt, beyond the `found` tokens, to wait for."""
         least = self._least(sequence)
-        if not least or sequence.prompt_length - 1 < found + least:
+        if self._config.whole_prefixes or not least or sequence.prompt_length - 1 < found + least:
             return False
         prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
         for other, stop in parts:

@@ -55,7 +55,8 @@ class Scheduler(LiveSequences[SlotTable]):
         del budget
         self._check_new(sequence, prompt)
         length = len(prompt)
-        if handed or (group is not None and (length < 2 or not self._prefill.start(length, length - 1, False))):
+        alone = handed or self._config.whole_prefixes
+        if alone or (group is not None and (length < 2 or not self._prefill.start(length, length - 1, False))):
             group = None  # no prefix of it can be shared, so prefill them together
         self._add(sequence, prompt, priority, group, handed=handed)
 
@@ -115,11 +116,15 @@ class Scheduler(LiveSequences[SlotTable]):
         least = 1 if shares else self._config.min_prefix
         if not least or sequence.prompt_length <= least:
             return None
-        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        match = longest_match(
+            self._slots, sequence, within_group=not self._config.min_prefix, whole=self._config.whole_prefixes
+        )
         if match is None or match[1] < least:
             return None
         slot, length = match
         usable = min(length, self._prefill.start(sequence.prompt_length, length, bool(self._decoding)))
+        if self._config.whole_prefixes and usable < length:
+            return None
         kept = self._slots.retained[slot]
         return Prefix(slot, usable, kept is not None and kept.length == length) if usable >= least else None
 

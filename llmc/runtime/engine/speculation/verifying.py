@@ -53,6 +53,10 @@ def verify(logits: Logits, rows: Sequence[Row], samplers: Samplers, take: Take) 
 def require_verifiable(executor: Executor) -> None:
     """Raise InputError, saying what to compile, unless the executor gives the logits after each of a row's tokens."""
     path = executor.bundle.path
+    if executor.keeps_states:
+        raise InputError(
+            f"{path}: its model keeps states, out of which no drafted token can be taken back: leave speculation out"
+        )
     if not executor.exact:
         raise InputError(
             f"{path}: its graphs have fixed shapes, which take one token of a sequence a step, and speculation "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from llmc.errors import ArtifactError, InputError
-from llmc.runtime.executors.base import EXECUTABLES, Content, Executor, require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, Executor
 from llmc.runtime.executors.fake import card
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.executors.fake.kind import BLOCK_TOKENS, Kind
@@ -38,7 +38,10 @@ FAKE_VERSION = "1.0"
 
 
 class FakeExecutor(Executor):
-    """See the module's docstring. The cache is one array [slots, capacity, hidden_size]: the model has no keys."""
+    """See the module's docstring. The cache is one array [slots, capacity, hidden_size]: the model has no keys.
+
+    Where the manifest says that the cache is a state, it is [slots, 1, hidden_size]: the vectors' faded sum alone.
+    """
 
     name: ClassVar[str] = "fake"
     opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "by first bytes"}
@@ -60,7 +63,7 @@ class FakeExecutor(Executor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        self.hidden = bundle.size("kv_heads") * bundle.size("head_dim")
+        self.hidden = (bundle.cache_shape.states or bundle.cache_shape.kv)[0].values
         self._kind = Kind.of(bundle.manifest.device.partition(":")[2])
         widest = max(slots, *(b.batch for b in bundle.plan.buckets))
         self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
@@ -76,7 +79,7 @@ class FakeExecutor(Executor):
     def make_cache(self, slots: int) -> None:
         """An empty cache of so many slots."""
         self.slots = slots
-        self._held = np.zeros((slots, self.capacity, self.hidden), np.float32)
+        self._held = np.zeros((slots, 1 if self.keeps_states else self.capacity, self.hidden), np.float32)
         self._used = [0] * slots
 
     @property
@@ -114,8 +117,8 @@ class FakeExecutor(Executor):
 
     @property
     def scores_each(self) -> bool:
-        """Where any shape runs, rows of any number of tokens do."""
-        return self.exact
+        """Where any shape runs, rows of any number of tokens do; a state takes back no token."""
+        return self.exact and not self.keeps_states
 
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
@@ -165,12 +168,20 @@ class FakeExecutor(Executor):
         self, program: Program, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array
     ) -> tuple[Array, Array]:
         """The device's arithmetic, see Program.replay: a broken device overrides it."""
+        if self.keeps_states:
+            logits, state = program.advance(token_ids, past_lengths, new_lengths, past[:, 0])
+            return logits, state[:, None]
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
     def _begin(self, step: Step) -> tuple[Program, Array]:
-        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size]."""
+        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size], or their states, NaN
+        for rows without a request."""
         self._check_past(step)
         program = self._open(self._find(step.phase, step.batch, step.query, step.context))
+        if self.keeps_states:
+            states = np.full((step.batch, 1, self.hidden), np.nan, np.float32)
+            states[: len(step.slots)] = self._cache[list(step.slots)]
+            return program, states
         past = np.zeros((step.batch, step.context, self.hidden), np.float32)
         for row, slot in enumerate(step.slots):
             past[row] = self._cache[slot, : step.context]
@@ -180,7 +191,10 @@ class FakeExecutor(Executor):
         """Put the new vectors into the cache."""
         for row, slot in enumerate(step.slots):
             start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
-            self._cache[slot, start : start + count] = new[row, :count]
+            if self.keeps_states:
+                self._cache[slot] = new[row]
+            else:
+                self._cache[slot, start : start + count] = new[row, :count]
             self._used[slot] = start + count
 
     def run_top(self, step: Step) -> TopLogits:
@@ -190,15 +204,16 @@ class FakeExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache array."""
-        require_held(self._used, source, length)
+        self._require_start(self._used, source, length)
         self._require_room({target: length})
-        self._cache[target, :length] = self._cache[source, :length]
+        kept = slice(None) if self.keeps_states else slice(length)
+        self._cache[target, kept] = self._cache[source, kept]
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers."""
-        require_held(self._used, slot, length)
-        return [self._cache[slot, :length].copy()[None]]
+        self._require_start(self._used, slot, length)
+        return [self._cache[slot, : 1 if self.keeps_states else length].copy()[None]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy token vectors into the cache array."""
@@ -208,8 +223,9 @@ class FakeExecutor(Executor):
         self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what no live token owns."""
-        self._cache[slot, start:] = value
+        """Overwrite what no live token owns: of a state, the slot's that holds none."""
+        if start == 0 or not self.keeps_states:
+            self._cache[slot, start:] = value
 
     def open_all(self) -> None:
         """Open every executable."""

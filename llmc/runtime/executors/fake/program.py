@@ -66,6 +66,22 @@ class Program:
         state += _faded(past, past_at < past_lengths[:, None], last[:, None] - past_at, self.decay)
         return (state @ self.head.T.astype(np.float64)).astype(np.float32), new
 
+    def advance(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, state: Array) -> tuple[Array, Array]:
+        """The same of a bundle that keeps Σ decay^age · vector of all tokens instead of their vectors, [B, H] float32.
+
+        Logits, and the state after each row's last live token. Rows at past 0 start from zeros, whatever `state` holds.
+        """
+        import numpy as np
+
+        self._require_shape((*token_ids.shape, self.context or 0))
+        new_at = np.arange(token_ids.shape[1])
+        scale = 1 + (past_lengths[:, None] + new_at) / self.positions
+        new = (scale[..., None] * self.embedding[token_ids]).astype(np.float32)
+        summed = _faded(new, new_at < new_lengths[:, None], new_lengths[:, None] - 1 - new_at, self.decay)
+        before = np.where(past_lengths[:, None] > 0, state, 0).astype(np.float64)
+        summed += np.power(self.decay, new_lengths)[:, None] * before
+        return (summed @ self.head.T.astype(np.float64)).astype(np.float32), summed.astype(np.float32)
+
     def _require_shape(self, given: tuple[int, ...]) -> None:
         compiled = (self.batch, self.query, self.context)
         if any(fixed not in (None, size) for fixed, size in zip(compiled, given, strict=True)):
