@@ -38,9 +38,11 @@ def two_part_run(case: str) -> Run:
     """Portable programs, one for each size that is asked for."""
     model = tiny.model(case)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    shape = cache_of(tiny.config(case))
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        program = specialised(case, *token_ids.shape, kept[0].shape[2] if kept else 0)
+        context = next((t.shape[2] for said, t in zip(shape, kept, strict=False) if said.kind == "kv"), 0)
+        program = specialised(case, *token_ids.shape, context)
         return list(program.run(token_ids, past, new, *kept, *(tensors[n] for n in program.weights)))
 
     return run

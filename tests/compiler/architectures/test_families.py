@@ -13,6 +13,7 @@ import transformers
 
 from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import PLAIN, by_gguf_architecture, family, family_or_plain, size_of
 from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
 from llmc.compiler.architectures.shared.size import ModelSize
@@ -63,8 +64,7 @@ def test_sizes_are_the_models(name: str) -> None:
     size = size_of(config, name)
     assert size.parameters == sum(matrices.values())
     assert [w.count for w in size.weights if w.outer] == [matrices[EMBEDDING] + matrices[HEAD]]
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    assert size.cache_values == 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
+    assert size.cache_values == cache_of(config).token_values
 
 
 def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:

@@ -167,13 +167,28 @@ REPLACED: dict[str, Callable[..., Any]] = {
 """By transformers' names."""
 
 
+_RECOMPOSE = "recomposition_frequencies"
+"""The method that gives each frequency of a rotation one of a token's three positions, in place (qwen3_5)."""
+
+
+def _of_text(frequencies: Tensor) -> Tensor:
+    """The same for tokens of text, whose three positions are one: [3, B, Q, D / 2] → [B, Q, D]."""
+    return torch.cat((frequencies[0], frequencies[0]), -1)
+
+
 def replace_functions(model: nn.Module) -> None:
-    """Replace what the files of `model`'s classes have of them; a second time changes nothing."""
+    """Replace what the files of `model`'s classes have of them; a second time changes nothing.
+
+    `model` itself, which is only traced, has rotations of text.
+    """
     for file in {type(module).__module__ for module in model.modules()}:
         for name, made in REPLACED.items():
             original = getattr(sys.modules[file], name, None)
             if original is not None and not hasattr(original, _MARK):
                 setattr(sys.modules[file], name, _while_tracing(made, original))
+    for module in model.modules():
+        if hasattr(module, _RECOMPOSE):
+            setattr(module, _RECOMPOSE, _of_text)
 
 
 def _while_tracing(made: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
