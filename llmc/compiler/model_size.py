@@ -6,6 +6,7 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING
 
+from llmc.compiler.architectures.shared.experts import EXPERTS
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.architectures.shared.size import Weights
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 def weights_of(checkpoint: Checkpoint) -> list[Weights]:
     """All weights of a checkpoint's tensors, alike ones together; none of a configuration alone."""
-    found: Counter[tuple[str | None, bool]] = Counter()
+    found: Counter[tuple[str | None, bool, bool]] = Counter()
     for name in checkpoint.tensor_names():
-        found[checkpoint.stored_type(name), name in OUTER] += prod(checkpoint.shape(name))
+        found[checkpoint.stored_type(name), name in OUTER, EXPERTS in name] += prod(checkpoint.shape(name))
     return [Weights(count, *kind) for kind, count in found.items()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.cache import attention_cache
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.tiny import TINY
@@ -16,10 +17,14 @@ FAMILY = Family(
     ),
     reads=frozenset({
         "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
-        "norm_topk_prob", "qkv_bias", "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
+        "norm_topk_prob", "qkv_bias",
     }),
     allows={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
-    harmless=frozenset({"router_aux_loss_coef", "output_router_logits"}),
+    # these have an effect only with use_sliding_window, which is refused
+    harmless=frozenset({
+        "sliding_window", "max_window_layers", "layer_types", "router_aux_loss_coef", "output_router_logits",
+    }),
+    cache=lambda config: attention_cache({**config, "layer_types": None, "sliding_window": None}),
     experts=Experts(("num_experts",)),
     sharding=EXPERT_RULES,
     size=ExpertsSize.reading(

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.base import Config, Family
+from llmc.compiler.architectures.shared.cache import attention_cache
 from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.tiny import TINY
+from llmc.runtime.cache_shape import CacheShape
+
+
+def _cache(config: Config) -> CacheShape:
+    """All layers have the window, or none."""
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    return attention_cache({**config, "sliding_window": window})
+
 
 FAMILY = Family(
     model_class="Qwen3MoeForCausalLM",
@@ -16,6 +25,7 @@ FAMILY = Family(
     }),
     allows={"decoder_sparse_step": (1,), "mlp_only_layers": ([],)},
     harmless=frozenset({"router_aux_loss_coef", "output_router_logits", "max_window_layers"}),
+    cache=_cache,
     experts=Experts(("num_experts", "num_local_experts")),
     sharding=EXPERT_RULES,
     size=ExpertsSize.reading(("num_experts", "num_local_experts"), "num_experts_per_tok", "moe_intermediate_size"),

@@ -10,6 +10,9 @@ from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.errors import CheckpointError
 
+EXPERTS = ".experts."
+"""In the name of each tensor of experts, however it is stored."""
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -91,9 +94,10 @@ class ExpertsSize(ModelSize):
     def _matrices(self, experts: int) -> list[Weights]:
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         gates = self.experts + (1 if self.shared else 0)
-        layer = attention + self.hidden * (gates + 3 * (experts * self.width + self.shared))
+        layer = attention + self.hidden * (gates + 3 * self.shared)
+        inner = self.layers * self.hidden * 3 * experts * self.width
         outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return [Weights(self.layers * layer), Weights(outer, outer=True)]
+        return [Weights(self.layers * layer), Weights(inner, experts=True), Weights(outer, outer=True)]
 
     @property
     def weights(self) -> list[Weights]:

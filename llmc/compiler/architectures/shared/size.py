@@ -14,11 +14,13 @@ class Weights:
     """`count` weights that are held alike.
 
     `stored`: the blocks that the checkpoint has them in (Q8_0, Q4_0, Q4_1), or None. `outer`: of the embedding or head.
+    `experts`: of experts, which targets do not quantise.
     """
 
     count: int
     stored: str | None = None
     outer: bool = False
+    experts: bool = False
 
 
 @dataclass(frozen=True)

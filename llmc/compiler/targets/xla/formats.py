@@ -62,8 +62,8 @@ class XlaFormats(StaticTarget):
         return ""
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """8 where they are quantised; the scales of rows are a hundredth of that or less."""
-        return 8.0 if options.quantize in CODES else super().weight_bits(options, weights)
+        """8 where they are quantised, which experts are not; scales of rows are a hundredth of that or less."""
+        return 8.0 if options.quantize in CODES and not weights.experts else super().weight_bits(options, weights)
 
     def cache_dtype(self, options: CompileOptions) -> str:
         """As asked for, or as everything else."""

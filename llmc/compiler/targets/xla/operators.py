@@ -67,11 +67,12 @@ def _matmul(self: Array, other: Array | None = None, mat2: Array | None = None) 
 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
+    "sigmoid": jax.nn.sigmoid,
     "floor": jnp.floor, "log": jnp.log,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
-    "ge": operator.ge, "eq": operator.eq,
+    "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
 }  # fmt: skip
 
 
@@ -122,6 +123,11 @@ def _softmax(self: Array, dim: int, dtype: Any = None) -> Array:
 @_rule("mean.dim")
 def _mean(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
     return jnp.mean(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
+
+
+@_rule("sum.dim_IntList")
+def _sum(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
+    return jnp.sum(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
 
 
 @_rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
