@@ -34,6 +34,7 @@ def fuse(graph: Graph, gate_width: int = 0) -> Graph:
     for rule in (
         fuse_experts,
         fuse_rms_norm,
+        norm_before_transpose,
         fuse_attention,
         fuse_qkv,
         fuse_gate_up,
@@ -96,6 +97,21 @@ def fuse_rms_norm(graph: Graph) -> None:
         eps = _mean_square_eps(m, m.producers[root].inputs[0], x)
         if eps is not None:
             node.op, node.inputs, node.attrs = "rms_norm", [x, weight], {"eps": eps}
+
+
+def norm_before_transpose(graph: Graph) -> None:
+    """rms_norm(transpose(x)) → transpose(rms_norm(x)), where the last axis stays: heads lie by token for longer."""
+    m = Matcher(graph)
+    for node in graph.nodes:
+        turned = m.made_by(node.inputs[0], "transpose") if node.op == "rms_norm" else None
+        if turned is None or not m.sole(turned.out) or {turned.attrs["dim0"], turned.attrs["dim1"]} != {1, 2}:
+            continue
+        source = turned.inputs[0]
+        assert source is not None
+        normed = Value(f"{node.out.name}_by_token", source.shape, source.dtype)
+        graph.nodes[graph.nodes.index(node)] = Node("transpose", [normed], [node.out], dict(turned.attrs))
+        graph.nodes[graph.nodes.index(turned)] = Node("rms_norm", [source, *node.inputs[1:]], [normed], node.attrs)
+    graph.nodes = _after_inputs(graph.nodes)
 
 
 def _mean_square_eps(m: Matcher, value: Value | None, x: Value) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 
@@ -13,13 +12,14 @@ from llmc.compiler.frontend.recurrent import operators
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
+from llmc.runtime.executors.onnxruntime.session import open_session
 from tests.compiler.frontend.recurrent.test_operators import CASES
 
 FIXED = {"causal_conv": ("weight", "bias"), "state_scan": ("rate",)}
 """Arguments that have no rows."""
 
 
-def lowered(kind: str, given: dict[str, Any]) -> ort.InferenceSession:
+def lowered(kind: str, given: dict[str, Any]) -> Any:
     """A model of one operator, for any number of rows and tokens."""
     values: dict[str, Value | None] = {"token_ids": Value("token_ids", ("B", "Q"), "int64")}
     attrs = {}
@@ -42,7 +42,7 @@ def lowered(kind: str, given: dict[str, Any]) -> ort.InferenceSession:
     inputs = {name: v for name, v in values.items() if v is not None}
     graph = Graph(inputs, [(o.name, o) for o in outputs], [node], {}, {})
     model = to_onnx(graph, OnnxOptions(0)).model
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return open_session(model.SerializeToString())  # beside others of the process, which share a pool
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "gated_delta of any length"])
