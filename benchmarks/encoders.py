@@ -1,0 +1,171 @@
+"""Sentences a second of an embedding model: llmc, sentence-transformers and OpenVINO's text embedding pipeline.
+
+All have the same random weights in the shape of bge-small (12 layers, 384 wide, 33 million parameters), the same
+tokenizer, and the sentences of this repository's own documents (Apache-2.0), in the order in which they stand. Engines
+are processes that stay open, and take turns, one pass over all sentences each, for some rounds; the median counts.
+
+  python benchmarks/encoders.py [--rounds N] [--sentences N] [--json]
+
+The peers' environment is .venv-peers (`make peers-env`). "sorted": the caller sorted the sentences by length before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+ENGINES = {
+    "llmc bf16": ("llmc", "bf16"),
+    "llmc f32": ("llmc", "f32"),
+    "llmc int8": ("llmc", "int8"),
+    "sentence-transformers f32": ("sentence-transformers", "float32"),
+    "sentence-transformers bf16": ("sentence-transformers", "bfloat16"),
+    "openvino-genai bf16": ("openvino-genai", "bf16"),
+    "openvino-genai bf16 sorted": ("openvino-genai", "bf16-sorted"),
+    "openvino-genai f32": ("openvino-genai", "f32"),
+    "openvino-genai f32 sorted": ("openvino-genai", "f32-sorted"),
+}
+BATCH = 32
+VOCABULARY = 30522
+
+
+def sentences(most: int) -> list[str]:
+    """Of the documents, without tables and code."""
+    found: list[str] = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        lines = [line for line in text.splitlines() if not line.startswith(("|", "#", "    "))]
+        found += [s.strip() for s in re.split(r"(?<=[.!?:;])\s+|\n\n", "\n".join(lines)) if len(s.strip()) > 1]
+    return [" ".join(s.split()) for s in found[:most]]
+
+
+def write_model(folder: Path, texts: list[str]) -> None:
+    """The checkpoint: random weights, WordPiece tokens of these texts, mean pooling and normalisation."""
+    import torch
+    from tokenizers import BertWordPieceTokenizer
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536,
+        max_position_embeddings=512,
+    )  # fmt: skip
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    trained = BertWordPieceTokenizer(lowercase=True)
+    trained.train_from_iterator(texts, vocab_size=VOCABULARY, show_progress=False)
+    BertTokenizerFast(tokenizer_object=trained._tokenizer, model_max_length=512).save_pretrained(folder)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
+        for i, (place, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for place in ("1_Pooling", "2_Normalize"):
+        (folder / place).mkdir()
+    pooling = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "2_Normalize" / "config.json").write_text("{}")
+
+
+class Engine:
+    """A process that embeds all texts once a line that it is sent, and answers with its seconds."""
+
+    def __init__(self, name: str, folder: Path, texts: Path, threads: int) -> None:
+        kind, how = ENGINES[name]
+        python = sys.executable if kind == "llmc" else str(PEERS)
+        where = folder / f"llmc-{how}" if kind == "llmc" else folder / "model"
+        command = [python, str(Path(__file__).with_name("encoders_child.py")), kind, how, str(where), str(texts)]
+        self.vectors = folder / f"{name}.npy"
+        self._process = subprocess.Popen(
+            [*command, str(threads), str(self.vectors)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=(folder / f"{name}.log").open("w"), text=True, cwd=ROOT,
+        )  # fmt: skip
+        self._answer()
+
+    def run(self) -> dict[str, Any]:
+        """One pass: {"seconds", and of llmc "tokens" and "padded_tokens"}."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self._process.args!r} ended; its log lies beside {self.vectors}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+def main() -> None:
+    """Measure, and print a table or JSON."""
+    import numpy as np
+
+    import llmc
+    from llmc.settings import Settings
+
+    given = argparse.ArgumentParser()
+    given.add_argument("--rounds", type=int, default=5)
+    given.add_argument("--sentences", type=int, default=1500)
+    given.add_argument("--json", action="store_true")
+    asked = given.parse_args()
+    threads = Settings.from_environment().threads
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        texts = sentences(asked.sentences)
+        (folder / "texts.json").write_text(json.dumps(texts))
+        (folder / "model").mkdir()
+        write_model(folder / "model", texts)
+        for how, options in {"f32": {"dtype": "f32"}, "bf16": {"dtype": "bf16"}, "int8": {"quantize": "int8"}}.items():
+            llmc.compile(folder / "model", folder / f"llmc-{how}", device="cpu", cache_dir=folder / "store", **options)
+        subprocess.run(
+            [str(PEERS), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", place], check=True
+        )
+        engines = {name: Engine(name, folder, folder / "texts.json", threads) for name in ENGINES}
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+        for at in range(asked.rounds):
+            print(f"round {at + 1} of {asked.rounds}", file=sys.stderr)
+            for name, engine in engines.items():
+                rounds[name].append(engine.run())
+        for engine in engines.values():
+            engine.close()
+        exact = np.load(engines["sentence-transformers f32"].vectors)
+        cosines = {n: float((np.load(e.vectors) * exact).sum(-1).min()) for n, e in engines.items()}
+    rates = {n: len(texts) / statistics.median(r["seconds"] for r in found) for n, found in rounds.items()}
+    counted = rounds["llmc bf16"][0]
+    lengths = counted["lengths"]
+    in_order = [lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH)]
+    result = {
+        "sentences": len(texts), "tokens": sum(lengths), "threads": threads, "sentences_per_s": rates,
+        "least_cosine_to_f32": cosines, "llmc_padding": 1 - sum(lengths) / counted["padded_tokens"],
+        "padding_to_the_longest_of_32": 1 - sum(lengths) / sum(max(b) * len(b) for b in in_order),
+        "padding_to_the_longest": 1 - sum(lengths) / (max(lengths) * len(lengths)),
+    }  # fmt: skip
+    if asked.json:
+        print(json.dumps(result))
+        return
+    print(f"{len(texts)} sentences, {sum(lengths)} tokens (longest {max(lengths)}), {threads} threads")
+    for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
+        print(f"{name:28} {rate:8.1f} sentences/s   least cosine to f32 {cosines[name]:.5f}")
+    for what in ("llmc_padding", "padding_to_the_longest_of_32", "padding_to_the_longest"):
+        print(f"{what.replace('_', ' '):28} {result[what]:8.1%}")
+
+
+if __name__ == "__main__":
+    main()
