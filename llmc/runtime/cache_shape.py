@@ -11,8 +11,8 @@ A tensor is of one of two kinds:
          at past 0 the program puts zeros in its place, whatever the input holds. So a program without cache inputs
          starts from zeros, too.
 
-A token cannot be taken back out of a state. So a step starts where the slot's states are, or at 0, or where an executor
-kept them (`Executor.reusable`).
+A token cannot be taken back out of a state. So a step starts where the slot's states are, or at 0
+(`Executor.keeps_states`). Executors hold all tokens of a layer with a window, too.
 
 The manifest has the tensors as `model.cache`; without it all layers have one key and one value of the same size
 (`layers`, `kv_heads`, `head_dim`).
