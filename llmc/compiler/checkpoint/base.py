@@ -173,8 +173,8 @@ def stored_name(name: str, names: Container[str]) -> str:
 
     A tied head is stored once, as the embedding. Raises CheckpointError when the checkpoint lacks the tensor.
     """
-    if name not in names:
-        name = next((embedding for embedding in HEADS.get(name, ()) if embedding in names), name)
+    if name not in names and name in HEADS:
+        name = next((embedding for embedding in HEADS[name] if embedding in names), HEADS[name][0])
     if name not in names:
         raise CheckpointError(f"the checkpoint has no tensor {name!r}, which its architecture needs")
     return name

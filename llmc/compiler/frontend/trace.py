@@ -242,6 +242,15 @@ def _export(step: nn.Module, args: tuple[Any, ...], dims: Any, config: Mapping[s
             exported = torch.export.export(
                 step, args, strict=False, dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True
             )
+            _drop_dropout(exported.graph_module)
             return without_writes(exported)
     except Exception as e:
         raise CompileError(f"tracing {config.get('model_type')} with torch.export failed: {e}") from e
+
+
+def _drop_dropout(module: torch.fx.GraphModule) -> None:
+    """Take out dropout of models in evaluation, which leaves every value as it is and still counts as random."""
+    for node in list(module.graph.nodes):
+        if node.target is torch.ops.aten.dropout.default and node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)

@@ -15,12 +15,12 @@ from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.base import Family
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import PLAIN, by_gguf_architecture, family, family_or_plain, size_of
-from llmc.compiler.architectures.shared.names import EMBEDDING, HEAD
+from llmc.compiler.architectures.shared.names import HEADS
 from llmc.compiler.architectures.shared.size import ModelSize
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.export.gguf import write_gguf
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
-from llmc.compiler.frontend.skeleton import build_skeleton
+from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 
@@ -63,12 +63,27 @@ def test_sizes_are_the_models(name: str) -> None:
     matrices = {n: p.numel() for n, p in build_skeleton(config).named_parameters() if p.dim() >= 2}
     size = size_of(config, name)
     assert size.parameters == sum(matrices.values())
-    assert [w.count for w in size.weights if w.outer] == [matrices[EMBEDDING] + matrices[HEAD]]
+    names = of(name).names
+    assert [w.count for w in size.weights if w.outer] == [matrices[names.embedding] + matrices.get(names.head, 0)]
     assert size.cache_values == cache_of(config).token_values
 
 
+@pytest.mark.parametrize("name", supported())
+def test_the_embedding_and_the_head_are_known_to_be_tied_where_the_head_is_not_stored(name: str) -> None:
+    names = of(name).names
+    assert names.embedding in HEADS[names.head]
+
+
+@pytest.mark.parametrize("name", supported())
+def test_keys_in_common_terms_are_what_transformers_reads(name: str) -> None:
+    own, config = of(name), tiny.config(name)
+    made = model_config(config)
+    for common, key in own.keys.items():
+        assert getattr(made, key) == config[common]
+
+
 def test_sizes_of_what_is_not_supported_are_a_plain_decoders() -> None:
-    config = tiny.config("llama") | {"model_type": "gpt2"}
+    config = tiny.config("llama") | {"model_type": "ctrl"}
     assert family_or_plain(config) is PLAIN
     assert size_of(config, "config.json") == ModelSize.of(config, "config.json")
     with pytest.raises(CheckpointError, match=r"config.json: intermediate_size is None, not a size"):

@@ -71,6 +71,11 @@ GGUF_LAYER = {
 """Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Standardized tensor names"."""
 
 
+def with_biases(*parts: str) -> list[str]:
+    """The weight and the bias of each part of a layer."""
+    return [f"{part}.{end}" for part in parts for end in ("weight", "bias")]
+
+
 def layer(biases: str = "", *, mlp_biases: bool = False, qk_norms: bool = False, packed_mlp: bool = False) -> list[str]:
     """Tensors of one layer, without `model.layers.N.`.
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from llmc.compiler.architectures.shared.names import Names
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -58,3 +60,24 @@ PACKED_RULES = (
 )
 """The same where q, k and v, or gate and up, are one tensor. Devices share its rows evenly, so that parts of an output
 change devices after the product: XLA moves them, which costs less than a weight that each device holds whole."""
+
+
+def rules(
+    names: Names, query: str = "", keys: str = "", output: str = "", up: str = "", down: str = ""
+) -> tuple[Rule, ...]:
+    """The rules of a family with other names; each argument is a pattern of a layer's modules ("self_attn.q_proj").
+
+    What none names is replicated: norms, biases of sums, and projections that hold queries, keys and values in one.
+    """
+    layer = of_layer(names.layers)
+    vocabulary = "|".join(re.escape(name) for name in (names.embedding, names.head)) + r"|lm_head\.bias"
+    split = [Rule("vocabulary", vocabulary, 0, *_VOCABULARY)]
+    for name, modules, ends, dim, parts in (
+        ("query heads", query, "weight|bias", 0, _QUERY), ("key/value heads", keys, "weight|bias", 0, _KEYS),
+        ("attention output", output, "weight", 1, _QUERY), ("mlp input", up, "weight|bias", 0, _MLP),
+        ("mlp output", down, "weight", 1, _MLP),
+    ):  # fmt: skip
+        if modules:
+            split.append(Rule(name, rf"{layer}(?:{modules})\.(?:{ends})", dim, *parts))
+    others = "|".join(f"(?:{rule.pattern})$" for rule in split)
+    return (*split, Rule("all else", rf"(?!{others}).+", None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmc.errors import CheckpointError
@@ -25,7 +25,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The sizes of a Llama-like decoder: `layers` of attention (grouped heads) and a gated MLP, tied head or not."""
+    """The sizes of a decoder: `layers` of attention (grouped heads) and an MLP, tied head or not.
+
+    The MLP is gated, of three matrices, or of `mlp_matrices`; `positions` are the rows of a table of learned ones.
+    """
 
     layers: int
     hidden: int
@@ -35,6 +38,13 @@ class ModelSize:
     head_dim: int
     vocabulary: int
     tied: bool
+    mlp_matrices: int = field(default=3, kw_only=True)
+    positions: int = field(default=0, kw_only=True)
+
+    @classmethod
+    def ungated(cls, config: Mapping[str, Any], source: str) -> ModelSize:
+        """`of` a decoder whose MLP has no gate, and whose positions are not learned. Raises CheckpointError."""
+        return replace(cls.of(config, source), mlp_matrices=2)
 
     @classmethod
     def of(cls, config: Mapping[str, Any], source: str) -> ModelSize:
@@ -69,9 +79,9 @@ class ModelSize:
     def weights(self) -> list[Weights]:
         """The same, inner and outer ones apart."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        mlp = 3 * self.hidden * self.intermediate
+        mlp = self.mlp_matrices * self.hidden * self.intermediate
         outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return [Weights(self.layers * (attention + mlp)), Weights(outer, outer=True)]
+        return [Weights(self.layers * (attention + mlp) + self.positions * self.hidden), Weights(outer, outer=True)]
 
     @property
     def cache_values(self) -> int:
