@@ -29,4 +29,5 @@ def test_windows_are_those_of_transformers_layer_types(name: str, said: dict[str
     found: Any = model_config(config)
     shape = cache_of(config)
     stated = [{t.window for t in shape.of_layer(i)} for i in range(LAYERS)]
-    assert stated == [{found.sliding_window if t == "sliding_attention" else None} for t in found.layer_types]
+    window = found.sliding_window or None
+    assert stated == [{window if t == "sliding_attention" else None} for t in found.layer_types]

@@ -1,0 +1,23 @@
+"""GLM 4 0414: GLM's layers, where what a block gives is normed too."""
+
+from __future__ import annotations
+
+from llmc.compiler.architectures.shared.base import Config, Family
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.sharding import PACKED_RULES
+from llmc.compiler.architectures.shared.tiny import TINY
+
+_NORMS = ["post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"]
+
+
+def _layer(config: Config) -> list[str]:
+    return [*layer("qkv" if config.get("attention_bias", True) else "", packed_mlp=True), *_NORMS]
+
+
+FAMILY = Family(
+    model_class="Glm4ForCausalLM",
+    layer=_layer,
+    reads=frozenset({"attention_bias", "partial_rotary_factor"}),
+    sharding=PACKED_RULES,
+    tiny={**TINY, "num_hidden_layers": 2, "pad_token_id": 0, "attention_bias": True, "partial_rotary_factor": 0.5},
+)
