@@ -1,0 +1,108 @@
+"""Families whose layers follow the gated delta rule (frontend/recurrent), with some of gated attention between them.
+
+Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3_next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
+from llmc.compiler.architectures.shared.size import ModelSize, Weights
+from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
+
+LINEAR, FULL = "linear_attention", "full_attention"
+DEFAULTS: Mapping[str, int] = {
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "head_dim": 256,
+}  # fmt: skip
+"""Of keys that a configuration may leave out."""
+
+READS = frozenset({"layer_types", "partial_rotary_factor", *(set(DEFAULTS) - {"head_dim"})})
+
+DELTA_RULES = (
+    *RULES,
+    # queries, keys and values lie behind each other in one matrix, so that no split by rows keeps their heads together
+    Rule("gated delta rule", LAYER + r"linear_attn\.[\w.]+", None),
+)
+
+TINY_DELTA: Mapping[str, Any] = {
+    "num_hidden_layers": 2, "layer_types": [LINEAR, FULL], "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+}  # fmt: skip
+"""A layer of each kind."""
+
+
+def types(config: Mapping[str, Any]) -> list[str]:
+    """What each layer is; every fourth one attends to all unless the configuration says otherwise."""
+    interval = config.get("full_attention_interval", 4)
+    count = range(int(config["num_hidden_layers"]))
+    return list(config.get("layer_types") or [FULL if (i + 1) % interval == 0 else LINEAR for i in count])
+
+
+def delta_layer(config: Mapping[str, Any], index: int) -> list[str]:
+    """Tensors of a layer whose MLP is dense."""
+    parts = layer("qkvo" if config.get("attention_bias") else "", qk_norms=True)
+    if types(config)[index] == FULL:
+        return parts
+    made = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm", "out_proj")
+    own = [*(f"linear_attn.{name}.weight" for name in made), "linear_attn.dt_bias", "linear_attn.A_log"]
+    return own + [part for part in parts if not part.startswith("self_attn.")]
+
+
+def delta_cache(config: Mapping[str, Any]) -> CacheShape:
+    """Keys and values of layers that attend, and of others the last tokens of their convolution and their state."""
+    given = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
+    keys = given["linear_num_key_heads"] * given["linear_key_head_dim"]
+    heads, width = given["linear_num_value_heads"], given["linear_value_head_dim"]
+    convolved = (given["linear_conv_kernel_dim"] - 1, 2 * keys + heads * width)
+    tensors: list[CacheTensor] = []
+    for i, kind in enumerate(types(config)):
+        if kind == FULL:
+            tensors += key_value(i, given.get("num_key_value_heads") or given["num_attention_heads"], given["head_dim"])
+        else:
+            tensors.append(CacheTensor(i, "conv", "state", convolved))
+            state = (heads, given["linear_key_head_dim"], width)
+            tensors.append(CacheTensor(i, "recurrent", "state", state, dtype="f32"))
+    return CacheShape(len(types(config)), tuple(tensors))
+
+
+@dataclass(frozen=True)
+class DeltaSize(ModelSize):
+    """Sizes of a model of which `attending` layers attend; the others project `projected` numbers a token, have
+    `valued` numbers in all their heads' values, and `filters` weights of convolutions."""
+
+    attending: int
+    projected: int
+    valued: int
+    filters: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], source: str) -> Self:
+        """See `ModelSize.of`."""
+        given = {**DEFAULTS, **{k: v for k, v in config.items() if v is not None}}
+        plain = ModelSize.of(given, source)
+        keys = given["linear_num_key_heads"] * given["linear_key_head_dim"]
+        valued = given["linear_num_value_heads"] * given["linear_value_head_dim"]
+        projected = 2 * keys + 2 * valued + 2 * given["linear_num_value_heads"]
+        filters = (2 * keys + valued) * given["linear_conv_kernel_dim"]
+        attending = types(given).count(FULL)
+        return cls(**vars(plain), attending=attending, projected=projected, valued=valued, filters=filters)
+
+    @property
+    def weights(self) -> list[Weights]:
+        """As `ModelSize.weights`: queries come with a gate of their size."""
+        attention = self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
+        linear = self.hidden * (self.projected + self.valued) + self.filters
+        mlp = 3 * self.hidden * self.intermediate
+        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
+        inner = self.attending * attention + (self.layers - self.attending) * linear + self.layers * mlp
+        return [Weights(inner), Weights(outer, outer=True)]
+
+    @property
+    def cache_values(self) -> int:
+        """Of one token: states do not grow with it."""
+        return 2 * self.attending * self.kv_heads * self.head_dim
