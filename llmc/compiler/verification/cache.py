@@ -25,9 +25,13 @@ def beyond(tensors: Iterable[NDArray[np.float32]], dtype: str) -> int:
 
 
 def beyond_in(executor: Executor, slots: Iterable[tuple[int, int, int]]) -> int:
-    """The same, of the tokens from … end − 1 of some slots, as (slot, from, end)."""
+    """The same, of the tokens from … end − 1 of some slots, as (slot, from, end); with states, of all tokens before."""
     dtype = str(executor.bundle.manifest.options.get("kv_cache_dtype") or executor.bundle.manifest.options.get("dtype"))
-    return sum(beyond((t[:, start:] for t in executor.export_prefix(slot, end)), dtype) for slot, start, end in slots)
+    count = 0
+    for slot, start, end in slots:
+        tensors = executor.export_prefix(slot, end)
+        count += beyond(tensors if executor.keeps_states else (t[:, start:] for t in tensors), dtype)
+    return count
 
 
 def require_held(outcome: Mapping[str, Any]) -> None:

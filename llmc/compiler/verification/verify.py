@@ -204,10 +204,11 @@ class Verification:
             "bucket": str(bucket), "runs": runs, "kl": [], "equal": [], "max_abs": 0.0, "leak": 0.0, "longest": 0,
             "executables": [], "beyond": 0, "unreached": self._unreached(bucket),
         }  # fmt: skip
-        prefix = self._long_prefix(bucket)
-        if prefix:
-            outcome["beyond"] = self._prefixes_beyond[prefix[0].shape[1]]
-        rows = list(self._rows(bucket, prefix[0].shape[1] if prefix else 0))
+        length = self._past_length(bucket)
+        prefix = self._prefix(length)
+        if length:
+            outcome["beyond"] = self._prefixes_beyond[length]
+        rows = list(self._rows(bucket, length))
         rows = [row for row in rows if fitting(self.executor, [row.position + 1])]
         rows = rows[: fitting(self.executor, [row.position + 1 for row in rows])]
         for step in self._steps(bucket, rows):
@@ -242,22 +243,30 @@ class Verification:
         longest = limits.longest_prompt if bucket.phase == "prompt" else limits.max_model_len - 1
         return max(0, min(bucket.context + bucket.query, longest) - min(long, self.executor.cache_tokens or long))
 
-    def _long_prefix(self, bucket: Bucket) -> list[NDArray[np.float32]]:
-        """The cache of the long sequence that rows of the bucket continue, as the bundle's own prompt graphs make it,
-        and, token by token, its decode graphs beyond the longest prompt."""
-        long = self.probes[-1].tokens.tolist()
-        length = min(len(long), past_length(bucket, self.plan.limits, self.beyond))
-        length = min(length, self.executor.cache_tokens or length)
+    def _past_length(self, bucket: Bucket) -> int:
+        """How many tokens of the long sequence rows of the bucket may continue."""
+        length = min(len(self.probes[-1].tokens), past_length(bucket, self.plan.limits, self.beyond))
+        return min(length, self.executor.cache_tokens or length)
+
+    def _prefix(self, length: int) -> list[NDArray[np.float32]]:
+        """The cache of so many tokens of the long sequence, to be cut for each row; none of a model that keeps states,
+        which cannot be cut."""
         if length and length not in self._prefixes:
             empty(self.executor)
-            prompt = min(length, self.plan.limits.longest_prompt)
-            for step in prompt_steps(self.plan, self.executor, 0, long[:prompt]):
-                self.executor.run(step)
-            for past in range(prompt, length):
-                self.executor.run(decode_step(self.plan, self.executor, [long[past]], [past]))
-            self._prefixes[length] = self.executor.export_prefix(0, length)
+            self._prefill(length)
+            self._prefixes[length] = [] if self.executor.keeps_states else self.executor.export_prefix(0, length)
             self._prefixes_beyond[length] = beyond_in(self.executor, [(0, 0, length)])
         return self._prefixes[length] if length else []
+
+    def _prefill(self, length: int) -> None:
+        """Put so many tokens of the long sequence into slot 0, as the bundle's own prompt graphs do, and, token by
+        token, its decode graphs beyond the longest prompt."""
+        long = self.probes[-1].tokens.tolist()
+        prompt = min(length, self.plan.limits.longest_prompt)
+        for step in prompt_steps(self.plan, self.executor, 0, long[:prompt]):
+            self.executor.run(step)
+        for past in range(prompt, length):
+            self.executor.run(decode_step(self.plan, self.executor, [long[past]], [past]))
 
     def _rows(self, bucket: Bucket, prefix: int) -> Iterator[Row]:
         """Ragged rows for a bucket: the first as long as fits, then where the model turns, the others spread below."""
@@ -302,9 +311,13 @@ class Verification:
     ) -> NDArray[np.float32]:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}
-        for slot in range(self.executor.slots):
-            if past.get(slot):
+        for slot in sorted((slot for slot in past if past[slot]), reverse=True):
+            if not self.executor.keeps_states:
                 self.executor.import_prefix(slot, [t[:, : past[slot]] for t in prefix])
+                continue
+            self._prefill(past[slot])
+            self.executor.copy_prefix(0, slot, past[slot])
+        for slot in range(self.executor.slots):
             self.executor.poison(slot, past.get(slot, 0), poison)
         live_tokens = np.arange(step.query)[None] < step.new_lengths[:, None]
         live_tokens[len(live) :] = False
