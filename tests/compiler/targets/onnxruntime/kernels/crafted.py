@@ -55,6 +55,10 @@ _INPUTS: dict[str, dict[str, Any]] = {
     "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None},
     "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
     "AddNorm": {"x": _zeros(2, 16), "r": _zeros(2, 16), "w": _zeros(16)},
+    "Experts": {
+        "x": _zeros(2, 64), "ids": np.array([[0, 2], [1, 2]]), "shares": _zeros(2, 2),
+        "gate_up": np.zeros(3 * 4 * (64 + 1024), np.uint8), "down": np.zeros(3 * 4 * (64 + 512), np.uint8),
+    },
 }  # fmt: skip
 _MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0}
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
@@ -62,8 +66,18 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "Linear": {**_MATRIX, "gated": 0},
     "Embedding": _MATRIX,
     "AddNorm": {"eps": 1e-5},
+    "Experts": {
+        "experts": 3,
+        "hidden": 64,
+        "features": 32,
+        "group": 32,
+        "down_group": 16,
+        "bits": 8,
+        "offsets": 0,
+    },
 }
-_OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"]}
+_OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"],
+            "Experts": ["y"]}  # fmt: skip
 
 _HEADS = "heads of this number or size are not supported"
 _ROW = "a row is outside of the tokens, the slots, the cache or the rotary tables"
@@ -75,6 +89,9 @@ _MISSING = "is marked single but has an empty string in the graph"
 _WHAT = "a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 or 1"
 _BIAS = "a bias has a number for each row, and a gate has none"
 _SHAPES = "inputs of shapes that do not belong together"
+_EXPERTS = "there are 1 to 65536 experts, of a multiple of 16 features"
+_OTHERS = "panels of other matrices"
+_PAIRS = "ids and shares are not of the tokens of x"
 
 GRAPHS = [
     *(Graph("Attention", {"heads": n}, _HEADS) for n in (0, -4, 3, 1 << 17, BIG)),
@@ -151,6 +168,30 @@ GRAPHS = [
     Graph("AddNorm", {"r": _zeros(1, 16)}, _SHAPES),
     Graph("AddNorm", {"r": _zeros(32)}, _SHAPES),
     *(Graph("AddNorm", {name: None}, _MISSING) for name in ("x", "r", "w")),
+    *(Graph("Experts", {"experts": n}, _EXPERTS) for n in (0, -1, 1 << 17, BIG)),
+    *(Graph("Experts", {"features": n}, _EXPERTS) for n in (0, -16, 24, 1 << 28, BIG)),
+    *(Graph("Experts", {"hidden": n}, _WHAT) for n in (0, -1, 1 << 29, BIG)),
+    *(Graph("Experts", {name: n}, _WHAT) for name in ("group", "down_group") for n in (0, -8, 12, 1 << 15, BIG)),
+    *(Graph("Experts", {"bits": n}, _WHAT) for n in (0, 5, 16)),
+    *(Graph("Experts", {"offsets": n}, _WHAT) for n in (2, -1, BIG)),
+    *(Graph("Experts", {"experts": n}, _OTHERS) for n in (2, 4, 1 << 16)),
+    Graph("Experts", {"features": 48}, _OTHERS),
+    Graph("Experts", {"bits": 4}, _OTHERS),
+    Graph("Experts", {"offsets": 1}, _OTHERS),
+    *(Graph("Experts", {name: np.zeros(64, np.uint8)}, _OTHERS) for name in ("gate_up", "down")),
+    *(Graph("Experts", {name: np.zeros(0, np.uint8)}, _OTHERS) for name in ("gate_up", "down")),
+    *(Graph("Experts", {name: np.zeros((3, 4 * 1088), np.uint8)}, _RANK) for name in ("gate_up", "down")),
+    *(Graph("Experts", {"ids": np.array([[0, 2], [1, n]])}, "there is no expert of this number") for n in (3, -1, BIG)),
+    Graph("Experts", {"x": _zeros(2, 32)}, "x has not `hidden` inputs"),
+    Graph("Experts", {"x": _zeros(1, 2, 64)}, _RANK),
+    Graph("Experts", {"x": _zeros(3, 64)}, _PAIRS),
+    Graph("Experts", {"x": _zeros(0, 64)}, _PAIRS),
+    Graph("Experts", {"ids": np.zeros((2, 1), np.int64)}, _PAIRS),
+    Graph("Experts", {"ids": np.zeros(2, np.int64)}, _RANK),
+    Graph("Experts", {"shares": _zeros(1, 2)}, _PAIRS),
+    Graph("Experts", {"shares": _zeros(2, 3)}, _PAIRS),
+    Graph("Experts", {"shares": _zeros(2)}, _RANK),
+    *(Graph("Experts", {name: None}, _MISSING) for name in ("x", "ids", "shares", "gate_up", "down")),
     # what is empty is no error
     Graph("Linear", {"x": _zeros(0, 64)}, ""),
     Graph("Linear", {"x": _zeros(2, 0, 64), "gated": 1}, ""),

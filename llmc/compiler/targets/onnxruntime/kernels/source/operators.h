@@ -5,13 +5,16 @@
 #include "ort_abi.h"
 #include "panels.h"
 
-extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator;
+extern const Operator linear_operator, embedding_operator, attention_operator, norm_operator, experts_operator;
 
 /* Keep a kernel's attributes, `bytes` from `made` on, until `release`. */
 Status *keep(Api api, const void *made, size_t bytes, void **kernel);
 void release(void *kernel);
 
+/* A matrix of attributes rows, width, group, bits and offsets, checked. */
 Status *matrix_attributes(Api api, const void *info, Matrix *out);
+/* Whether products stay in range with such a matrix. */
+Status *check_matrix(Api api, const Matrix *out);
 
 const char *any_provider(const Operator *self);
 int default_memory(const Operator *self, size_t at);

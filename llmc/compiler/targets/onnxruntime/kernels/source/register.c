@@ -22,6 +22,10 @@ Status *matrix_attributes(Api api, const void *info, Matrix *out) {
   TRY(int_attribute(api, info, "group", &out->group));
   TRY(int_attribute(api, info, "bits", &out->bits));
   TRY(int_attribute(api, info, "offsets", &out->offsets));
+  return check_matrix(api, out);
+}
+
+Status *check_matrix(Api api, const Matrix *out) {
   if (out->rows < 1 || out->rows > MOST_ROWS || out->width < 1 || out->width > MOST_ROWS || out->group < 8 ||
       out->group > MOST_GROUP || out->group % 8 || (out->bits != 4 && out->bits != 8) || out->offsets >> 1)
     return fail(api, "llmc: a matrix needs rows, width, a group that is a multiple of 8, 4 or 8 bits, and offsets 0 or 1");
@@ -35,7 +39,8 @@ int version_one(const Operator *self) { return (void)self, 1; }
 int any_version(const Operator *self) { return (void)self, 0x7FFFFFFF; }
 
 __attribute__((visibility("default"))) Status *RegisterCustomOps(void *options, const ApiBase *base) {
-  static const Operator *const all[] = {&linear_operator, &embedding_operator, &attention_operator, &norm_operator};
+  static const Operator *const all[] = {&linear_operator, &embedding_operator, &attention_operator, &norm_operator,
+                                       &experts_operator};
   Api api = base->get(ABI_VERSION);
   void *domain = NULL;
   TRY(((Status * (*)(const char *, void **)) api[CREATE_DOMAIN])("llmc", &domain));

@@ -1,0 +1,134 @@
+/* See strips.h. */
+#include "strips.h"
+#include "vector_math.h"
+
+enum {
+  BLOCK = 3 << 17, /* bytes of quantised activations that stay in the second-level cache while panels go by */
+  SHARE = 1 << 16, /* bytes of panels, or of activations, that are worth a thread's turn */
+  MOST_SHARES = 256,
+};
+
+INLINE void write(float *y, __m512 value, int64_t left) {
+  if (left >= LANES)
+    _mm512_storeu_ps(y, value);
+  else if (left > 0)
+    _mm512_mask_storeu_ps(y, (__mmask16)((1u << left) - 1), value);
+}
+
+/* silu(gate) · other of one pair of panels; sums of neighbouring rows are `step` apart. */
+INLINE void write_gated(const int rows, const Product *p, int64_t pair, int64_t row, const __m512 *gate,
+                        const __m512 *other, const int step) {
+  const int64_t width = p->matrix->rows / 2, column = pair * LANES;
+  UNROLL
+  for (int r = 0; r < rows; r++)
+    write(p->y + (row + r) * width + column, _mm512_mul_ps(silu16(gate[r * step]), other[r * step]), width - column);
+}
+
+/* share · sum to each row's line; sums of neighbouring rows are `step` apart. */
+INLINE void add_shares(const int rows, const Product *p, int64_t column, int64_t left, int64_t row, const __m512 *sums,
+                       const int step) {
+  const __mmask16 here = left >= LANES ? 0xFFFF : (__mmask16)((1u << left) - 1);
+  UNROLL
+  for (int r = 0; r < rows; r++) {
+    float *y = p->y + p->lines[row + r] * p->matrix->rows + column;
+    const __m512 share = _mm512_set1_ps(p->shares[row + r]);
+    write(y, _mm512_fmadd_ps(share, sums[r * step], _mm512_maskz_loadu_ps(here, y)), left);
+  }
+}
+
+/* `panels` panels from `first` on, or a pair where one is gated, for activations row … row + rows − 1; see tile. */
+INLINE void strip(const int rows, const int panels, const int bits, const int offsets, const Product *p, int64_t first,
+                  int64_t row, int64_t ahead) {
+  const Matrix *m = p->matrix;
+  const Activations *a = &p->activations;
+  const uint8_t *at = p->panels + first * panel_bytes(m);
+  __m512 sums[8], others[8];
+  tile(rows, panels, bits, offsets, m, at, a, row, ahead, sums);
+  if (p->gated && panels == 1) {
+    tile(rows, 1, bits, offsets, m, at + panel_bytes(m), a, row, ahead, others);
+    write_gated(rows, p, first / 2, row, sums, others, 1);
+    return;
+  }
+  if (p->gated) {
+    UNROLL
+    for (int pair = 0; pair < panels / 2; pair++)
+      write_gated(rows, p, first / 2 + pair, row, sums + 2 * pair, sums + 2 * pair + 1, panels);
+    return;
+  }
+  UNROLL
+  for (int n = 0; n < panels; n++) {
+    int64_t column = (first + n) * LANES, left = m->rows - column;
+    if (p->lines) {
+      add_shares(rows, p, column, left, row, sums + n, panels);
+      continue;
+    }
+    __mmask16 here = left >= LANES ? 0xFFFF : (__mmask16)((1u << left) - 1);
+    __m512 bias = p->bias ? _mm512_maskz_loadu_ps(here, p->bias + column) : _mm512_setzero_ps();
+    UNROLL
+    for (int r = 0; r < rows; r++)
+      write(p->y + (row + r) * m->rows + column, _mm512_add_ps(sums[r * panels + n], bias), left);
+  }
+}
+
+/* One panel, or a gated pair, for fewer than eight rows. */
+INLINE void partial(int64_t rows, const int bits, const int offsets, const Product *p, int64_t panel, int64_t row,
+                    int64_t ahead) {
+  switch (rows) {
+    case 7: strip(7, 1, bits, offsets, p, panel, row, ahead); break;
+    case 6: strip(6, 1, bits, offsets, p, panel, row, ahead); break;
+    case 5: strip(5, 1, bits, offsets, p, panel, row, ahead); break;
+    case 4: strip(4, 1, bits, offsets, p, panel, row, ahead); break;
+    case 3: strip(3, 1, bits, offsets, p, panel, row, ahead); break;
+    case 2: strip(2, 1, bits, offsets, p, panel, row, ahead); break;
+    case 1: strip(1, 1, bits, offsets, p, panel, row, ahead); break;
+    default: break;
+  }
+}
+
+/* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
+INLINE void block(const int bits, const int offsets, const Product *p, int64_t first, int64_t end, int64_t row,
+                  int64_t last) {
+  const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix);
+  int64_t panel = first;
+  if (rows < 3)
+    for (; panel + 4 <= end; panel += 4) {
+      const int64_t ahead = panel + 8 <= end ? 4 * size : 0;
+      if (rows == 2) strip(2, 4, bits, offsets, p, panel, row, ahead);
+      else strip(1, 4, bits, offsets, p, panel, row, ahead);
+    }
+  else if (rows < 5)
+    for (; panel + 2 <= end; panel += 2) {
+      const int64_t ahead = panel + 4 <= end ? 2 * size : 0;
+      if (rows == 4) strip(4, 2, bits, offsets, p, panel, row, ahead);
+      else strip(3, 2, bits, offsets, p, panel, row, ahead);
+    }
+  for (; panel < end; panel += unit) {
+    int64_t r = row, ahead = panel + unit < end ? unit * size : 0;
+    if (rows >= 8) {
+      strip(8, 1, bits, offsets, p, panel, r, ahead);
+      for (r += 8; r + 8 <= last; r += 8) strip(8, 1, bits, offsets, p, panel, r, 0);
+      ahead = 0;
+    }
+    partial(last - r, bits, offsets, p, panel, r, ahead);
+  }
+}
+
+void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
+  const Matrix *m = p->matrix;
+  const int64_t rows = last - row, blocks = (rows * groups_of(m) * m->group + BLOCK - 1) / BLOCK;
+  const int64_t each = ((rows + blocks - 1) / blocks + TOGETHER - 1) / TOGETHER * TOGETHER;
+  for (; row < last; row += each) {
+    const int64_t stop = row + each < last ? row + each : last;
+    if (m->bits == 8 && m->offsets) block(8, 1, p, first, end, row, stop);
+    else if (m->bits == 8) block(8, 0, p, first, end, row, stop);
+    else if (m->offsets) block(4, 1, p, first, end, row, stop);
+    else block(4, 0, p, first, end, row, stop);
+  }
+}
+
+int64_t shares_of(int64_t bytes, int64_t most) {
+  int64_t shares = bytes / SHARE;
+  if (shares > MOST_SHARES) shares = MOST_SHARES;
+  if (shares > most) shares = most;
+  return shares < 1 ? 1 : shares;
+}

@@ -1,0 +1,25 @@
+/* Strips of a matrix in panels, times quantised activations: what Linear and Experts have in common. */
+#ifndef LLMC_STRIPS_H
+#define LLMC_STRIPS_H
+
+#include "panels.h"
+
+typedef struct {
+  const Matrix *matrix;
+  int64_t gated; /* 1: panels are those of a gate and of what it lets through in turn, and y is silu(gate) · other */
+  const uint8_t *panels;
+  Activations activations;
+  const float *bias;    /* [matrix rows], or none */
+  const int64_t *lines; /* none, or the line of y that each row's results are added to, in their shares */
+  const float *shares;  /* with lines: of each row */
+  float *y;             /* [rows or lines, matrix rows, or half of them with a gate] */
+} Product;
+
+/* Panels first … end − 1, an even number from an even one on with a gate, times rows row … last − 1; `row` is a multiple
+of TOGETHER, and there is at least one. A row's results are the same whatever other rows there are. */
+void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last);
+
+/* How many shares of so many bytes of work threads take turns at; 1 to `most`. */
+int64_t shares_of(int64_t bytes, int64_t most);
+
+#endif
