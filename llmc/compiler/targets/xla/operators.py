@@ -63,12 +63,18 @@ def _matmul(self: Array, other: Array | None = None, mat2: Array | None = None) 
     return jnp.matmul(self, mat2 if other is None else other, precision=_precision(self))
 
 
+@_rule("addmm.default")
+def _addmm(self: Array, mat1: Array, mat2: Array, beta: float = 1, alpha: float = 1) -> Array:
+    product = jnp.matmul(mat1, mat2, precision=_precision(mat1))
+    return (self if beta == 1 else beta * self) + (product if alpha == 1 else alpha * product)
+
+
 # arithmetic, comparison and choice
 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
-    "floor": jnp.floor, "log": jnp.log,
+    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
@@ -128,6 +134,21 @@ def _mean(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: 
 @_rule("sum.dim_IntList")
 def _sum(self: Array, dim: Sequence[int] | None, keepdim: bool = False, dtype: Any = None) -> Array:
     return jnp.sum(self, axis=None if dim is None else tuple(dim), dtype=dtype, keepdims=keepdim)
+
+
+@_rule("layer_norm.default")
+def _layer_norm(
+    input: Array, normalized_shape: Sequence[int], weight: Array | None = None, bias: Array | None = None,  # noqa: A002 - ATen's name
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Array:  # fmt: skip
+    """Over the last axes, in float32: less the mean, over the root of the variance (of all values) and `eps`."""
+    del cudnn_enable
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    wide = input.astype(jnp.float32)
+    centred = wide - jnp.mean(wide, axis=axes, keepdims=True)
+    out = centred * lax.rsqrt(jnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
 
 
 @_rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
