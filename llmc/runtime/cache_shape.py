@@ -49,6 +49,12 @@ class CacheTensor:
     """What it is held in; None: the bundle's dtype."""
 
     @property
+    def entry(self) -> str:
+        """What programs call it, behind "past_" and "present_": "k3" and "v3" of layer 3, a state's name and layer."""
+        short = {("kv", "key"): "k", ("kv", "value"): "v"}.get((self.kind, self.name), self.name)
+        return f"{short}{self.layer}"
+
+    @property
     def values(self) -> int:
         """Numbers of one token (kv) or one sequence (state)."""
         return math.prod(self.shape)

@@ -72,11 +72,10 @@ class _Importer:
         return self.out
 
     def _entries(self, count: int) -> list[str]:
-        """Names of the cache's tensors: "k3" and "v3" of attention, a state's own name and its layer."""
+        """Names of the cache's tensors."""
         if self.cache is None:
             return [f"{'kv'[i % 2]}{i // 2}" for i in range(count)]
-        short = {("kv", "key"): "k", ("kv", "value"): "v"}
-        return [f"{short.get((t.kind, t.name), t.name)}{t.layer}" for t in self.cache]
+        return [t.entry for t in self.cache]
 
     def _bind_symbols(self, node: fx.Node, name: str) -> None:
         axes = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}.get(name, "B S ")

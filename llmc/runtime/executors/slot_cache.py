@@ -4,7 +4,8 @@ A decode graph with static shapes takes the first rows of a cache that is exactl
 in every row, dummy rows too. So the tokens of all slots live in a `home` of full length, and a slot is laid out once
 more, in the decode cache, while it takes part in decode. Both copies are lazy. Tokens that decode added are copied to
 the home when another layout, a dummy row, a copy, an export or a prompt step needs it. They are copied back when the
-slot decodes again. Steps over the same slots in the same bucket copy nothing.
+slot decodes again. Steps over the same slots in the same bucket copy nothing. A state, which has no length, is at home
+alone.
 """
 
 from __future__ import annotations
@@ -20,39 +21,52 @@ from llmc.runtime.executors.base import Executor, require_held
 from llmc.runtime.executors.sparse import sparse_bytes
 
 if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
 
 
-class Tensors:
-    """Keys and values of all layers in one buffer, `array` [tensors, slots, heads, length, head_dim].
+Part = tuple[int, int, int]
+"""Tensors of one size: how many, their heads, and the width of those."""
 
-    The buffer has room for `places` tokens of all slots together, and never moves. `sparse`: it takes memory as tokens
+
+def parts_of(shape: CacheShape) -> tuple[Part, ...]:
+    """Keys and values of `shape` in order: all together where they are of one size, else each for itself."""
+    if shape.uniform is not None:
+        return ((shape.uniform.tensors, shape.uniform.kv_heads, shape.uniform.head_dim),)
+    return tuple((1, t.shape[0], t.shape[1]) for t in shape.kv)
+
+
+class Tensors:
+    """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length, width].
+
+    Buffers have room for `places` tokens of all slots together, and never move. `sparse`: they take memory as tokens
     come, for a cache of which little is used.
     """
 
-    def __init__(
-        self, tensors: int, heads: int, head_dim: int, places: int, sparse: bool = False, dtype: type = np.float32
-    ) -> None:
-        self._fixed = (tensors, heads, head_dim)
-        count = tensors * heads * head_dim * places
-        size = count * np.dtype(dtype).itemsize
-        self._buffer: Array = sparse_bytes(size).view(dtype) if sparse and count else np.zeros(count, dtype)
+    def __init__(self, parts: Sequence[Part], places: int, sparse: bool = False, dtype: type = np.float32) -> None:
+        self._parts = tuple(parts)
+        self._buffers = [_buffer(tensors * heads * width * places, sparse, dtype) for tensors, heads, width in parts]
         self._fill: float | None = None
-        self.array: Array = self._buffer[:0].reshape(tensors, 0, heads, 0, head_dim)
-        self.nbytes = 0
-        """Bytes that layouts ever took; the rest of the buffer is address space without memory."""
-
-    @property
-    def slots(self) -> int:
+        self.slots = 0
         """Rows."""
-        return int(self.array.shape[1])
+        self.length = 0
+        """Tokens of a row."""
+        self.nbytes = 0
+        """Bytes that layouts ever took; the rest of the buffers is address space without memory."""
+        self.arrays: list[Array] = []
+        self._lay_out(0, 0)
 
     @property
-    def length(self) -> int:
-        """Tokens of a row."""
-        return int(self.array.shape[3])
+    def array(self) -> Array:
+        """The only part of a cache whose tensors are of one size."""
+        (array,) = self.arrays
+        return array
+
+    def rows(self, first: int, count: int) -> list[Array]:
+        """Views of each tensor's rows, in the order of the cache's keys and values."""
+        return [tensor[first : first + count] for array in self.arrays for tensor in array]
 
     def keeps(self, slots: int, length: int) -> bool:
         """Whether `reserve` of this shape would leave the contents as they are."""
@@ -60,18 +74,31 @@ class Tensors:
 
     def reserve(self, slots: int, length: int) -> None:
         """Take `slots` rows of `length` tokens. Contents are lost, unless that is the shape already."""
-        tensors, heads, head_dim = self._fixed
         if (slots, length) != (self.slots, self.length):
-            size = tensors * slots * heads * length * head_dim
-            self.array = self._buffer[:size].reshape(tensors, slots, heads, length, head_dim)
-            self.nbytes = max(self.nbytes, self.array.nbytes)
+            self._lay_out(slots, length)
         if self._fill is not None:
-            self.array.fill(self._fill)
+            for array in self.arrays:
+                array.fill(self._fill)
             self._fill = None
+
+    def _lay_out(self, slots: int, length: int) -> None:
+        self.slots, self.length = slots, length
+        sizes = [(tensors, slots, heads, length, width) for tensors, heads, width in self._parts]
+        self.arrays = [
+            buffer[: math.prod(size)].reshape(size) for buffer, size in zip(self._buffers, sizes, strict=True)
+        ]
+        self.nbytes = max(self.nbytes, sum(array.nbytes for array in self.arrays))
 
     def poison(self, value: float) -> None:
         """Let the next `reserve` fill everything with `value`."""
         self._fill = value
+
+
+def _buffer(count: int, sparse: bool, dtype: type) -> Array:
+    made: Array = (
+        sparse_bytes(count * np.dtype(dtype).itemsize).view(dtype) if sparse and count else np.zeros(count, dtype)
+    )
+    return made
 
 
 class SlotCache:
@@ -79,48 +106,66 @@ class SlotCache:
 
     Of slot s, the home holds tokens 0 … at_home[s] − 1, and its row of the decode cache 0 … in_decode[s] − 1; the
     longer of the two covers the used[s] tokens that the slot has. With `decode_rows` 0 there is a home only.
-    `sizes` are tensors, heads and head_dim; `decode_length` the longest layout of the decode cache, in tokens.
+    `decode_length` is the longest layout of the decode cache, in tokens. States are at home alone, after used[s]
+    tokens: `states` has those of all slots, [slots, *shape] each, in the order of the cache's shape.
     """
 
     def __init__(
-        self, sizes: tuple[int, int, int], slots: int, capacity: int, decode_rows: int = 0, decode_length: int = 0,
+        self, shape: CacheShape, slots: int, capacity: int, decode_rows: int = 0, decode_length: int = 0,
         dtype: type = np.float32,
     ) -> None:  # fmt: skip
-        self.home = Tensors(*sizes, slots * capacity, sparse=True, dtype=dtype)
+        parts = parts_of(shape)
+        self.home = Tensors(parts, slots * capacity, sparse=True, dtype=dtype)
         self.home.reserve(slots, capacity)
-        self.decode = Tensors(*sizes, decode_rows * decode_length)
+        self.decode = Tensors(parts, decode_rows * decode_length)
+        self.states: list[Array] = [np.zeros(t.size(slots, 0), np.float32) for t in shape.states]
         self.used = [0] * slots
         self._at_home = [0] * slots
         self._in_decode = [0] * decode_rows
         self._rows = decode_rows
         self._touched = [0] * slots
-        self._token_bytes = np.dtype(dtype).itemsize * math.prod(sizes)
+        self._token_bytes = np.dtype(dtype).itemsize * sum(map(math.prod, parts))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory: the decode cache, and what was ever written of the home (each slot's longest)."""
-        return self.decode.nbytes + sum(self._touched) * self._token_bytes
+        """Bytes of memory: the decode cache, what was ever written of the home (each slot's longest), and states."""
+        states = sum(state.nbytes for state in self.states)
+        return self.decode.nbytes + sum(self._touched) * self._token_bytes + states
 
-    def read(self, slot: int, length: int) -> Array:
-        """The first `length` tokens of a slot, [tensors, heads, length, head_dim]: a view of the home."""
+    def read(self, slot: int, length: int) -> list[Array]:
+        """The first `length` tokens of a slot, each part [tensors, heads, length, width]: views of the home."""
         require_held(self.used, slot, length)
         self._bring_home(slot, length)
-        return self.home.array[:, slot, :, :length]
+        return [array[:, slot, :, :length] for array in self.home.arrays]
 
-    def write(self, slot: int, start: int, new: Array) -> None:
-        """Put `new` [tensors, heads, n, head_dim] behind the first `start` tokens of a slot, which ends there."""
+    def write(self, slot: int, start: int, end: int, new: Sequence[Array]) -> None:
+        """Put the parts of `new`, [tensors, heads, end - start, width], in a slot from token `start` on; it ends at
+        `end`."""
         require_held(self.used, slot, start)
         self._bring_home(slot, start)
-        end = start + new.shape[2]
-        self.home.array[:, slot, :, start:end] = new
+        for array, part in zip(self.home.arrays, new, strict=True):
+            array[:, slot, :, start:end] = part
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` tokens of slot `source` all that slot `target` has."""
+        """Make the first `length` tokens of slot `source`, and its states, all that slot `target` has."""
         kept = self.read(source, length)
         if source != target:
-            self.home.array[:, target, :, :length] = kept
+            for array, part in zip(self.home.arrays, kept, strict=True):
+                array[:, target, :, :length] = part
+            for state in self.states:
+                state[target] = state[source]
         self._wrote_home(target, 0 if source != target else length, length)
+
+    def read_states(self, step: Step, given: Sequence[Array]) -> None:
+        """Copy the states of a step's live rows' slots into the first rows of `given` [B, *shape]."""
+        for array, state in zip(given, self.states, strict=True):
+            array[: len(step.slots)] = state[list(step.slots)]
+
+    def keep_states(self, step: Step, new: Sequence[Array]) -> None:
+        """Put a step's new states [B, *shape] in the place of its live rows' slots' own, and no dummy row's."""
+        for state, made in zip(self.states, new, strict=True):
+            state[list(step.slots)] = made[: len(step.slots)]
 
     def begin_decode(self, step: Step) -> Tensors:
         """The decode cache laid out for a decode step over the first slots, its live rows loaded; dummy rows cover
@@ -133,7 +178,8 @@ class SlotCache:
         for slot in step.slots:
             past, there = int(step.past_lengths[slot]), self._in_decode[slot]
             if there < past:
-                self.decode.array[:, slot, :, there:past] = self.home.array[:, slot, :, there:past]
+                for array, held in zip(self.decode.arrays, self.home.arrays, strict=True):
+                    array[:, slot, :, there:past] = held[:, slot, :, there:past]
         return self.decode
 
     def end_decode(self, step: Step) -> None:
@@ -150,9 +196,14 @@ class SlotCache:
             self._wrote_home(slot, start, start + int(step.new_lengths[row]))
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite slot `slot` from `start` on, and before the next decode step all that no token owns there."""
+        """Overwrite slot `slot` from `start` on, and before the next decode step all that no token owns there; at 0
+        its states too, which no token owns then."""
         self._bring_home(slot, min(start, self.used[slot]))
-        self.home.array[:, slot, :, start:] = value
+        for array in self.home.arrays:
+            array[:, slot, :, start:] = value
+        if start == 0:
+            for state in self.states:
+                state[slot] = value
         self._wrote_home(slot, 0, min(start, self.used[slot]))
         self._touched[slot] = self.home.length
         self.decode.poison(value)
@@ -167,7 +218,8 @@ class SlotCache:
         """Copy what decode added to a slot, up to `length` tokens, to its home."""
         held = self._at_home[slot]
         if held < length:
-            self.home.array[:, slot, :, held:length] = self.decode.array[:, slot, :, held:length]
+            for array, decoded in zip(self.home.arrays, self.decode.arrays, strict=True):
+                array[:, slot, :, held:length] = decoded[:, slot, :, held:length]
             self._at_home[slot] = length
             self._touched[slot] = max(self._touched[slot], length)
 
@@ -185,28 +237,34 @@ class SlotCacheExecutor(Executor):
     _cache: SlotCache
     _staging: Tensors
 
-    def _stage(self, step: Step, length: int) -> Array:
+    def _stage(self, step: Step, length: int) -> list[Array]:
         """The staging cache in rows of `length` tokens, which begin with what the live rows' slots hold."""
         self._staging.reserve(step.batch, length)
-        staged = self._staging.array
         for row, slot in enumerate(step.slots):
             past = int(step.past_lengths[row])
             if past:
-                staged[:, row, :, :past] = self._cache.read(slot, past)
-        return staged
+                for staged, held in zip(self._staging.arrays, self._cache.read(slot, past), strict=True):
+                    staged[:, row, :, :past] = held
+        return self._staging.arrays
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy between the homes of two slots; decode lays the target out when it takes part."""
+        self._require_start(self._cache.used, source, length)
         self._cache.copy(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the slot's home."""
-        return list(self._cache.read(slot, length).astype(np.float32))
+        """Copies out of the slot's home, states behind each other where the cache's shape has them."""
+        self._require_start(self._cache.used, slot, length)
+        kv = iter([tensor for part in self._cache.read(slot, length) for tensor in part.astype(np.float32)])
+        states = iter([state[slot].copy() for state in self._cache.states])
+        return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copies into the slot's home."""
-        self._check_prefix(prefix, len(self._cache.home.array))
-        self._cache.write(slot, 0, np.stack(prefix))
+        length = self._check_prefix(prefix, len(self.bundle.cache_shape))
+        given = iter(prefix)
+        parts = [np.stack([next(given) for _ in range(len(array))]) for array in self._cache.home.arrays]
+        self._cache.write(slot, 0, length, parts)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns, there and wherever live tokens are laid out."""

@@ -132,11 +132,15 @@ class Executables:
     def _require_agreement(self, session: Any, name: str) -> None:
         """Raise ArtifactError for a graph whose caches or logits are not of the manifest's sizes."""
         bundle = self._bundle
-        caches = [given.shape for given in session.get_inputs() if given.name.startswith(("past_k", "past_v"))]
-        logits = [given.shape[-1] for given in session.get_outputs() if given.name == "logits"]
-        found = len(caches), {(shape[1], shape[-1]) for shape in caches}, logits
-        uniform = bundle.uniform_cache("onnxruntime")
-        if found != (uniform.tensors, {(uniform.kv_heads, uniform.head_dim)}, [bundle.size("vocab_size")]):
+        given = {i.name.removeprefix("past_"): i.shape for i in session.get_inputs() if i.name.startswith("past_")}
+        given.pop("lengths", None)
+        logits = [made.shape[-1] for made in session.get_outputs() if made.name == "logits"]
+        tensors = {t.entry: t for t in bundle.cache_shape}
+        agrees = given.keys() == tensors.keys() and all(
+            (_heads_and_width if tensors[entry].kind == "kv" else _of_a_row)(shape) == tensors[entry].shape
+            for entry, shape in given.items()
+        )
+        if not agrees or logits != [bundle.size("vocab_size")]:
             raise ArtifactError(
                 f"{bundle.path}: {name} is not a graph of the sizes that the manifest states; compile again: "
                 f"{bundle.recompile_hint}"
@@ -211,6 +215,23 @@ class OnnxExecutor(SlotCacheExecutor):
 def bind_array(bind: Callable[..., None], name: str, array: NDArray[Any]) -> None:
     """Bind an input or output of a session to a contiguous array, which must outlive the binding."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+def bind_cache(binding: Any, places: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
+    """Bind where a session reads and where it writes each tensor of its cache, by entry; one array is both in place."""
+    for entry, (past, present) in places.items():
+        bind_array(binding.bind_input, f"past_{entry}", past)
+        bind_array(binding.bind_output, f"present_{entry}", present)
+
+
+def _heads_and_width(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Of [B, heads, S, width]."""
+    return (*shape[1:2], *shape[3:])
+
+
+def _of_a_row(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Of [B, *shape]."""
+    return tuple(shape[1:])
 
 
 def _yield_cpu() -> None:

@@ -5,7 +5,8 @@ Graphs take the tokens whose logits are wanted as an input: each row's last live
 Two kinds of bundle. With one executable for all buckets (`static_dims` empty) a step runs at its exact shape on the
 cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch, query
 and cache length context + query: decode runs on a cache of the bucket's length that slots are laid out in while they
-decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots.
+decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots. States are read from their slots
+(specialised: from a copy), written apart, and then copied into the slots of live rows.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, Results, bind_array
-from llmc.runtime.executors.slot_cache import SlotCache, Tensors
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, Results, bind_array, bind_cache
+from llmc.runtime.executors.slot_cache import SlotCache, Tensors, parts_of
 from llmc.runtime.host import PROMPT_CHUNK
 
 if TYPE_CHECKING:
@@ -47,14 +48,19 @@ class OnnxRuntimeExecutor(OnnxExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         buckets = bundle.plan.buckets
-        uniform = bundle.uniform_cache(self.name)
-        sizes = (uniform.tensors, uniform.kv_heads, uniform.head_dim)
+        shape = bundle.cache_shape
         static = () if self.exact else buckets
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
-        self._cache = SlotCache(sizes, slots, capacity, max(n for n, _ in decode), max(length for _, length in decode))
-        self._staging = Tensors(*sizes, max(prompt, default=0))
-        self._results = self._buffers(max(slots, *(b.batch for b in buckets)))
+        rows, longest = (max(values) for values in zip(*decode, strict=True))
+        self._cache = SlotCache(shape, slots, capacity, rows, longest)
+        self._staging = Tensors(parts_of(shape), max(prompt, default=0))
+        most = max(slots, *(b.batch for b in buckets))
+        self._results = self._buffers(most)
+        self._given_states, self._new_states = (
+            [np.zeros(t.size(count, 0), np.float32) for t in shape.states]
+            for count in (0 if self.exact else most, most)
+        )
         self._each = self._buffers(0)
         self._bound: dict[tuple[Any, ...], _Bound] = {}
 
@@ -125,7 +131,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         self._replay(step, self._staging, 0)
         for row, slot in enumerate(step.slots):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
-            self._cache.write(slot, start, staged[:, row, :, start:end])
+            self._cache.write(slot, start, end, [array[:, row, :, start:end] for array in staged])
 
     def _replay(self, step: Step, cache: Tensors, first: int, each: Results | None = None) -> None:
         key = (step.batch, step.query, first, id(cache), cache.length)
@@ -134,26 +140,40 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             session = self._executables.session(self._executables.executable(step))
-            views = list(cache.array[:, first : first + step.batch])
-            bound = _Bound(session, step.batch, step.query, views)
+            bound = _Bound(session, step.batch, step.query, self._places(cache, first, step.batch))
         self._bound[key] = bound
         bound.token_ids[:] = step.token_ids
         bound.past_lengths[:] = step.past_lengths
+        bound.new_lengths[:] = step.new_lengths
+        if not self.exact:
+            self._cache.read_states(step, self._given_states)
         starts = np.arange(0, step.token_ids.size, step.query)
         if each is None:
             bound.run(starts + step.new_lengths - 1, self._results)
-            return
-        live = len(step.slots)
-        rows = np.concatenate([np.arange(n) + start for start, n in zip(starts[:live], step.new_lengths, strict=False)])
-        bound.run(rows, each)
+        else:
+            lengths = zip(starts[: len(step.slots)], step.new_lengths, strict=False)
+            bound.run(np.concatenate([np.arange(n) + start for start, n in lengths]), each)
+        self._cache.keep_states(step, self._new_states)
+
+    def _places(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
+        """Where a graph reads and writes each tensor of the cache, by entry: keys and values in place, states apart."""
+        shape, kept = self.bundle.cache_shape, self._cache.states
+        kv = {t.entry: (view, view) for t, view in zip(shape.kv, cache.rows(first, batch), strict=True)}
+        given = [state[first : first + batch] for state in kept] if self.exact else self._given_states
+        states = {
+            t.entry: (before[:batch], after[:batch])
+            for t, before, after in zip(shape.states, given, self._new_states, strict=True)
+        }
+        return kv | states
 
     def memory(self) -> dict[str, int]:
         """Bytes of the caches and results, and executables open.
 
         Specialised, a slot counts with what it held at its longest, and decode and staging with their largest layout.
         """
+        states = sum(state.nbytes for state in (*self._given_states, *self._new_states))
         return {
-            "cache": self._cache.nbytes + self._staging.nbytes,
+            "cache": self._cache.nbytes + self._staging.nbytes + states,
             "logits": sum(array.nbytes for made in (self._results, self._each) for array in made.values()),
             "open_executables": self._executables.open_count,
         }
@@ -167,18 +187,19 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 class _Bound:
     """A session bound to fixed buffers for one batch, query and place in the cache."""
 
-    def __init__(self, session: Any, batch: int, query: int, views: list[Array]) -> None:
+    def __init__(self, session: Any, batch: int, query: int, places: Mapping[str, tuple[Array, Array]]) -> None:
         self.token_ids = np.zeros((batch, query), np.int64)
         self.past_lengths = np.zeros(batch, np.int64)
+        self.new_lengths = np.zeros(batch, np.int64)
         self._rows = np.zeros(0, np.int64)
         self._results: tuple[int, ...] = ()
         self._binding = binding = session.io_binding()
         bind_array(binding.bind_input, "token_ids", self.token_ids)
         bind_array(binding.bind_input, "past_lengths", self.past_lengths)
-        for i, view in enumerate(views):
-            bind_array(binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", view)
-            bind_array(binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", view)
-        self._keep = views
+        if any(given.name == "new_lengths" for given in session.get_inputs()):
+            bind_array(binding.bind_input, "new_lengths", self.new_lengths)
+        bind_cache(binding, places)
+        self._keep = places
         self._session = session
 
     def run(self, rows: NDArray[np.int64], results: Mapping[str, NDArray[Any]]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import RaggedExecutor
 from llmc.runtime.executors.compatibility import require_kernel_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
 from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
 
@@ -43,9 +43,7 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        uniform = bundle.uniform_cache(self.name)
-        sizes = (uniform.tensors, uniform.kv_heads, uniform.head_dim)
-        self._cache = SlotCache(sizes, slots, capacity, dtype=np.float16)
+        self._cache = SlotCache(bundle.cache_shape, slots, capacity, dtype=np.float16)
         self._results = {}
         self._request: _Request | None = None
 
@@ -72,7 +70,9 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
             self._results = self._buffers(max(len(wanted), self.slots))
         if self._request is None:
             session = self._executables.session(self._executables.executable(step))
-            self._request = _Request(session, list(self._cache.home.array))
+            views = self._cache.home.rows(0, self.slots)
+            caches = {t.entry: (view, view) for t, view in zip(self.bundle.cache_shape.kv, views, strict=True)}
+            self._request = _Request(session, caches)
         self._request.run({"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}, self._results)
         self._cache.end_at_home(step)
         self._keep(self._results["logits"], each_of=step if each else None)
@@ -98,15 +98,13 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
 class _Request:
     """A session bound to the cache, each layer's keys and values in turn."""
 
-    def __init__(self, session: Any, caches: list[NDArray[Any]]) -> None:
+    def __init__(self, session: Any, caches: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
         self._session = session
         self._binding = session.io_binding()
         self._caches = caches
         self._inputs: dict[str, NDArray[np.int64]] = {}
         self._bound: dict[str, tuple[int, int]] = {}
-        for i, cache in enumerate(caches):
-            bind_array(self._binding.bind_input, f"past_{'kv'[i % 2]}{i // 2}", cache)
-            bind_array(self._binding.bind_output, f"present_{'kv'[i % 2]}{i // 2}", cache)
+        bind_cache(self._binding, caches)
 
     def run(self, inputs: Mapping[str, NDArray[np.int64]], results: Mapping[str, NDArray[Any]]) -> None:
         """Replay; the first rows of `results` take what the graph returns for the tokens that LOGIT_ROWS names."""

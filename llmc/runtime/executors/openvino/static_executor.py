@@ -58,8 +58,8 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         here = not bundle.settings.open_portable and has_device(plugin_name(wanted))
         self.device = wanted if here else "CPU"
         rows, longest = (max(values) for values in zip(*decode, strict=True))
-        self._cache: ContextCache = ContextCache(sizes, slots, capacity, rows, longest)
-        self._staging = Tensors(*sizes, max(staged, default=0))
+        self._cache: ContextCache = ContextCache(bundle.cache_shape, slots, capacity, rows, longest)
+        self._staging = Tensors([sizes], max(staged, default=0))
         self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k, self.compilations)
 
     def open_all(self) -> None:
@@ -98,7 +98,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         """The first `context` tokens of each row's slot, [tensors, rows, heads, context, head_dim]."""
         if step.phase == "decode":
             return self._cache.begin_decode(step).array
-        return self._stage(step, step.context) if step.context else None
+        return self._stage(step, step.context)[0] if step.context else None
 
     def memory(self) -> dict[str, int]:
         """Bytes of homes and layouts, and the number of models open."""
@@ -131,7 +131,8 @@ class ContextCache(SlotCache):
         """Keep the live rows' live tokens of `new` [tensors, batch, heads, query, head_dim], and nothing else."""
         if step.phase != "decode":
             for row, slot in enumerate(step.slots):
-                self.write(slot, int(step.past_lengths[row]), new[:, row, :, : int(step.new_lengths[row])])
+                start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
+                self.write(slot, start, start + count, [new[:, row, :, :count]])
             return
         past = step.past_lengths[: len(step.slots)]
         within = np.flatnonzero(past < self.decode.length)
@@ -142,4 +143,4 @@ class ContextCache(SlotCache):
                 self._at_home[slot] = min(self._at_home[slot], start)
                 self._in_decode[slot] = self.used[slot] = start + 1
             else:
-                self.write(slot, start, new[:, slot])
+                self.write(slot, start, start + 1, [new[:, slot]])
