@@ -48,6 +48,7 @@ STOPS = {
     "llmc.compiler.estimates.durations": "times are estimated by it, and nothing is made of them",
     "llmc.compiler.architectures.shared.caches": "the shape of a cache is a component by value",
     "llmc.compiler.architectures.shared.size": "sizes are estimated by it, and nothing is made of them",
+    "llmc.compiler.frontend.consistent": "refuses what contradicts itself, and makes nothing",
     "llmc.compiler.frontend.consumed": "refuses what nothing would read, and makes nothing",
     "llmc.compiler.model_size": "sizes are estimated by it, and told apart in what entries say of themselves",
     "llmc.compiler.options": "options are components by value",

@@ -161,6 +161,7 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
         pending += new
     assert {name for name in behind if name.startswith(("llmc.compiler.", "llmc.runtime."))} <= {
         "llmc.compiler.checkpoint.base",  # stages.py: what a configuration says of its place
+        "llmc.runtime.cache_shape",  # what families say caches in: a component by value
         "llmc.runtime.host",  # accelerators.py: what this CPU has, for people
         *FAMILIES,  # model_size.py: their sizes alone; consumed.py: their names of keys and tensors
     }
@@ -168,7 +169,11 @@ def test_what_is_left_out_is_met_and_leads_to_nothing_else() -> None:
 
 FAMILIES = {module for module in MODULES if module.startswith("llmc.compiler.architectures")}
 HANDED_IN = {
-    "trace": ("llmc.compiler.checkpoint.",),  # its configuration, which is a component by value
+    "trace": (  # its configuration and the shape of its cache, which are components by value
+        "llmc.compiler.checkpoint.",
+        "llmc.compiler.architectures.shared.cache",
+        "llmc.compiler.architectures.shared.families",
+    ),
     "executable": ("llmc.compiler.pipeline.compile",),  # calls the target
 }
 
