@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dialect = Literal["fused", "two_part", "read_only"]
+DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
 
 @dataclass

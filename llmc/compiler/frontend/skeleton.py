@@ -17,6 +17,7 @@ from llmc.compiler.architectures import require_supported
 from llmc.compiler.architectures.shared.rope import BY_LENGTH
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.frontend.experts import registered
+from llmc.compiler.frontend.own_attention import take_over
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> n
                 setattr(module, name, nn.Identity())
     model.eval().requires_grad_(False)
     if attention is not None:
-        model.set_attn_implementation(attention)
+        if model._can_set_attn_implementation():
+            model.set_attn_implementation(attention)
+        else:
+            take_over(model, attention)
         _keep_frequencies(model)
         if registered(attention):
             model.set_experts_implementation(attention)

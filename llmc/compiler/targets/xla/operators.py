@@ -200,6 +200,11 @@ def _expand(self: Array, size: Sequence[int], implicit: bool = False) -> Array:
     return jnp.broadcast_to(self, tuple(self.shape[i - missing] if n == -1 else n for i, n in enumerate(size)))
 
 
+@_rule("repeat.default")
+def _repeat(self: Array, repeats: Sequence[int]) -> Array:
+    return jnp.tile(self, tuple(repeats))
+
+
 @_rule("slice.Tensor")
 def _slice(self: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     end = None if end is None or end == _INT64_MAX else end
@@ -263,6 +268,14 @@ def _embedding(
     if isinstance(weight, Quantised):
         return weight.rows(indices)
     return jnp.take(weight, indices, axis=0, mode="clip")
+
+
+@_rule("gather.default")
+def _gather(self: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
+    """Other axes of the index may be shorter."""
+    del sparse_grad
+    read = tuple(slice(None if axis == dim % self.ndim else size) for axis, size in enumerate(index.shape))
+    return jnp.take_along_axis(self[read], index, axis=dim, mode="clip")
 
 
 @_rule("index.Tensor")
