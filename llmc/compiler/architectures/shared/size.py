@@ -14,7 +14,7 @@ class Weights:
     """`count` weights that are held alike.
 
     `stored`: the blocks that the checkpoint has them in (Q8_0, Q4_0, Q4_1), or None. `outer`: of the embedding or head.
-    `experts`: of experts, which targets do not quantise.
+    `experts`: of experts, which few targets quantise.
     """
 
     count: int

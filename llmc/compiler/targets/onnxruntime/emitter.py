@@ -16,6 +16,8 @@ from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
+OWN = "llmc"
+"""The domain of llmc's own operators (compiler/targets/onnxruntime/kernels)."""
 LOGIT_ROWS = "logit_rows"
 ROWS = "rows"
 ONNX_TYPES = {

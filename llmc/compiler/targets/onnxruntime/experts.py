@@ -7,14 +7,51 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto
 
+from llmc.compiler.targets.onnxruntime.emitter import OWN
+from llmc.compiler.targets.onnxruntime.kernels.limits import takes_experts
+from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
 from llmc.compiler.weights.recipes import Recipe
 
 if TYPE_CHECKING:
-    from llmc.compiler.program.ir import Node
+    from llmc.compiler.program.ir import Node, Value
     from llmc.compiler.targets.onnxruntime.emitter import Emitter
+    from llmc.compiler.targets.onnxruntime.formats import MatrixFormat
 
 
 def emit_experts(to: Emitter, node: Node) -> None:
+    """By llmc's kernels where these run and take the experts' features, else by MoE."""
+    *_, down = node.inputs
+    assert down is not None
+    if to.options.panels and takes_experts(int(down.shape[2])):
+        _emit_own(to, node)
+    else:
+        _emit_moe(to, node)
+
+
+def _emit_own(to: Emitter, node: Node) -> None:
+    x, ids, shares, gate_up, down = node.inputs
+    assert gate_up is not None
+    assert down is not None
+    count, hidden, features = (int(d) for d in down.shape)
+    into, out = (to.options.expert_format(width, normed) for width, normed in ((hidden, True), (features, False)))
+    panels = [_panels(to, gate_up, into, "gated"), _panels(to, down, out, "panels")]
+    to.add(
+        "Experts", [to.name(x), to.name(ids), to.name(shares), *panels], [node.out.name], OWN,
+        experts=count, hidden=hidden, features=features, group=into.block, down_group=out.block,
+        bits=into.bits, offsets=int(into.offsets),
+    )  # fmt: skip
+
+
+def _panels(to: Emitter, tensor: Value, held: MatrixFormat, part: str) -> str:
+    source, part = to.graph.weights[tensor], f"{part}+offsets" if held.offsets else part
+    count, rows, width = (int(d) for d in tensor.shape)
+    family = f"eachp{held.family}"
+    recipe = Recipe(f"{source}.{family}_{part}", f"{family}_{part}", (source,), held.block)
+    size = count * panel_bytes(rows, width, held.block, held.bits, held.offsets)
+    return to.external(recipe, TensorProto.UINT8, (size,))
+
+
+def _emit_moe(to: Emitter, node: Node) -> None:
     """MoE chooses by itself, by a softmax over all experts and then the k largest.
 
     So it is given the logarithms of the model's own shares, and −∞ for experts that the model did not choose: the

@@ -52,8 +52,15 @@ class OnnxOptions:
         types = {self.stored.get(name) for name in sources}
         if types <= {"Q4_0", "Q4_1"}:
             return MatrixFormat("kept4", 4, KEPT_BLOCK, "Q4_1" in types)
-        if (self.head_bits if head else self.bits) == 4:
-            return MatrixFormat("q4", 4, self.block_for(width, normed), offsets=True)
-        if types != {None}:
+        bits = self.head_bits if head else self.bits
+        if bits == 8 and types != {None}:
             return MatrixFormat("kept8", 8, KEPT_BLOCK, "Q4_1" in types)
-        return MatrixFormat("q8", 8, self.block_for(width, normed))
+        return self._own_format(bits, width, normed)
+
+    def expert_format(self, width: int, normed: bool) -> MatrixFormat:
+        """Format of experts' matrices with `width` inputs; no checkpoint has blocks of them that could be kept."""
+        return self._own_format(self.bits, width, normed)
+
+    def _own_format(self, bits: int, width: int, normed: bool) -> MatrixFormat:
+        block = self.block_for(width, normed)
+        return MatrixFormat("q4", 4, block, offsets=True) if bits == 4 else MatrixFormat("q8", 8, block)

@@ -148,8 +148,8 @@ class OnnxRuntimeTarget(Target):
         return batch, bucket.query, bucket.context
 
     def weight_bits(self, options: CompileOptions, weights: Weights) -> float:
-        """For the runtime's kernels, quantised weights are there twice; experts stay in float32."""
-        if options.quantize == "none" or weights.experts:
+        """For the runtime's kernels, quantised weights are there twice; its experts stay in float32."""
+        if options.quantize == "none" or (weights.experts and not _ours(options)):
             return super().weight_bits(options, weights)
         kept = {"keep": "kept8" if weights.stored else "q8", "int4": "q8" if weights.outer else "q4", "int8": "q8"}
         four = options.quantize != "int8" and (weights.stored or "").startswith("Q4")

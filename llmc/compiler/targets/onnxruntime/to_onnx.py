@@ -20,7 +20,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
-from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, ROWS, Emitter
+from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
 from llmc.compiler.targets.onnxruntime.experts import emit_experts
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
@@ -30,9 +30,6 @@ from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
-
-OWN = "llmc"
-"""The domain of llmc's own operators (compiler/targets/onnxruntime/kernels)."""
 
 OPSET, IR_VERSION = 21, 10
 

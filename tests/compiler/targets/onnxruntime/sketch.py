@@ -20,6 +20,7 @@ from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.executors.onnxruntime.session import open_session
 
 Array = NDArray[np.float32]
+FLOAT32 = OnnxOptions(0)
 
 
 class Sketch:
@@ -97,15 +98,19 @@ def by_torch(graph: Graph, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any
     return [values[v].numpy() for _, v in graph.outputs]
 
 
-def by_onnx(graph: Graph, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-    """The outputs of a graph, run by ONNX Runtime in float32."""
-    made = to_onnx(graph, OnnxOptions(0))
+def by_onnx(
+    graph: Graph, feed: Mapping[str, NDArray[Any]], options: OnnxOptions = FLOAT32, library: Path | None = None
+) -> list[NDArray[Any]]:
+    """The outputs of a graph, run by ONNX Runtime: in float32, or with llmc's own operators of `library`."""
+    made = to_onnx(graph, options)
     with tempfile.TemporaryDirectory() as folder:
         with (Path(folder) / "weights").open("wb") as out:
             placed = write_weights(made.recipes, _Weights(graph), made.tables, out)
         places = {name: {"offset": p.offset, "length": p.length} for name, p in placed.items()}
         model = place(made.model, "weights", places).SerializeToString()
-        session = open_session(model, session__model_external_initializers_file_folder_path=folder)
+        session = open_session(
+            model, library=library and str(library), session__model_external_initializers_file_folder_path=folder
+        )
         read = {i.name for i in session.get_inputs()}
         outputs: list[NDArray[Any]] = session.run(None, {name: array for name, array in feed.items() if name in read})
     return outputs

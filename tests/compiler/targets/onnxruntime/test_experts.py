@@ -13,11 +13,11 @@ from tests.compiler.targets.onnxruntime.sketch import Array, Sketch, by_onnx, we
 HIDDEN, FEATURES, COUNT, CHOSEN = 32, 48, 6, 2
 
 
-def sketched() -> Graph:
+def sketched(features: int = FEATURES) -> Graph:
     s = Sketch()
     x, shares = s.input("x", "T", HIDDEN), s.input("shares", "T", CHOSEN)
     ids = s.input("ids", "T", CHOSEN, dtype="int64")
-    gate_up, down = s.weight("gate_up", COUNT, 2 * FEATURES, HIDDEN), s.weight("down", COUNT, HIDDEN, FEATURES)
+    gate_up, down = s.weight("gate_up", COUNT, 2 * features, HIDDEN), s.weight("down", COUNT, HIDDEN, features)
     return s.done(s.experts(x, ids, shares, gate_up, down))
 
 

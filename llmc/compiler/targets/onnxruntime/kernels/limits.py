@@ -1,4 +1,4 @@
-"""The CPUs that the kernels run on, and the shapes that they take (source/attention.c)."""
+"""The CPUs that the kernels run on, and the shapes that they take (source/attention.c, source/experts.c)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _LANES, _MOST_DIM, _MOST_GROUP = 16, 256, 48
 def runs_on(features: Collection[str]) -> bool:
     """Whether a host with these features (runtime/host.py) runs the kernels."""
     return sys.platform == "linux" and platform.machine() == "x86_64" and set(KERNEL_FEATURES) <= set(features)
+
+
+def takes_experts(features: int) -> bool:
+    """Whether the kernel takes experts of so many features (source/experts.c)."""
+    return features % _LANES == 0
 
 
 def require_heads(attrs: Mapping[str, Any], sinks: bool = False) -> None:

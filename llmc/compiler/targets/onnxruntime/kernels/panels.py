@@ -27,7 +27,7 @@ SCALE_UNIT = 256
 """Scales are stored so many times larger: small ones keep their precision in float16."""
 
 _ALIGNMENT = 64
-_PARTS = ("panels", "gated", "panels+offsets", "gated+offsets")
+PARTS = ("panels", "gated", "panels+offsets", "gated+offsets")
 
 
 class Panels(Mapping[str, NDArray[Any]]):
@@ -41,15 +41,15 @@ class Panels(Mapping[str, NDArray[Any]]):
         self.names, self.bits, self.codes, self.scales, self.offsets = "+".join(names), bits, codes, scales, offsets
 
     def __getitem__(self, part: str) -> Codes:
-        if part not in _PARTS:
+        if part not in PARTS:
             raise KeyError(part)
         return self._packed(gated=part.startswith("gated"), with_offsets=part.endswith("offsets"))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_PARTS)
+        return iter(PARTS)
 
     def __len__(self) -> int:
-        return len(_PARTS)
+        return len(PARTS)
 
     def _packed(self, *, gated: bool, with_offsets: bool) -> Codes:
         rows, blocks, block = self.codes.shape

@@ -241,7 +241,7 @@ def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
             open_executor(Bundle.open(copy), 2, 2)
 
 
-@pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS])
+@pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "mixtral"])
 def test_every_architecture_is_verified(library: Path, tmp_path: Path, case: str) -> None:
     result, path = compile_with(tiny.write_model(tmp_path / "model", case), tmp_path, quantize="int8")
     assert result.verification["leak"] == 0
