@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
-from llmc.errors import CheckpointError
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from tests.compiler import tiny
 from tests.models.texts import NEW, PROMPTS, continued
 
 
-def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_own(on_cpu: str, tmp_path: Path) -> None:
-    model = tiny.write_model(tmp_path / "model", on_cpu)
+def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_own(family: str, tmp_path: Path) -> None:
+    model = tiny.write_model(tmp_path / "model", family)
     options = CompileOptions("onnxruntime", quantize="none", verify="all")
     store, path = Store(tmp_path / "store"), tmp_path / "bundle"
     result = compile_bundle(str(model), path, tiny.tiny_plan(), options, store, lambda _: None)
@@ -27,13 +24,4 @@ def test_logits_of_ragged_poisoned_batches_and_greedy_tokens_are_transformers_ow
     assert result.verification["greedy_equal"] == result.verification["greedy_sequences"] > 0
     with BundleLLM(path, threads=1) as llm:
         made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
-    assert [output.outputs[0].token_ids for output in made] == continued(on_cpu)
-
-
-def test_a_family_with_states_is_refused_before_it_is_traced(stateful: str, tmp_path: Path) -> None:
-    model = tiny.write_model(tmp_path / "model", stateful)
-    options = CompileOptions("onnxruntime", quantize="none", verify="none")
-    with pytest.raises(CheckpointError, match=f"the cache of {stateful} is of other tensors: compile for another"):
-        compile_bundle(
-            str(model), tmp_path / "bundle", tiny.tiny_plan(), options, Store(tmp_path / "store"), lambda _: None
-        )
+    assert [output.outputs[0].token_ids for output in made] == continued(family)

@@ -212,11 +212,12 @@ class _Importer:
             return False
         if name in ("to", "_to_copy", "type_as"):
             return bool(before.dtype == after.dtype)
+        same = [self._dim(d) for d in before.shape] == [self._dim(d) for d in after.shape]
         if name == "slice":
-            rest = [*node.args[2:], *([None] * 3)]
-            return bool(rest[0] in (0, None) and rest[1] in (_INT64_MAX, None) and rest[2] in (1, None))
+            start, end, step = [*node.args[2:], *([None] * 3)][:3]
+            return step in (1, None) and bool(same or (start in (0, None) and end in (_INT64_MAX, None)))
         if name in ("view", "reshape", "expand"):
-            return [self._dim(d) for d in before.shape] == [self._dim(d) for d in after.shape]
+            return same
         return False
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
-from llmc.compiler.architectures.shared.caches import uniform_cache_of
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.code import code_digest
@@ -183,7 +182,6 @@ class OnnxRuntimeTarget(Target):
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Once, for every shape and quantisation."""
-        uniform_cache_of(stages.checkpoint.config, self.name)
         return [traced_graph(stages)]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:

@@ -28,6 +28,7 @@ from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
+from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
@@ -66,7 +67,9 @@ class _Model(Emitter):
                 _FUSED[node.op](self, node)
             elif node.op in PLAIN:
                 PLAIN[node.op](self, node)
-            elif node.op in RECURRENT and not self.options.panels:
+            elif node.op in RECURRENT:
+                if self.options.panels:
+                    raise unfit_for_kernels(f"{node.op}: llmc's kernels have no layers with a state")
                 RECURRENT[node.op](self, node)
             else:
                 raise CompileError(f"operator {node.op!r} has no ONNX lowering (at {node.out})")

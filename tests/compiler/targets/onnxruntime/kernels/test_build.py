@@ -188,7 +188,8 @@ def wide_weights(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("unfit", "why"),
     [("heads", "attention of 64 heads of 16 over 1: llmc's kernels take heads of a multiple of 16 up to 256"),
-     ("weights", "v_proj.weight: weights are too large for the float16 scales of llmc's kernels")],
+     ("weights", "v_proj.weight: weights are too large for the float16 scales of llmc's kernels"),
+     ("states", "causal_conv: llmc's kernels have no layers with a state")],
 )  # fmt: skip
 def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str, why: str
@@ -196,9 +197,11 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
     if unfit == "heads":
         monkeypatch.setitem(tiny.DEEP, "llama-large-group", {"num_attention_heads": 64, "num_key_value_heads": 1})
         model = tiny.write_model(tmp_path / "model", "llama-large-group")
+    elif unfit == "states":
+        model = tiny.write_model(tmp_path / "model", "qwen3_5_text")
     else:
         model = wide_weights(tmp_path)
-    checked = {"verify": "all" if unfit == "heads" else "none"}
+    checked = {"verify": "none" if unfit == "weights" else "all"}
     result, path = compile_with(model, tmp_path, quantize="int8", **checked)
     manifest = Bundle.open(path).manifest
     assert manifest.executor == "onnxruntime" and "kernels" not in manifest.files
