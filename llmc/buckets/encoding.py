@@ -61,6 +61,8 @@ class EncodePlan(Plan):
     def from_json(cls, text: str, source: str = "plan") -> EncodePlan:
         """The plan that `text` holds; raises InputError, naming `source` and the field."""
         fields = Fields.parse(text, source)
+        if "task" not in fields.names():
+            raise InputError(f"{source}: a plan to generate text; plan anew with --task embed or --task score")
         if (schema := fields.integer("schema")) != SCHEMA:
             raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
         task, limits = fields.text("task"), limits_from(fields.nested("limits"))

@@ -127,6 +127,11 @@ class Plan:
         schema = fields.integer("schema")
         if schema != SCHEMA:
             raise InputError(f"{source}: field 'schema' is {schema}, this version of llmc reads {SCHEMA}; plan anew")
+        if "task" in fields.names():
+            raise InputError(
+                f"{source}: a plan to {fields.text('task')}, which generates nothing and is replayed on no traffic; "
+                "look at it with llmc plan show"
+            )
         limits = limits_from(fields.nested("limits"))
         buckets = [bucket for phase in PHASES for bucket in buckets_from(fields, phase)]
         provenance = Provenance.from_fields(fields.nested("provenance"))

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from llmc.buckets.files import read_text
 from llmc.cli.options import BundleArgument, ThreadsFlag, option
 from llmc.errors import InputError
 
@@ -76,7 +77,7 @@ def embed(
 
 def score(
     bundle: BundleArgument,
-    query: Annotated[str, option("--query -q", "TEXT", "What documents are to fit.")],
+    query: Annotated[str, option("--query", "TEXT", "What documents are to fit.")],
     document: Annotated[list[str] | None, option("--document -d", "TEXT", "A document; may be repeated.")] = None,
     documents: Annotated[Path | None, option("--documents", "FILE", "One document a line.")] = None,
     top_n: Annotated[int | None, option("--top-n", "N", "Only the N best.", min=1)] = None,
@@ -115,7 +116,7 @@ def _texts(source: str | None, given: list[str] | None, file: Path | None) -> li
         raise InputError(f"{source!r}: give texts with --text or --texts, or - for standard input")
     found = list(given or [])
     if file is not None:
-        found += file.read_text(encoding="utf-8").splitlines()
+        found += read_text(file, "texts").splitlines()
     if source == "-":
         found += sys.stdin.read().splitlines()
     if not found:

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
@@ -22,13 +22,17 @@ from llmc.runtime.text.chat import ChatTemplate, check_messages, plain_data
 from llmc.runtime.text.confined_chat import LIMITS as TEMPLATE_LIMITS
 from llmc.runtime.text.confined_chat import ConfinedTemplate
 
+if TYPE_CHECKING:
+    from llmc.runtime.pooling.async_pooler import AsyncPooler
+    from llmc.runtime.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+
 
 class BundleAsyncLLM:
     """Generates for many callers at once, in continuous batches, with the executables of one bundle.
 
     Keywords as in BundleLLM. `max_queued_requests` bounds what waits for a slot: more raise OverloadedError.
     Conversations are rendered in child processes with limits, as in a server. So a bundle's template cannot block the
-    event loop or other callers.
+    event loop or other callers. Over a bundle without a cache it embeds (`embed`) or scores (`score`) instead.
     """
 
     def __init__(
@@ -36,6 +40,16 @@ class BundleAsyncLLM:
         observer: Observer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        self._ids = itertools.count()
+        self._streams: dict[str, Stream] = {}
+        self._pooler: AsyncPooler | None = None
+        if self.bundle.task != "generate":
+            from llmc.runtime.pooling.async_pooler import WAITING, AsyncPooler
+            from llmc.runtime.pooling.pooler import Pooler
+
+            most = WAITING if max_queued_requests is None else max_queued_requests
+            self._pooler = AsyncPooler(Pooler(self.bundle, threads), most)
+            return
         tokenizer = self.bundle.tokenizer if self.bundle.has_tokenizer else None
         if tokenizer is not None:
             tokenizer.load()
@@ -50,8 +64,34 @@ class BundleAsyncLLM:
             raise
         self.engine = AsyncEngine(generator, max_queued_requests, on_close=executor.close)
         self.prompts = Prompts(self.bundle)
-        self._ids = itertools.count()
-        self._streams: dict[str, Stream] = {}
+
+    @property
+    def pooler(self) -> AsyncPooler:
+        """What embeds or scores; raises InputError over a bundle that generates."""
+        if self._pooler is None:
+            _ = self.bundle.encode_plan
+        assert self._pooler is not None  # encode_plan raised
+        return self._pooler
+
+    async def embed(
+        self, prompts: str | list[int] | Sequence[str | list[int]], *, prompt_name: str | None = None,
+        prompt: str | None = None, dimensions: int | None = None, truncate_prompt_tokens: int | None = None,
+    ) -> list[EmbeddingRequestOutput]:  # fmt: skip
+        """As BundleLLM.embed, beside other callers. Raises InputError, and OverloadedError where too many wait."""
+        from llmc.runtime.pooling.outputs import embeddings
+
+        how = {
+            "prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "most": truncate_prompt_tokens
+        }  # fmt: skip
+        return await self.pooler.run(lambda pooler: embeddings(pooler, prompts, **how))
+
+    async def score(
+        self, data_1: str | Sequence[str], data_2: str | Sequence[str], *, truncate_prompt_tokens: int | None = None
+    ) -> list[ScoringRequestOutput]:
+        """As BundleLLM.score, beside other callers. Raises InputError, and OverloadedError where too many wait."""
+        from llmc.runtime.pooling.outputs import scores
+
+        return await self.pooler.run(lambda pooler: scores(pooler, data_1, data_2, truncate_prompt_tokens))
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None, *,
@@ -62,6 +102,8 @@ class BundleAsyncLLM:
         Leaving the generator ends the request. Raises InputError, OverloadedError, EngineDeadError, or DeviceError
         where the device failed in the middle of this request alone.
         """
+        if self._pooler is not None:
+            _ = self.bundle.plan  # which refuses
         params = SamplingParams() if sampling_params is None else sampling_params
         if not isinstance(params, SamplingParams):
             raise InputError(f"sampling_params must be SamplingParams, not {params!r:.80}")
@@ -90,6 +132,8 @@ class BundleAsyncLLM:
         request_id: str | None = None, **template: Any,
     ) -> AsyncGenerator[RequestOutput, None]:  # fmt: skip
         """Answer one conversation; `template` holds keywords of ChatTemplate.render."""
+        if self._pooler is not None:
+            _ = self.bundle.plan  # which refuses
         ids = await self._conversation(messages, **template)
         async for output in self.generate({"prompt_token_ids": ids}, sampling_params, request_id):
             yield output
@@ -123,10 +167,13 @@ class BundleAsyncLLM:
     @property
     def stats(self) -> EngineStats:
         """Gauges of now."""
-        return self.engine.stats
+        return self.engine.stats if self._pooler is None else self._pooler.stats
 
     def shutdown(self) -> None:
         """Stop the engine and release executables and cache; requests that still run raise EngineDeadError."""
+        if self._pooler is not None:
+            self._pooler.close()
+            return
         self.engine.close()
         if "_template" in self.__dict__:
             self._template.close()

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from llmc.buckets.encoding import EncodePlan
+from llmc.buckets.fields import Fields
+from llmc.buckets.files import read_text
 from llmc.buckets.plan import Plan
 from llmc.cli.options import option
 from llmc.cli.plan.printing import draw_to, print_plan
@@ -36,10 +39,23 @@ def show(
     """
     if not files or len(files) != 1:
         raise InputError("llmc plan show takes one PLAN file; to plan for a model in a folder show, name ./show")
-    made = Plan.load(files[0])
+    text = read_text(files[0], "plan")
+    if "task" in Fields.parse(text, files[0]).names():
+        _show_pooled(EncodePlan.from_json(text, files[0]), plot, output, as_json)
+        return
+    made = Plan.from_json(text, files[0])
     if output is not None:
         made.save(output)
         typer.echo(f"wrote {output}", err=True)
     if plot is not None:
         draw_to(plot, [(files[0], made)], None, [])
     print_plan(made, [], as_json=as_json)
+
+
+def _show_pooled(made: EncodePlan, plot: Path | None, output: str | None, as_json: bool) -> None:
+    if plot is not None:
+        raise InputError(f"--plot draws plans to generate text, not one to {made.task}; leave it out")
+    if output is not None:
+        made.save(output)
+        typer.echo(f"wrote {output}", err=True)
+    typer.echo(made.to_json() if as_json else made.text())

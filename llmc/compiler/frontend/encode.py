@@ -37,7 +37,7 @@ class Encode(nn.Module):
     def __init__(self, checkpoint: Checkpoint, task: Task, judges: tuple[int, int] | None = None) -> None:
         super().__init__()
         self.family = encoder_family(checkpoint.config)
-        self.first = self.family.first_position(checkpoint.config)
+        self.padding = self.family.padding_position(checkpoint.config)
         self.typed = self.family.token_types(checkpoint.config)
         self.model = _load(checkpoint, task, judges is not None)
         self.task = task
@@ -57,13 +57,21 @@ class Encode(nn.Module):
         """See the module's docstring."""
         positions = torch.arange(token_ids.shape[1])[None]
         mask = (positions < lengths[:, None]).long()
-        inputs: dict[str, Any] = {"input_ids": token_ids, "attention_mask": mask}
-        inputs["position_ids"] = positions + self.first
+        if self.padding is not None:
+            counted = (token_ids != self.padding).long() * mask
+            positions = counted.cumsum(1) * counted + self.padding
+        return self._result(token_ids, lengths, type_ids, attention_mask=mask, position_ids=positions)
+
+    def unpadded(self, token_ids: Tensor, type_ids: Tensor | None = None) -> Tensor:
+        """The same of texts of one length, [B, T], with the masks and positions that transformers makes by itself."""
+        return self._result(token_ids, torch.full((len(token_ids),), token_ids.shape[1]), type_ids)
+
+    def _result(self, token_ids: Tensor, lengths: Tensor, type_ids: Tensor | None, **inputs: Any) -> Tensor:
         if type_ids is not None:
             inputs["token_type_ids"] = type_ids
         if self.family.causal:
             inputs["use_cache"] = False
-        out = self.model(**inputs)
+        out = self.model(input_ids=token_ids, **inputs)
         if self.judge is not None:
             hidden: Tensor = out.last_hidden_state
             return self.judge(hidden[torch.arange(token_ids.shape[0]), lengths - 1])

@@ -12,28 +12,23 @@ from typing import TYPE_CHECKING, Any
 from llmc.artifacts.bundle.manifest import Manifest
 from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
-from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
 from llmc.buckets.encoding import EncodePlan, encode_plan
 from llmc.compiler.checkpoint import open_checkpoint
-from llmc.compiler.checkpoint.sentence_files import JUDGES, judges, labels_of, read_description, task_of
-from llmc.compiler.code import code_digest
-from llmc.compiler.pipeline.compile import CompileResult, Reporter, VerifyReport
+from llmc.compiler.checkpoint.sentence_files import labels_of, read_description, task_of
+from llmc.compiler.pipeline.compile import CompileResult, Reporter
+from llmc.compiler.pipeline.encoding_verification import verification_of
 from llmc.compiler.pipeline.provenance import provenance, remember_model
-from llmc.compiler.stages import StageReport, Stages, filled_folder, toolchain
+from llmc.compiler.stages import StageReport, Stages
 from llmc.compiler.targets.encoders import open_encoder_target
 from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
 from llmc.compiler.text.files import text_files
-from llmc.errors import CheckpointError, InputError, UnknownNameError
-from llmc.runtime.executors.encoders import encoder_class, open_encoder
-from llmc.runtime.host import cpu_features
+from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Task
 from llmc.version import __version__
 
 if TYPE_CHECKING:
-    from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.store import Store
-    from llmc.artifacts.store.workspace import Workspace
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.checkpoint.sentence_files import Read
     from llmc.compiler.options import CompileOptions
@@ -98,49 +93,36 @@ def compile_encoder(
     target.toolchain()
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
+    stored: set[str] = set()
 
     def on_stage(event: StageReport) -> None:
         if event.seconds is not None:
             seconds[event.name] = round(event.seconds, 3)
+            stored.add(event.name) if event.cached else stored.discard(event.name)
         report(event)
 
     stages = Stages(store, checkpoint, plan, on_stage)
     read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
-    case = Case(task, _judges(checkpoint, task))  # type: ignore[arg-type]
+    case = Case.of(checkpoint, task)  # type: ignore[arg-type]
     made = target.make(stages, plan, case, options)
     choice = "; ".join(filter(None, (target.choice, why)))
     manifest, sources = _assemble(stages, target, made, read, plan, options, choice)
-    verification = _verify(stages, manifest, sources, plan, case, options, report)
+    verification = verification_of(stages, manifest, sources, plan, case, options, report)
     final = Manifest.create(**_members(manifest) | {"verification": verification})
     remember_recorded(store, final)
     write_bundle(destination, final, sources)
     remember_bundle(store, final)
     remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
     states = [e.state for e in final.executables]
+    reused = sum(entry.key.kind in stored for _, entry in made.executables)
     return CompileResult(
-        bundle=str(destination), device=options.device, built=len(states), reused=0,
+        bundle=str(destination), device=options.device, built=len(states) - reused, reused=reused,
         portable=states.count("portable"), native=states.count("native"),
         seconds=round(time.perf_counter() - start, 3), bytes=final.size,
         weights_bytes=final.blobs[final.files["weights"]] if "weights" in final.files else 0,
         specialised=bool(options.specialise), sample_top_k=0, choice=choice, remaining="", analysis={},
         stages=seconds, verification=dict(final.verification),
     )  # fmt: skip
-
-
-def _judges(checkpoint: Checkpoint, task: str) -> tuple[int, int] | None:
-    """The ids of "no" and "yes", where a decoder scores by their logits."""
-    if not judges(checkpoint, task):  # type: ignore[arg-type]
-        return None
-    from llmc.runtime.text.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(checkpoint.tokenizer_json())
-    no, yes = (tokenizer.token_to_id(word) for word in JUDGES)
-    if no is None or yes is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: a decoder scores by its logits of {' and '.join(JUDGES)}, which its tokenizer has no "
-            "tokens for: it is no reranker; give --task generate or embed"
-        )
-    return no, yes
 
 
 def _assemble(
@@ -196,45 +178,6 @@ def _pooling_files(stages: Stages, read: Read) -> dict[str, str]:
         np.savez(held, **arrays)
         found[WEIGHTS] = stages.store.put_bytes(held.getvalue()).digest
     return found
-
-
-def _verify(
-    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan, case: Case,
-    options: CompileOptions, report: Reporter,
-) -> dict[str, Any]:  # fmt: skip
-    """How the bundle agrees with the reference, remembered in the store. Raises VerificationError."""
-    if options.verify == "none":
-        return {"mode": "none"}
-    quality = "int8" if options.quantize == "int8" else "bf16" if options.dtype == "bf16" else "exact"
-    components = {
-        "encoder": manifest.executor, "executables": " ".join(sorted(e.blob for e in manifest.executables)),
-        **{f"file.{name}": digest for name, digest in manifest.files.items()},
-        "plan": plan.digest(), "mode": options.verify, "quality": quality, "isa": " ".join(cpu_features()),
-        **stages.reading(), **toolchain("torch", "transformers", *manifest.toolchain),
-        "code": code_digest(_verify, encoder_class(manifest.executor)),
-    }  # fmt: skip
-
-    def make(workspace: Workspace) -> Mapping[str, Blob]:
-        from llmc.artifacts.bundle.reader import BundleFiles
-        from llmc.compiler.verification.encoding import verify_encoder
-        from llmc.compiler.verification.encoding_reference import encoder_reference
-        from llmc.runtime.bundle import Bundle
-
-        reference = encoder_reference(stages.checkpoint, case.task, case.judges)
-        with filled_folder(stages.store, "drafts", lambda f: write_bundle(f / "draft", manifest, sources)) as draft:
-            encoder = open_encoder(Bundle(BundleFiles.open(draft), stages.settings))
-            try:
-                outcome = verify_encoder(
-                    encoder, reference, plan, int(stages.checkpoint.config["vocab_size"]), quality,
-                    options.verify == "all", lambda done, total: report(VerifyReport(done, total)),
-                )  # fmt: skip
-            finally:
-                encoder.close()
-        workspace.meta["outcome"] = outcome.to_json()
-        return {}
-
-    entry, _ = stages.store.get_or_build(Key("verify", components), make)
-    return {"mode": options.verify, "reference": "transformers", "quality": quality, **entry.meta["outcome"]}
 
 
 def _members(manifest: Manifest) -> dict[str, Any]:

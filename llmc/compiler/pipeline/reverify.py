@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmc.artifacts.local.origins import remember, verification_origin
+from llmc.artifacts.local.origins import HERE, Origin, remember, verification_origin
 from llmc.artifacts.store.store import Store
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.pipeline.encoding_verification import verified_again
 from llmc.compiler.pipeline.provenance import find_model
 from llmc.compiler.pipeline.resolve import target_of
 from llmc.compiler.pipeline.token_verification import gives_tokens, tokens_stage
@@ -44,13 +45,27 @@ def verify_again(
     manifest = bundle.manifest
     known = manifest.provenance
     model = reference or find_model(store, str(known.get("checkpoint", "")), str(known.get("model", "")))
-    stages = Stages(store, open_checkpoint(model), bundle.plan, report)
+    pooled = bundle.task != "generate"
+    stages = Stages(store, open_checkpoint(model), bundle.encode_plan if pooled else bundle.plan, report)
     if stages.checkpoint_digest() != manifest.provenance.get("checkpoint"):
         raise CheckpointError(f"{model} is not the checkpoint that {path} was compiled from: its content differs")
+    recorded = verification_origin(bundle.files, store, stages.settings)
+    if pooled:
+        found, origin = verified_again(bundle, stages, every, progress), HERE
+    else:
+        found, origin = _numbers(bundle, stages, every, progress)
+    remember(store, manifest, origin)
+    return {**found, "recorded": {"origin": recorded.name, "signers": list(recorded.signers)}}
+
+
+def _numbers(
+    bundle: Bundle, stages: Stages, every: bool, progress: Callable[[int, int], None]
+) -> tuple[dict[str, Any], Origin]:
+    """The outcome of a bundle that generates, and where the reference's predictions came from."""
+    manifest = bundle.manifest
     target = target_of(manifest)
     limits = target.limits(target.compiled_with(manifest.device, manifest.options))
-    settings = stages.settings
-    probes, origin = vouched_probes(stages, target, origins_of(stages, settings), anew=True)
+    probes, origin = vouched_probes(stages, target, origins_of(stages, stages.settings), anew=True)
     if gives_tokens(manifest):
         found = tokens_stage(bundle, stages, target, probes, limits)
     else:
@@ -60,6 +75,4 @@ def verify_again(
         found = {
             "reference": target.reference.name, "limits": vars(limits), **result.to_json(), **chosen.to_json(),
         }  # fmt: skip
-    recorded = verification_origin(bundle.files, store, settings)
-    remember(store, manifest, origin)
-    return {**found, "recorded": {"origin": recorded.name, "signers": list(recorded.signers)}}
+    return found, origin

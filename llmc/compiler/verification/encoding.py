@@ -1,7 +1,7 @@
 """Verification of encoders: vectors and scores against unbatched transformers, and padding that cannot be seen.
 
-The reference is the checkpoint's own model in float32, one text at a time without padding (frontend/encode.py's
-`Encode`, run as it is, untraced). Checked are rows of all lengths of the plan's buckets, ragged and together; each
+The reference is the checkpoint's own model in float32, one text at a time without padding, with the masks and positions
+that transformers makes by itself. Checked are rows of all lengths of the plan's buckets, ragged and together; each
 batch runs twice, with other ids in its padding, and must give the same numbers.
 """
 

@@ -21,11 +21,9 @@ def encoder_reference(checkpoint: Checkpoint, task: str, judges: tuple[int, int]
     model = Encode(checkpoint, task, judges)  # type: ignore[arg-type] # a Task by its caller
 
     def run(ids: NDArray[np.int64], types: NDArray[np.int64]) -> NDArray[np.float32]:
-        given = [torch.from_numpy(ids[None]), torch.tensor([len(ids)])]
-        if model.typed:
-            given.append(torch.from_numpy(types[None]))
+        segments = torch.from_numpy(types[None]) if model.typed else None
         with torch.no_grad():
-            found: NDArray[np.float32] = model(*given)[0].float().numpy()
+            found: NDArray[np.float32] = model.unpadded(torch.from_numpy(ids[None]), segments)[0].float().numpy()
         return found
 
     return run

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from llmc.runtime.pooling.pooler import Pooler
 
 T = TypeVar("T")
+WAITING = 64
+"""Calls that wait at most, unless it is said otherwise: a choice."""
 
 
 class AsyncPooler:
@@ -24,7 +26,7 @@ class AsyncPooler:
 
     error: BaseException | None = None
 
-    def __init__(self, pooler: Pooler, most_waiting: int = 64) -> None:
+    def __init__(self, pooler: Pooler, most_waiting: int = WAITING) -> None:
         self.pooler = pooler
         self.draining = False
         self._most, self._streams = most_waiting, pooler.encoder.streams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,31 @@ def test_a_bundle_to_embed_neither_generates_nor_scores(embedding: llmc.LLM) -> 
         embedding.embed("a", prompt_name="query")
 
 
+def test_a_compile_says_what_came_from_the_store(folder: Path, embedding: llmc.LLM) -> None:
+    again = llmc.compile(
+        folder / "bert", folder / "again.llmc", device="openvino", dtype="f32", max_num_seqs=4,
+        cache_dir=folder / "store",
+    )  # fmt: skip
+    assert (again.built, again.reused) == (0, 1)
+    assert again.verification == embedding.bundle.manifest.verification
+
+
+def test_asyncio_programs_get_the_same_vectors(folder: Path, embedding: llmc.LLM) -> None:
+    async def run() -> None:
+        async with llmc.AsyncLLM(folder / "bert.llmc") as made:
+            found = await asyncio.gather(*(made.embed(text) for text in TEXTS))
+            for text, (one,) in zip(TEXTS, found, strict=True):
+                wanted = embedding.embed(text)[0].outputs.embedding
+                assert np.allclose(one.outputs.embedding, wanted, atol=1e-6)
+            assert made.stats.running == 0
+            with pytest.raises(InputError, match="a bundle to embed, not to score"):
+                await made.score("a", "b")
+            with pytest.raises(InputError, match="a bundle to embed, which generates nothing"):
+                await anext(made.generate("a"))
+
+    asyncio.run(run())
+
+
 def test_scores_are_those_of_the_classifier(folder: Path) -> None:
     checkpoint = write_encoder(folder / "judge", "xlm_roberta", "score")
     made = llmc.compile(
@@ -99,6 +125,12 @@ def test_scores_are_those_of_the_classifier(folder: Path) -> None:
     assert made.verification["cosine"] > 0.99999
     with llmc.LLM(folder / "judge.llmc") as llm:
         found = llm.score("abc", ["def", "a longer document"])
+
+    async def beside() -> None:
+        async with llmc.AsyncLLM(folder / "judge.llmc") as made:
+            assert (await made.score("abc", "def"))[0].outputs.score == pytest.approx(found[0].outputs.score, abs=1e-6)
+
+    asyncio.run(beside())
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
     for one, text in zip(found, ("abcdef", "abca longer document"), strict=True):
         with torch.no_grad():

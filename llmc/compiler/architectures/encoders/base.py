@@ -13,10 +13,9 @@ Config: TypeAlias = Mapping[str, Any]
 class EncoderFamily:
     """A model type that embeds or scores. Source: transformers' configuration and modeling files of it."""
 
-    first_position: Callable[[Config], int] = lambda config: 0
-    """Row of the table of positions that a text's first token has."""
-    takes_positions: bool = True
-    """Whether its model takes `position_ids`."""
+    padding_position: Callable[[Config], int | None] = lambda config: None
+    """The id of padding where it has a row of the table of positions: other tokens are counted behind that row, and a
+    token of that id inside a text has the row itself. None: positions from 0."""
     token_types: Callable[[Config], bool] = lambda config: int(config.get("type_vocab_size") or 0) > 1
     """Whether the model tells segments of a pair apart (`token_type_ids`)."""
     attention: str = "sdpa"
@@ -28,7 +27,8 @@ class EncoderFamily:
 
     def longest(self, config: Config) -> int:
         """Tokens of the longest text that its positions reach."""
-        return int(config["max_position_embeddings"]) - self.first_position(config)
+        padding = self.padding_position(config)
+        return int(config["max_position_embeddings"]) - (0 if padding is None else padding + 1)
 
 
 TINY: Mapping[str, Any] = {

@@ -3,7 +3,7 @@
 from llmc.compiler.architectures.encoders.base import TINY, EncoderFamily
 
 ENCODER = EncoderFamily(
-    first_position=lambda config: int(config.get("pad_token_id", 1)) + 1,
+    padding_position=lambda config: 1,
     attention="eager",
     token_types=lambda config: False,
     tiny={**{k: v for k, v in TINY.items() if k != "type_vocab_size"}, "pad_token_id": 1},

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from llmc.errors import InputError
+from llmc.compiler.checkpoint.sentence_files import JUDGES, judges
+from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.encoding import EncodePlan
+    from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
     from llmc.runtime.pooling.modules import Task
@@ -23,6 +25,22 @@ class Case:
 
     task: Task
     judges: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, task: Task) -> Case:
+        """The case of a checkpoint; raises CheckpointError for a decoder whose tokenizer has no such words."""
+        if not judges(checkpoint, task):
+            return cls(task)
+        from llmc.runtime.text.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer(checkpoint.tokenizer_json())
+        no, yes = (tokenizer.token_to_id(word) for word in JUDGES)
+        if no is None or yes is None:
+            raise CheckpointError(
+                f"{checkpoint.path}: a decoder scores by its logits of {' and '.join(JUDGES)}, which its tokenizer has "
+                "no tokens for: it is no reranker; give --task generate or embed"
+            )
+        return cls(task, (no, yes))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""Verify a bundle that embeds or scores: when it is compiled, remembered in the store, and again when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.artifacts.bundle.writer import write_bundle
+from llmc.artifacts.key import Key
+from llmc.compiler.code import code_digest
+from llmc.compiler.pipeline.compile import Reporter, VerifyReport
+from llmc.compiler.stages import filled_folder, toolchain
+from llmc.compiler.targets.encoders.base import Case
+from llmc.runtime.executors.encoders import encoder_class, open_encoder
+from llmc.runtime.host import cpu_features
+
+if TYPE_CHECKING:
+    from llmc.artifacts.bundle.manifest import Manifest
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.encoding import EncodePlan
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+    from llmc.compiler.verification.encoding import Outcome
+    from llmc.runtime.bundle import Bundle
+
+REFERENCE = "transformers"
+
+
+def verification_of(
+    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan, case: Case,
+    options: CompileOptions, report: Reporter,
+) -> dict[str, Any]:  # fmt: skip
+    """How the bundle agrees with the reference, remembered in the store. Raises VerificationError."""
+    if options.verify == "none":
+        return {"mode": "none"}
+    quality = _quality(manifest)
+    components = {
+        "encoder": manifest.executor, "executables": " ".join(sorted(e.blob for e in manifest.executables)),
+        **{f"file.{name}": digest for name, digest in manifest.files.items()},
+        "plan": plan.digest(), "mode": options.verify, "quality": quality, "isa": " ".join(cpu_features()),
+        **stages.reading(), **toolchain("torch", "transformers", *manifest.toolchain),
+        "code": code_digest(verification_of, encoder_class(manifest.executor)),
+    }  # fmt: skip
+
+    def make(workspace: Workspace) -> Mapping[str, Blob]:
+        from llmc.artifacts.bundle.reader import BundleFiles
+        from llmc.runtime.bundle import Bundle
+
+        with filled_folder(stages.store, "drafts", lambda f: write_bundle(f / "draft", manifest, sources)) as draft:
+            bundle = Bundle(BundleFiles.open(draft), stages.settings)
+            outcome = _run(
+                bundle, stages, case, options.verify == "all", lambda done, total: report(VerifyReport(done, total))
+            )
+        workspace.meta["outcome"] = outcome.to_json()
+        return {}
+
+    entry, _ = stages.store.get_or_build(Key("verify", components), make)
+    return {"mode": options.verify, "reference": REFERENCE, "quality": quality, **entry.meta["outcome"]}
+
+
+def verified_again(
+    bundle: Bundle, stages: Stages, every: bool, progress: Callable[[int, int], None]
+) -> dict[str, Any]:  # fmt: skip
+    """The same of a bundle that exists, run now, with nothing taken from the store. Raises VerificationError."""
+    case = Case.of(stages.checkpoint, bundle.encode_plan.task)  # type: ignore[arg-type] # what a plan to encode has
+    outcome = _run(bundle, stages, case, every, progress)
+    return {"reference": REFERENCE, "quality": _quality(bundle.manifest), **outcome.to_json()}
+
+
+def _run(
+    bundle: Bundle, stages: Stages, case: Case, every: bool, progress: Callable[[int, int], None]
+) -> Outcome:  # fmt: skip
+    from llmc.compiler.verification.encoding import verify_encoder
+    from llmc.compiler.verification.encoding_reference import encoder_reference
+
+    reference = encoder_reference(stages.checkpoint, case.task, case.judges)
+    encoder = open_encoder(bundle)
+    try:
+        return verify_encoder(
+            encoder, reference, bundle.encode_plan, int(stages.checkpoint.config["vocab_size"]),
+            _quality(bundle.manifest), every, progress,
+        )  # fmt: skip
+    finally:
+        encoder.close()
+
+
+def _quality(manifest: Manifest) -> str:
+    """The limits that hold for a bundle's formats; see verification/encoding.py."""
+    if manifest.options["quantize"] == "int8":
+        return "int8"
+    return "bf16" if manifest.options["dtype"] == "bf16" else "exact"

@@ -1,0 +1,98 @@
+"""`llmc embed` and `llmc score`, and what other commands say of bundles that generate nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.cli.main import main
+from tests.cli.conftest import surround
+from tests.cli.helpers import Llmc
+from tests.compiler.encoders_tiny import write_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundles `embed.llmc` and `score.llmc` and their checkpoints; commands write nothing there."""
+    made = tmp_path_factory.mktemp("pooling")
+    with pytest.MonkeyPatch.context() as patch:
+        surround(patch, made, made / "cache")
+        for task in ("embed", "score"):
+            words = ("--dtype", "f32", "--max-num-seqs", "2", "--verify", "none", "-q", "-o", f"{task}.llmc")
+            assert main(["compile", str(write_encoder(made / task, "bert", task)), *words]) == 0
+    return made
+
+
+def test_vectors_are_printed_a_line_a_text_with_json_whole(llmc: Llmc, folder: Path) -> None:
+    bundle = folder / "embed.llmc"
+    ran = llmc("embed", bundle, "--text", "Paris", "--text", "river")
+    assert ran.code == 0
+    assert [line.split(":")[0] for line in ran.out.splitlines()] == [f"[{at}] 5 tokens, 32 numbers" for at in range(2)]
+    assert "2 texts in" in ran.err and "10 tokens in 1 batches, padding 0.0%" in ran.err
+    found = llmc("embed", bundle, "--text", "Paris", "--json", "--dimensions", 8).lines
+    assert [(one["index"], one["prompt_tokens"], len(one["embedding"])) for one in found] == [(0, 5, 8)]
+
+
+def test_texts_come_from_options_a_file_and_standard_input(
+    llmc: Llmc, folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "lines.txt").write_text("b\nccc\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("dd\n"))
+    found = llmc("embed", folder / "embed.llmc", "-", "-t", "aaaa", "--texts", "lines.txt", "--json").lines
+    assert [one["prompt_tokens"] for one in found] == [4, 1, 3, 2]
+    assert llmc("embed", folder / "embed.llmc", "-t", "aaaa", "-t", "b", "-o", "v.npy").out == ""
+    written = np.load(here / "v.npy")
+    assert written.dtype == np.float32
+    assert np.allclose(written, [one["embedding"] for one in found[:2]], atol=1e-5)
+
+
+def test_documents_are_ranked_best_first(llmc: Llmc, folder: Path) -> None:
+    documents = ["-d", "Paris is.", "-d", "A river.", "-d", "x"]
+    found = llmc("score", folder / "score.llmc", "--query", "where", *documents, "--json").lines
+    assert sorted(one["index"] for one in found) == [0, 1, 2]
+    assert [one["score"] for one in found] == sorted((one["score"] for one in found), reverse=True)
+    ran = llmc("score", folder / "score.llmc", "--query", "where", *documents, "--top-n", 1)
+    assert ran.out == f"{found[0]['score']:.4f}  [{found[0]['index']}] {found[0]['document']}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("embed", "embed.llmc"), "there is no text: give --text, --texts FILE or -"),
+        (("embed", "embed.llmc", "a text"), "'a text': give texts with --text or --texts"),
+        (("embed", "embed.llmc", "--texts", "nothere"), "cannot read the texts nothere: "),
+        (("embed", "embed.llmc", "-t", "a", "--dimensions", "33"), "dimensions 33 must be in 1 … 32"),
+        (("embed", "embed.llmc", "-t", "a", "--prompt-name", "query"), "the model has no prompt 'query'"),
+        (("embed", "score.llmc", "-t", "a"), "a bundle to score, not to embed; use llmc score"),
+        (("score", "embed.llmc", "--query", "a", "-d", "b"), "a bundle to embed, not to score; use llmc embed"),
+        (("score", "score.llmc", "--query", "a"), "there is no text"),
+        (("score", "score.llmc", "--query", "a", "--documents", "nothere"), "cannot read the texts nothere: "),
+        *(((command, "embed.llmc"), "use llmc embed, llmc serve or LLM.embed") for command in ("warmup", "bench")),
+        (("generate", "embed.llmc", "--prompt", "a"), "a bundle to embed, which generates nothing"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(llmc: Llmc, folder: Path, words: tuple[str, ...], said: str) -> None:
+    assert said in llmc(words[0], folder / words[1], *words[2:]).failed(2)
+
+
+def test_a_bundle_is_verified_again(llmc: Llmc, folder: Path) -> None:
+    ran = llmc("verify", folder / "embed.llmc", "--reference", folder / "embed")
+    assert "files intact; against transformers, a text at a time: 6 buckets, each twice" in ran.out
+    found = llmc("verify", folder / "score.llmc", "--reference", folder / "score", "--all", "--json").json
+    assert found["cosine"] > 0.99999 and found["leak"] <= 1e-5 and found["buckets"] == found["planned"]
+    said = llmc("verify", folder / "score.llmc", "--reference", folder / "embed").failed(1)
+    assert "is not the checkpoint that" in said
+
+
+def test_files_and_plan_of_a_bundle_are_shown(llmc: Llmc, folder: Path, here: Path) -> None:
+    assert "pooling.json" in llmc("cache", "show", folder / "embed.llmc").out
+    assert llmc("plan", folder / "embed", "--max-num-seqs", 1, "-o", "plan.json").code == 0
+    assert llmc("plan", "show", "plan.json").out.startswith("3 buckets to embed, texts of at most 64 tokens\n")
+    assert llmc("plan", "show", "plan.json", "--json").json == json.loads((here / "plan.json").read_text())
+    assert "--plot draws plans to generate" in llmc("plan", "show", "plan.json", "--plot", "a.html").failed(2)
+    said = llmc("plan", "evaluate", "plan.json", "--traffic", "t.csv").failed(2)
+    assert said.startswith("plan.json: a plan to embed, which generates nothing")
