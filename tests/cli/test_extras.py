@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.testing.toy import VOCAB
 from tests.cli.helpers import Llmc
 from tests.manifests import edit_manifest
 
@@ -64,9 +65,9 @@ def told(said: tuple[int, str], extra: str, code: int = 3) -> None:
     ],
 )
 def test_a_compile_says_what_its_device_lacks(llmc: Llmc, toy: Path, packages: str, device: str, extra: str) -> None:
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+    sizes = ("hidden_size", "intermediate_size", "max_position_embeddings")
     counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    config = {"model_type": "llama", **dict.fromkeys(sizes, 64), **dict.fromkeys(counts, 1)}
+    config = {"model_type": "llama", "vocab_size": VOCAB, **dict.fromkeys(sizes, 64), **dict.fromkeys(counts, 1)}
     (toy / "config.json").write_text(json.dumps(config))
     said = without(packages, "compile", toy, "--device", device, "--max-model-len", 32, "--max-num-seqs", 2, "-q")
     told(said, extra)

@@ -9,15 +9,11 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures import require_supported
-from llmc.compiler.architectures.shared.rope import BY_LENGTH
 from llmc.compiler.checkpoint.base import stored_name
-from llmc.compiler.frontend.experts import registered
-from llmc.compiler.frontend.own_attention import take_over
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -37,15 +33,12 @@ def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
         raise CheckpointError(f"the model configuration is not a valid {model_type} configuration: {e}") from e
 
 
-def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> nn.Module:
+def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
     """A `…ForCausalLM` in eval mode whose parameters are on the meta device and whose buffers are real.
 
-    `attention` is the name of a registered attention function; without one the model has the attention that
-    transformers chooses for it, which knows all that the model asks for (soft caps, sinks). Experts are computed by the
-    function registered under the same name, if there is one (frontend/experts.py). Buffers that checkpoints
-    hold are parameters here; the others (rotary frequencies) are computed, since they come from the configuration.
-    Dropout is left out; with `attention` rotary frequencies do not change with a sequence's length. Raises
-    CheckpointError.
+    It has the attention that transformers chooses for it, which knows all that the model asks for (soft caps, sinks).
+    Buffers that checkpoints hold are parameters here; the others (rotary frequencies) are computed, since they come
+    from the configuration. Dropout is left out. Raises CheckpointError.
     """
     hf_config = model_config(config)
     with torch.device("meta"):
@@ -57,25 +50,7 @@ def build_skeleton(config: Mapping[str, Any], attention: str | None = None) -> n
             if isinstance(child, nn.Dropout):
                 setattr(module, name, nn.Identity())
     model.eval().requires_grad_(False)
-    if attention is not None:
-        if model._can_set_attn_implementation():
-            model.set_attn_implementation(attention)
-        else:
-            take_over(model, attention)
-        _keep_frequencies(model)
-        if registered(attention):
-            model.set_experts_implementation(attention)
     return model
-
-
-def _keep_frequencies(model: nn.Module) -> None:
-    """Let rotary frequencies be those of sequences within the original length (shared/rope.py), however long one is."""
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        if isinstance(kinds, str) and kinds in BY_LENGTH:
-            module.rope_type = "default"
-        elif isinstance(kinds, dict):
-            kinds.update({layers: "default" for layers, kind in kinds.items() if kind in BY_LENGTH})
 
 
 def _hold_stored_buffers(module: nn.Module) -> None:
@@ -104,19 +79,6 @@ def _compute_buffers(module: nn.Module, model: PreTrainedModel) -> None:
                 f"{type(module).__name__} holds a buffer {name!r} that no checkpoint has and no rule of transformers "
                 "computes: the model is not supported"
             )
-
-
-def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace every meta parameter with a fake CPU tensor of `mode`, keeping ties (one object stays one object)."""
-    memo: dict[int, nn.Parameter] = {}
-    with mode:
-        for module in model.modules():
-            for name, p in list(module._parameters.items()):
-                if p is None:
-                    continue
-                if id(p) not in memo:
-                    memo[id(p)] = nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="cpu"), requires_grad=False)
-                module._parameters[name] = memo[id(p)]
 
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:

@@ -37,7 +37,7 @@ from llmc.compiler.frontend.in_place import without_writes
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
 from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
 from llmc.compiler.frontend.repeat import repeat
-from llmc.compiler.frontend.skeleton import as_fake, build_skeleton
+from llmc.compiler.frontend.traceable import as_fake, build_traceable
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
@@ -98,7 +98,7 @@ def trace(config: Mapping[str, Any], dialect: Dialect) -> ExportedProgram:
 
 
 def _trace(config: Mapping[str, Any], dialect: Dialect, few: bool) -> ExportedProgram:
-    model = build_skeleton(config, attention_name(dialect))
+    model = build_traceable(config, attention_name(dialect))
     plan = LayerPlan.of(model) if few else None
     shape = cache_of(config)
     traced = shape.only(plan.traced) if plan else shape
@@ -183,7 +183,7 @@ def trace_weightless(
 def _trace_weightless(
     config: Mapping[str, Any], dialect: Dialect, cached: bool, dtype: torch.dtype, top_k: int, few: bool
 ) -> WeightlessProgram:
-    model = build_skeleton(config, attention_name(dialect))
+    model = build_traceable(config, attention_name(dialect))
     plan = LayerPlan.of(model) if few else None
     shape = cache_of(config)
     traced = shape.only(plan.traced) if plan else shape

@@ -19,8 +19,8 @@ from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.attention import attention_name
-from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.frontend.trace import Step, WeightlessStep, trace
+from llmc.compiler.frontend.traceable import build_traceable
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.program.fuse import fuse
@@ -137,7 +137,7 @@ def test_specialising_gives_the_operators_of_a_fresh_static_trace(case: str, siz
 
 
 def _static_trace(case: str, batch: int, query: int, context: int) -> Fields:
-    model = build_skeleton(tiny.config(case), attention_name("two_part"))
+    model = build_traceable(tiny.config(case), attention_name("two_part"))
     shape = cache_of(tiny.config(case))
     kept = [torch.empty(t.size(batch, context)) for t in shape] if context else []
     lengths = torch.ones(batch, dtype=torch.long)

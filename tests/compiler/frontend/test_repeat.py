@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from llmc.compiler.frontend import trace
 from llmc.compiler.frontend.attention import STATE, attention_name
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError, layer_kinds, layers_of
-from llmc.compiler.frontend.skeleton import build_skeleton
+from llmc.compiler.frontend.traceable import build_traceable
 from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.program import write_graph
 from llmc.compiler.program.sized import ASSERTION, SIZE, SIZE_ARITHMETIC
@@ -96,7 +96,7 @@ def test_its_programs_of_a_bucket_compute_the_same_numbers(sizes: tuple[int, int
     made, known = (PortableProgram.of(specialise(two_part(case, context > 0, few), *sizes)) for few in (True, False))
     random = torch.Generator().manual_seed(3)
     config = CASES[case]
-    model = build_skeleton(config, attention_name("two_part"))
+    model = build_traceable(config, attention_name("two_part"))
     shapes = {n: p.shape for n, p in model.named_parameters()}
     weights = {n: torch.randn(shape, generator=random) * 0.1 for n, shape in shapes.items()} | dict(
         model.named_buffers()
@@ -123,7 +123,7 @@ def test_a_model_of_few_layers_is_traced_as_it_is(runs: list[int]) -> None:
 
 
 def deep(layers: int = 5, case: str = "llama", **changed: Any) -> Any:
-    return build_skeleton(tiny.config(case) | {"num_hidden_layers": layers} | changed, attention_name("fused"))
+    return build_traceable(tiny.config(case) | {"num_hidden_layers": layers} | changed, attention_name("fused"))
 
 
 def test_layers_of_one_kind_differ_in_nothing_but_their_index_and_weights() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import llmc
 from llmc.artifacts.bundle.manifest import read_manifest
@@ -29,7 +31,7 @@ from llmc.compiler.stages import StageReport
 from llmc.errors import ArtifactError, CapacityError, CheckpointError, InputError
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.llm import BundleLLM
-from llmc.testing.toy import toy_plan
+from llmc.testing.toy import TEMPLATE, toy_plan
 from tests.artifacts.helpers import files_below, flip
 from tests.compiler.checkpoint.writers import CONFIG, TOKENS, weights, write_folder, write_gguf
 
@@ -107,15 +109,14 @@ def test_a_gguf_file_can_be_the_weights(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_the_bundle_stays_where_it_has_one(case: Case, tmp_path: Path) -> None:
-    from llmc.testing.toy import TEMPLATE, tokenizer_json
-
+    words = Tokenizer(WordLevel({token: index for index, token in enumerate(TOKENS)}, TOKENS[0])).to_str()
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    (folder / "tokenizer.json").write_text(tokenizer_json())
+    (folder / "tokenizer.json").write_text(words)
     unbound = case.compile(folder / "config.json", tmp_path / "unbound")
     other = write_folder(tmp_path / "other")
-    (other / "tokenizer.json").write_text(tokenizer_json().replace("{", "{ ", 1))
+    (other / "tokenizer.json").write_text(words.replace("{", "{ ", 1))
     (other / "chat_template.jinja").write_text(TEMPLATE)
     made = read_manifest(bind(unbound, open_checkpoint(other), tmp_path / "made", case.store))
     assert made.files["tokenizer.json"] == read_manifest(unbound).files["tokenizer.json"]

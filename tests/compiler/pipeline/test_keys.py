@@ -217,6 +217,7 @@ REAL: dict[str, tuple[Change, set[str]]] = {
     "sympy": (package("sympy"), {"trace:toolchain.sympy"}),
     "python": (python, {"trace:toolchain.python", "reference:toolchain.python"}),
     "config": (config(rms_norm_eps=2e-5), {"trace:config", *READ}),
+    "heads": (config(num_key_value_heads=1), {"trace:config", "trace:cache", *READ}),
 }
 CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
     "fake": {

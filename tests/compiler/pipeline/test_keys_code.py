@@ -38,6 +38,7 @@ CODE = {
     "compiler/frontend/attention.py": made_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/layer_kinds.py": made_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/repeat.py": made_by("trace", devices=("cpu", "hpu")),
+    "compiler/frontend/traceable.py": made_by("trace", devices=("cpu", "hpu")),
     "compiler/frontend/skeleton.py": made_by("trace", "reference", devices=("cpu", "hpu")),
     "compiler/program/import_fx.py": {"cpu": {"trace"}},
     "compiler/targets/onnxruntime/to_onnx.py": {"cpu": {"lower"}},

@@ -118,7 +118,7 @@ def runs(toy: Toy, patch: pytest.MonkeyPatch, **options: Any) -> Counter[tuple[s
     seen: list[tuple[str, int, int, int]] = []
     patch.setattr("llmc.compiler.verification.verify.Verification.greedy", lambda self: {"sequences": 0})
     patch.setattr("llmc.compiler.verification.verify.Verification.accuracy", lambda self: {})
-    patch.setattr("llmc.compiler.verification.verify.Verification._long_prefix", lambda self, context: [])
+    patch.setattr("llmc.compiler.verification.verify.Verification._past_length", lambda self, bucket: 0)
     use(patch, executor=watching(lambda step: seen.append((step.phase, step.batch, step.query, step.context))))
     toy.compile(**options)
     return Counter(seen)

@@ -500,9 +500,14 @@ def test_a_bundle_of_another_instruction_set_is_refused_and_says_what_differs(
 RUN = onnxruntime_cpu._Bound.run
 
 
+def kv(bound: Any) -> list[Any]:
+    """The keys and values that a binding reads."""
+    return [before for before, _ in bound._keep.values()]
+
+
 def reads_the_whole_cache(self: Any, rows: Any, results: Any) -> None:
     """The length mask dropped: every cached position counts, whoever owns it."""
-    self.past_lengths[:] = self._keep[0].shape[2] - self.token_ids.shape[1]
+    self.past_lengths[:] = kv(self)[0].shape[2] - self.token_ids.shape[1]
     RUN(self, rows, results)
 
 
@@ -518,10 +523,10 @@ def past_one_short(self: Any, rows: Any, results: Any) -> None:
 
 
 def unused_cache_shifts_logits_a_little(self: Any, rows: Any, results: Any) -> None:
-    length = self._keep[0].shape[2]
+    length = kv(self)[0].shape[2]
     ends = self.past_lengths + self.token_ids.shape[1]
     unused = np.arange(length) >= ends[:, None]
-    leaked = np.stack([np.where(unused, np.nan_to_num(t[:, 0, :, 0]), 0).sum(1) for t in self._keep]).sum(0)
+    leaked = np.stack([np.where(unused, np.nan_to_num(t[:, 0, :, 0]), 0).sum(1) for t in kv(self)]).sum(0)
     RUN(self, rows, results)
     results["logits"][: len(rows)] += np.float32(1e-6) * leaked[:, None].astype(np.float32)
 
@@ -568,7 +573,7 @@ def test_a_leak_in_a_prompt_over_a_past_is_seen_by_its_poison_alone(
     def watch(self: Any, rows: Any, results: Any) -> None:
         ends = int(self.past_lengths[0]) + self.token_ids.shape[1]
         if self.token_ids.shape[1] > 1 and self.past_lengths[0]:
-            seen.append(all(np.isnan(t[0, :, ends:]).all() for t in self._keep))
+            seen.append(all(np.isnan(t[0, :, ends:]).all() for t in kv(self)))
         RUN(self, rows, results)
 
     bucket = Bucket("prompt", 1, 16, 40)
