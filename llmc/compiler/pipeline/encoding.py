@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,19 +94,19 @@ def compile_encoder(
     target.toolchain()
     check_replaceable(Path(os.path.realpath(destination)))
     seconds: dict[str, float] = {}
-    stored: set[str] = set()
+    stored: Counter[str] = Counter()
 
     def on_stage(event: StageReport) -> None:
         if event.seconds is not None:
-            seconds[event.name] = round(event.seconds, 3)
-            stored.add(event.name) if event.cached else stored.discard(event.name)
+            seconds[event.name] = round(seconds.get(event.name, 0) + event.seconds, 3)
+            stored[event.name] += event.cached
         report(event)
 
     stages = Stages(store, checkpoint, plan, on_stage)
     read = read_description(checkpoint, task, plan.limits.max_model_len)  # type: ignore[arg-type]
     case = Case.of(checkpoint, task)  # type: ignore[arg-type]
     made = target.make(stages, plan, case, options)
-    choice = "; ".join(filter(None, (target.choice, why)))
+    choice = "; ".join(filter(None, (target.choice(options), why)))
     manifest, sources = _assemble(stages, target, made, read, plan, options, choice)
     verification = verification_of(stages, manifest, sources, plan, case, options, report)
     final = Manifest.create(**_members(manifest) | {"verification": verification})
@@ -114,7 +115,7 @@ def compile_encoder(
     remember_bundle(store, final)
     remember_model(store, stages.checkpoint_digest(), checkpoint.asked)
     states = [e.state for e in final.executables]
-    reused = sum(entry.key.kind in stored for _, entry in made.executables)
+    reused = sum(stored[kind] for kind in {entry.key.kind for _, entry in made.executables})
     return CompileResult(
         bundle=str(destination), device=options.device, built=len(states) - reused, reused=reused,
         portable=states.count("portable"), native=states.count("native"),

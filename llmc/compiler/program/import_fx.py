@@ -9,7 +9,7 @@ positions 0 … max_positions − 1, computed by running those very operators, s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import sympy
 import torch
@@ -30,10 +30,15 @@ def import_program(program: ExportedProgram, max_positions: int, cache: CacheSha
     """Translate `program`, a step over `cache` (None: a key and a value a layer).
 
     Raises CompileError naming the operator and layer it cannot translate."""
-    return _Importer(program, max_positions, cache).run()
+    return Importer(program, max_positions, cache).run()
 
 
-class _Importer:
+class Importer:
+    """One translation: what a step over a cache has; models without one differ in import_encoder.py."""
+
+    axes: ClassVar[Mapping[str, str]] = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}
+    """Symbols of the inputs' sizes; all others are caches."""
+
     def __init__(self, program: ExportedProgram, max_positions: int, cache: CacheShape | None) -> None:
         self.cache = cache
         self.program = program
@@ -43,15 +48,14 @@ class _Importer:
         self.tuples: dict[fx.Node, Node] = {}
         self.symbols: dict[str, str] = {}
         self.out = Graph({}, [], [], {}, {})
-        self.positional = _positional_nodes(self.graph)
+        self.positional = self._positional()
         self.positional_values: dict[tuple[bytes, tuple[Dim, ...]], Value] = {}
 
     def run(self) -> Graph:
+        """The whole program."""
         kinds = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         users = [n for n in self.graph.nodes if n.op == "placeholder" and kinds[n.name].kind == InputKind.USER_INPUT]
-        names = ["token_ids", "past_lengths", "new_lengths"]
-        entries = self._entries(len(users) - len(names))
-        names += [f"past_{entry}" for entry in entries]
+        names, out_names = self._names(len(users))
         for node, name in zip(users, names, strict=True):
             self._bind_symbols(node, name)
         for node, name in zip(users, names, strict=True):
@@ -62,14 +66,29 @@ class _Importer:
                 if spec.kind == InputKind.PARAMETER:
                     value = self.values[node] = self._value(node, node.name)
                     self.out.weights[value] = str(spec.target).removeprefix("model.")
+                else:
+                    self._held(node, spec)
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
                 results = [self._operand(a) for a in node.args[0]]
-                out_names = ["logits"] + [f"present_{entry}" for entry in entries]
                 self.out.outputs = [(n, v) for n, v in zip(out_names, results, strict=True) if v is not None]
         self.out.prune()
         return self.out
+
+    def _positional(self) -> set[fx.Node]:
+        return _positional_nodes(self.graph)
+
+    def _held(self, node: fx.Node, spec: Any) -> None:
+        """A buffer or a constant, which nothing but what is computed by position reads."""
+
+    def _names(self, users: int) -> tuple[list[str], list[str]]:
+        """Of inputs, of which there are so many, and of outputs."""
+        entries = self._entries(users - len(self.axes))
+        return [*self.axes, *(f"past_{entry}" for entry in entries)], [
+            "logits",
+            *(f"present_{entry}" for entry in entries),
+        ]
 
     def _entries(self, count: int) -> list[str]:
         """Names of the cache's tensors."""
@@ -78,7 +97,7 @@ class _Importer:
         return [t.entry for t in self.cache]
 
     def _bind_symbols(self, node: fx.Node, name: str) -> None:
-        axes = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}.get(name, "B S ")
+        axes = self.axes.get(name, "B S ")
         for size, symbol in zip(node.meta["val"].shape, axes, strict=False):
             if symbol in _SYMBOLS and not isinstance(size, int):
                 self.symbols[str(size.node.expr)] = symbol

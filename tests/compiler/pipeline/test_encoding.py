@@ -15,7 +15,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import llmc
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.pipeline.encoding import plan_encoder, settled_task
+from llmc.compiler.targets.encoders import open_encoder_target
+from llmc.compiler.targets.encoders.openvino import OpenVinoEncoderTarget
+from llmc.compiler.targets.openvino.precision import computes_in
+from llmc.compiler.verification.encoding import LEAST_COSINE, MOST_LEAK
 from llmc.errors import CheckpointError, InputError, UnknownNameError, VerificationError
+from llmc.runtime.host import cpu_features
 from tests.compiler.encoders_tiny import write_encoder, write_modules
 
 TEXTS = ["a", "a longer text, of more words", "some text", "the last one of all"]
@@ -99,6 +104,65 @@ def test_a_compile_says_what_came_from_the_store(folder: Path, embedding: llmc.L
     )  # fmt: skip
     assert (again.built, again.reused) == (0, 1)
     assert again.verification == embedding.bundle.manifest.verification
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "quantize", "quality"),
+    [("openvino", "bf16", "none", "bf16"), ("openvino", "f32", "int8", "int8"), ("onnxruntime", "f32", "int8", "int8")],
+)
+def test_smaller_formats_stay_within_their_limits(
+    folder: Path, embedding: llmc.LLM, device: str, dtype: str, quantize: str, quality: str
+) -> None:
+    if not computes_in(dtype, cpu_features()):
+        pytest.skip(f"this CPU does not compute in {dtype}")
+    bundle = folder / f"{device}.{quality}.llmc"
+    made = llmc.compile(
+        folder / "bert", bundle, device=device, dtype=dtype, quantize=quantize, max_num_seqs=4,
+        cache_dir=folder / "store",
+    )  # fmt: skip
+    assert made.reused == (quantize == "none"), "OpenVINO chooses bf16 when it opens the same model"
+    assert made.verification["quality"] == quality
+    assert LEAST_COSINE[quality] <= made.verification["cosine"] < 0.9999999, "it ran in float32"
+    assert made.verification["leak"] <= MOST_LEAK
+    with llmc.LLM(bundle) as llm:
+        found = [one.outputs.embedding for one in llm.embed(TEXTS)]
+    wanted = [one.outputs.embedding for one in embedding.embed(TEXTS)]
+    assert not np.allclose(found, wanted, atol=1e-6)
+    assert (np.array(found) * np.array(wanted)).sum(1).min() >= LEAST_COSINE[quality]
+
+
+def test_buckets_of_fixed_shapes_give_the_same_vectors(folder: Path, embedding: llmc.LLM) -> None:
+    made = llmc.compile(
+        folder / "bert", folder / "fixed.llmc", device="onnxruntime", max_num_seqs=2, specialise=True,
+        cache_dir=folder / "store",
+    )  # fmt: skip
+    assert (made.built, made.reused) == (6, 0), "1 and 2 texts of 16, 32 and 64 tokens"
+    assert made.choice == "one executable per bucket of texts × tokens"
+    with llmc.LLM(folder / "fixed.llmc") as llm:
+        found = [one.outputs.embedding for one in llm.embed(TEXTS)]
+        assert llm.pooler.statistics.buckets == {(2, 32): 1, (2, 16): 1}
+    assert np.allclose(found, [one.outputs.embedding for one in embedding.embed(TEXTS)], atol=1e-5)
+
+
+def test_a_device_without_a_form_for_encoders_is_refused_and_names_those_with_one(folder: Path) -> None:
+    for device, said in (
+        ("tpu", "--device tpu has no form for models that embed or score; take one of cpu, onnxruntime, openvino"),
+        ("openvino:GPU", "--device openvino:GPU: models that embed or score take --device openvino alone"),
+    ):
+        with pytest.raises(InputError, match=said):
+            llmc.compile(folder / "bert", folder / "none.llmc", device=device, cache_dir=folder / "store")
+    with pytest.raises(InputError, match="--specialise: one executable for all buckets"):
+        llmc.compile(folder / "bert", folder / "none.llmc", device="openvino", specialise=True)
+    with pytest.raises(InputError, match="--dtype bf16 is not offered for embedding and scoring on device onnxruntime"):
+        llmc.compile(folder / "bert", folder / "none.llmc", device="onnxruntime", dtype="bf16")
+
+
+def test_cpu_stands_for_the_first_engine_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, why = open_encoder_target("cpu")
+    assert (target.name, why) == ("openvino", "openvino: the first of the runtimes of CPUs for models without a cache")
+    monkeypatch.setattr(OpenVinoEncoderTarget, "packages", ("openvino_is_not_here",))
+    target, why = open_encoder_target("cpu")
+    assert (target.name, why) == ("onnxruntime", "onnxruntime: openvino_is_not_here is not installed here")
 
 
 def test_asyncio_programs_get_the_same_vectors(folder: Path, embedding: llmc.LLM) -> None:

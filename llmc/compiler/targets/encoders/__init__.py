@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmc.errors import InputError
+from llmc.errors import InputError, UnknownNameError
 from llmc.registry import Registry
 
 if TYPE_CHECKING:
@@ -14,22 +14,36 @@ TARGETS = Registry(
     "device for embedding and scoring",
     "llmc.encoder_targets",
     {
+        "onnxruntime": "llmc.compiler.targets.encoders.onnxruntime:OnnxRuntimeEncoderTarget",
         "openvino": "llmc.compiler.targets.encoders.openvino:OpenVinoEncoderTarget",
     },
 )
-CPU = "cpu"
+CPU, ENGINES = "cpu", ("openvino", "onnxruntime")
+"""What `--device cpu` stands for: the first of these that is installed."""
 
 
 def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
-    """The target that `device` stands for, and why: for "cpu" OpenVINO.
+    """The target that `device` stands for, and why.
 
     Raises InputError for a device that has no form for models without a cache.
     """
     name, _, detail = device.partition(":")
-    if detail and device.lower() != "openvino:cpu":
-        raise InputError(f"--device {device}: models that embed or score run on a CPU; use --device cpu or openvino")
-    why = ""
-    if name == CPU:
-        name, why = "openvino", "openvino: the runtime of CPUs that has a form for models without a cache"
-    target: EncoderTarget = TARGETS.get(name)()
-    return target, why
+    if name != CPU:
+        return _named(name, device).of(detail), ""
+    targets = [(_named(engine, device), engine) for engine in ENGINES]
+    target, engine = next((found for found in targets if not found[0].missing()), targets[0])
+    why = "the first of the runtimes of CPUs for models without a cache"
+    if engine != ENGINES[0]:
+        why = f"{targets[0][0].missing()} is not installed here"
+    return target.of(detail), f"{engine}: {why}"
+
+
+def _named(name: str, device: str) -> type[EncoderTarget]:
+    try:
+        found: type[EncoderTarget] = TARGETS.get(name)
+    except UnknownNameError:
+        offered = sorted(known for known in TARGETS.names() if not TARGETS.get(known).hidden)
+        raise InputError(
+            f"--device {device} has no form for models that embed or score; take one of {', '.join([CPU, *offered])}"
+        ) from None
+    return found

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.checkpoint.sentence_files import JUDGES, judges
 from llmc.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
+    from llmc.artifacts.key import Value
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.encoding import EncodePlan
     from llmc.compiler.checkpoint.base import Checkpoint
@@ -42,6 +44,15 @@ class Case:
             )
         return cls(task, (no, yes))
 
+    def components(self, stages: Stages) -> dict[str, Value]:
+        """What the program of this case is made of, for keys."""
+        return {
+            **stages.reading(),
+            "config": stages.config_digest,
+            "task": self.task,
+            "judges": None if self.judges is None else " ".join(map(str, self.judges)),
+        }
+
 
 @dataclass(frozen=True)
 class Made:
@@ -61,7 +72,28 @@ class EncoderTarget(ABC):
     """The encoder that runs what it makes (runtime/executors/encoders)."""
     quantisations: ClassVar[tuple[str, ...]] = ("none",)
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
-    choice: ClassVar[str] = "one executable for all buckets: any shape runs as it is, padded to its longest text alone"
+    packages: ClassVar[tuple[str, ...]] = ()
+    """What a host has to have installed, as modules."""
+    hidden: ClassVar[bool] = False
+    """Whether it is for tests, and not offered."""
+
+    @classmethod
+    def of(cls, detail: str) -> Self:
+        """The target that `detail`, what is behind the device's name, selects; raises InputError for another one."""
+        if detail:
+            raise InputError(f"--device {cls.name}:{detail}: models that embed or score take --device {cls.name} alone")
+        return cls()
+
+    @classmethod
+    def missing(cls) -> str:
+        """The package that this host lacks to compile; "" where nothing is missing."""
+        return next((package for package in cls.packages if find_spec(package) is None), "")
+
+    def choice(self, options: CompileOptions) -> str:
+        """Why executables are what they are, for the summary."""
+        if options.specialise:
+            return "one executable per bucket of texts × tokens"
+        return "one executable for all buckets: any shape runs as it is, padded to its longest text alone"
 
     def configure(self, options: CompileOptions) -> CompileOptions:
         """Fill in defaults; raises InputError for what this target does not offer."""
@@ -80,7 +112,7 @@ class EncoderTarget(ABC):
     def specialised(self, options: CompileOptions) -> bool:
         """Whether each bucket gets an executable of its own; raises InputError where that was asked for in vain."""
         if options.specialise:
-            raise InputError(f"--specialise: {self.choice}; leave it out")
+            raise InputError(f"--specialise: {self.choice(replace(options, specialise=False))}; leave it out")
         return False
 
     def default_dtype(self) -> str:

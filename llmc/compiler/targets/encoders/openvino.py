@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmc.compiler.code import code_digest
 from llmc.compiler.stages import toolchain, version_of
@@ -36,6 +36,12 @@ class OpenVinoEncoderTarget(EncoderTarget):
     encoder: ClassVar[str] = "openvino-encoder"
     quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "bf16")
+    packages: ClassVar[tuple[str, ...]] = ("openvino",)
+
+    @classmethod
+    def of(cls, detail: str) -> Self:
+        """The CPU plugin, which may be named."""
+        return super().of("" if detail.upper() == "CPU" else detail)
 
     def default_dtype(self) -> str:
         """As OpenVINO's: bf16 on a CPU that computes in it."""
@@ -54,10 +60,7 @@ class OpenVinoEncoderTarget(EncoderTarget):
     def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
         """One model; its precision is chosen when it is opened."""
         components = {
-            **stages.reading(),
-            "config": stages.config_digest,
-            "task": case.task,
-            "judges": None if case.judges is None else " ".join(map(str, case.judges)),
+            **case.components(stages),
             "quantize": options.quantize,
             "target": self.name,
             **toolchain("torch", "transformers", "openvino", "numpy", python=True),

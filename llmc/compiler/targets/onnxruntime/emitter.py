@@ -146,6 +146,8 @@ class Emitter:
         """What nodes call a value; "" for an absent input."""
         if value is None:
             return ""
+        if value in self.graph.tables and value.dtype == "int64":
+            return self.const(self.graph.tables[value])
         if value in self.graph.weights or value in self.graph.tables:
             return self.dense(value)
         return next((n for n, v in self.graph.inputs.items() if v is value), value.name)

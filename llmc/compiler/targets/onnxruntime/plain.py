@@ -203,9 +203,18 @@ def _select(to: Emitter, node: Node) -> None:
 
 
 def _index(to: Emitter, node: Node) -> None:
-    """x[:, …, ids]: entries of one dimension."""
+    """x[:, …, ids]: entries of one dimension, or x[ids, ids, …], whose ids broadcast."""
     source, *ids = node.inputs
     given = [(axis, v) for axis, v in enumerate(ids) if v is not None]
+    if len(given) == len(ids) > 1 and all(v.dtype == "int64" for _, v in given):
+        shape = to.sizes(node.out.shape[: len(node.out.shape) - len(source.shape) + len(ids)] if source else [])
+        parts = []
+        for axis, v in given:
+            wide = to.add("Expand", [to.name(v), shape], [f"{node.out.name}_ids{axis}"])
+            parts.append(to.add("Unsqueeze", [wide, to.const([-1])], [f"{node.out.name}_column{axis}"]))
+        places = to.add("Concat", parts, [f"{node.out.name}_places"], axis=-1)
+        to.add("GatherND", [to.name(source), places], [node.out.name])
+        return
     if len(given) != 1 or given[0][1].dtype == "bool":
         raise CompileError(f"indexing by a mask, or along several dimensions, has no ONNX lowering (at {node.out})")
     axis, at = given[0]
@@ -251,6 +260,30 @@ def _cumsum(to: Emitter, node: Node) -> None:
     to.add("CumSum", [to.name(node.inputs[0]), to.const(node.attrs["dim"])], [node.out.name])
 
 
+def _arange(to: Emitter, node: Node) -> None:
+    """0 … end − 1."""
+    if node.attrs.get("start", 0) or node.attrs.get("step", 1) != 1 or node.out.dtype != "int64":
+        raise CompileError(f"arange of {node.attrs} has no ONNX lowering (at {node.out})")
+    end = to.add("Squeeze", [to.sizes([node.attrs["end"]])], [f"{node.out.name}_end"])
+    to.add("Range", [to.const(0), end, to.const(1)], [node.out.name])
+
+
+def _constant(number: float) -> Callable[[Emitter, Node], None]:
+    """`number` in a shape of its own."""
+
+    def emit(to: Emitter, node: Node) -> None:
+        to.add("Expand", [_number(to, number, node.out), to.sizes(node.out.shape)], [node.out.name])
+
+    return emit
+
+
+def _unbind(to: Emitter, node: Node) -> None:
+    """Each entry of a dimension."""
+    axis = int(node.attrs.get("dim", 0)) % (len(node.out.shape) + 1)
+    for at, out in enumerate(node.outputs):
+        to.add("Gather", [to.name(node.inputs[0]), to.const(at)], [out.name], axis=axis)
+
+
 def _positions(to: Emitter, node: Node) -> None:
     """Of tokens, `offset` further; those of padding stop at `last`."""
     positions = to.positions()
@@ -280,7 +313,7 @@ PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
     "le": _binary("LessOrEqual"), "gt": _binary("Greater"), "ge": _binary("GreaterOrEqual"),
     "maximum": _binary("Max"), "minimum": _binary("Min"), "matmul": _binary("MatMul"), "bmm": _binary("MatMul"),
     "addmm": _addmm, "baddbmm": _addmm, "logical_and": _binary("And"), "bitwise_and": _binary("And"),
-    "logical_not": _unary("Not"),
+    "__and__": _binary("And"), "logical_not": _unary("Not"),
     "bitwise_not": _unary("Not"), "neg": _unary("Neg"), "abs": _unary("Abs"), "tanh": _unary("Tanh"),
     "sigmoid": _unary("Sigmoid"), "relu": _unary("Relu"), "exp": _unary("Exp"), "log": _unary("Log"),
     "sin": _unary("Sin"), "cos": _unary("Cos"), "softplus": _unary("Softplus"), "sqrt": _unary("Sqrt"),
@@ -292,6 +325,7 @@ PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
     "permute": _permute, "unsqueeze": _unsqueeze, "stack": _stack, "expand": _expand, "softmax": _softmax,
     "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
     "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "split": _chunk_like, "split_with_sizes": _chunk_like,
-    "chunk": _chunk_like, "position_table": _position_table, "positions": _positions,
+    "chunk": _chunk_like, "arange": _arange, "zeros": _constant(0), "new_ones": _constant(1), "add_": _binary("Add"),
+    "min": _binary("Min"), "unbind": _unbind, "position_table": _position_table, "positions": _positions,
 }  # fmt: skip
 """By the operator's name, as program/ir.py writes it."""

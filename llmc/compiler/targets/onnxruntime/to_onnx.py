@@ -28,6 +28,7 @@ from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
+from llmc.compiler.targets.onnxruntime.whole_attention import emit_whole_attention
 from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
@@ -304,7 +305,7 @@ class _Model(Emitter):
 
 
 _FUSED = {
-    "experts": emit_experts,
+    "experts": emit_experts, "scaled_dot_product_attention": emit_whole_attention,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
     "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
     "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,

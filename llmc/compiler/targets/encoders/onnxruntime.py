@@ -1,0 +1,136 @@
+"""Encoders on ONNX Runtime's CPU provider: the traced program as ONNX operators, its weights in a file beside it.
+
+One model runs every shape; `--specialise` makes one a bucket (texts × tokens), which all read the same weights. int8:
+matrices in blocks of 64 with a scale each, which the runtime multiplies with activations that it quantises alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from llmc.compiler.code import code_digest
+from llmc.compiler.stages import toolchain, version_of
+from llmc.compiler.targets.encoders.base import Case, EncoderTarget, Made
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from llmc.artifacts.digest import Blob
+    from llmc.artifacts.store.entries import Entry
+    from llmc.artifacts.store.workspace import Workspace
+    from llmc.buckets.encoding import EncodePlan
+    from llmc.compiler.checkpoint.base import QuantisedBlocks
+    from llmc.compiler.options import CompileOptions
+    from llmc.compiler.stages import Stages
+
+_BLOCK = 64
+"""Inputs of a product that share a scale where its weights are in 8 bits, as the target for decoders has it."""
+
+
+class OnnxRuntimeEncoderTarget(EncoderTarget):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "onnxruntime"
+    encoder: ClassVar[str] = "onnxruntime-encoder"
+    quantisations: ClassVar[tuple[str, ...]] = ("none", "int8")
+    packages: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx")
+
+    def specialised(self, options: CompileOptions) -> bool:
+        """Where it was asked for."""
+        return bool(options.specialise)
+
+    def toolchain(self) -> dict[str, str]:
+        """The runtime decides kernels, the other package writes the graph."""
+        return {package: version_of(package) for package in ("onnxruntime", "onnx")}
+
+    def make(self, stages: Stages, plan: EncodePlan, case: Case, options: CompileOptions) -> Made:
+        """One graph with its weights, and of it an executable for every shape, or one a bucket."""
+        lowered = self._lower(stages, case, options)
+        shapes: list[tuple[int, int] | None] = [None]
+        if options.specialise:
+            shapes = [(bucket.batch, bucket.query) for bucket in plan.buckets]
+        return Made(
+            [(shape, self._executable(stages, lowered, shape)) for shape in shapes],
+            {"weights": lowered.outputs["weights"].digest}, {"type_ids": bool(lowered.meta["type_ids"])},
+        )  # fmt: skip
+
+    def _lower(self, stages: Stages, case: Case, options: CompileOptions) -> Entry:
+        components = {
+            **case.components(stages),
+            "quantize": options.quantize,
+            "target": self.name,
+            **toolchain("torch", "transformers", "onnx", "numpy", "sympy", python=True),
+            "code": code_digest(self._lower),
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.compiler.frontend.encode import Encode, trace_encoder
+            from llmc.compiler.program.fuse import fuse
+            from llmc.compiler.program.import_encoder import import_encoder
+            from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
+            from llmc.compiler.targets.onnxruntime.to_onnx import to_onnx
+            from llmc.compiler.weights.recipes import write_weights
+
+            model = Encode(stages.checkpoint, case.task, case.judges)
+            graph = fuse(import_encoder(trace_encoder(model)))
+            made = to_onnx(graph, OnnxOptions(_BLOCK if options.quantize == "int8" else 0))
+            with workspace.writer() as out:
+                placed = write_weights(made.recipes, _Held(model), made.tables, out)
+            assert out.blob is not None  # it is set once the block has ended well
+            places = {name: {"offset": at.offset, "length": at.length} for name, at in placed.items()}
+            workspace.meta["type_ids"] = model.typed
+            return {
+                "model": workspace.put_bytes(made.model.SerializeToString(deterministic=True)),
+                "placements": workspace.put_bytes(json.dumps(places, sort_keys=True).encode()),
+                "weights": out.blob,
+            }
+
+        return stages.run("encoder", components, build)
+
+    def _executable(self, stages: Stages, lowered: Entry, shape: tuple[int, int] | None) -> Entry:
+        weights = lowered.outputs["weights"]
+        components = {
+            "model": lowered.outputs["model"].digest,
+            "placements": lowered.outputs["placements"].digest,
+            "weights": weights.digest,
+            "batch": shape and shape[0],
+            "query": shape and shape[1],
+            **toolchain(*self.toolchain()),
+            "code": code_digest(self._executable),
+            "state": "portable",
+        }
+
+        def build(workspace: Workspace) -> Mapping[str, Blob]:
+            from llmc.artifacts.digest import parse
+            from llmc.compiler.targets.onnxruntime.onnx_model import bind, load_model, place
+
+            model = load_model(stages.path(lowered.outputs["model"]).read_bytes())
+            bound = bind(model, dict(zip("BQ", shape, strict=True)) if shape else {})
+            places = json.loads(stages.path(lowered.outputs["placements"]).read_bytes())
+            data: bytes = place(bound, parse(weights.digest), places).SerializeToString(deterministic=True)
+            return {"executable": workspace.put_bytes(data)}
+
+        return stages.run("executable", components, build)
+
+
+class _Held:
+    """A module's parameters as a checkpoint's tensors, by the names that a graph has for them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors = {name.removeprefix("model."): tensor for name, tensor in module.state_dict().items()}
+
+    def tensor_names(self) -> Sequence[str]:
+        """Names of all."""
+        return list(self._tensors)
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """One in float32."""
+        found: NDArray[Any] = self._tensors[name].float().numpy()
+        return found
+
+    def quantised_blocks(self, name: str) -> QuantisedBlocks | None:
+        """None: transformers made them dense."""
+        return None
