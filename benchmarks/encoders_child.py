@@ -37,12 +37,13 @@ def llmc_engine(how: str, folder: Path, threads: int) -> Callable[[list[str]], t
 
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.pooling.pooler import Pooler, Statistics
+    from llmc.runtime.pooling.tokens import WHOLE
 
     pooler = Pooler(Bundle.open(folder), threads)
 
     def run(texts: list[str]) -> tuple[Any, dict[str, Any]]:
         pooler.statistics = Statistics()
-        found = pooler.embed(texts)
+        found = pooler.embed(texts, cut=WHOLE)
         lengths = [one.prompt_tokens for one in found]
         return np.stack([one.values for one in found]), {
             "padded_tokens": pooler.statistics.padded_tokens,

@@ -13,9 +13,15 @@ import typer
 from llmc.buckets.files import read_text
 from llmc.cli.options import BundleArgument, ThreadsFlag, option
 from llmc.errors import InputError
+from llmc.runtime.pooling.tokens import WHOLE
 
 SHOWN = 4
 """Numbers of a vector that are printed without --json."""
+
+
+TruncateFlag = Annotated[
+    bool, typer.Option("--truncate", help="Cut texts that are too long for the model; else they are refused.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +44,7 @@ def embed(
     dimensions: Annotated[
         int | None, option("--dimensions", "N", "The first N numbers, of length 1 again (Matryoshka models).")
     ] = None,
+    truncate: TruncateFlag = False,
     output: Annotated[Path | None, option("--output -o", "FILE.npy", "Write the vectors: float32, [N, D].")] = None,
     threads: ThreadsFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a text.")] = False,
@@ -59,7 +66,7 @@ def embed(
     pooler = Pooler(Bundle.open(bundle), threads)
     try:
         began = time.perf_counter()
-        found = pooler.embed(given, prompt_name=prompt_name, dimensions=dimensions)
+        found = pooler.embed(given, prompt_name=prompt_name, dimensions=dimensions, cut=_cut(truncate))
         seconds = time.perf_counter() - began
     finally:
         pooler.close()
@@ -81,6 +88,7 @@ def score(
     document: Annotated[list[str] | None, option("--document -d", "TEXT", "A document; may be repeated.")] = None,
     documents: Annotated[Path | None, option("--documents", "FILE", "One document a line.")] = None,
     top_n: Annotated[int | None, option("--top-n", "N", "Only the N best.", min=1)] = None,
+    truncate: TruncateFlag = False,
     threads: ThreadsFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a document.")] = False,
 ) -> None:
@@ -99,7 +107,7 @@ def score(
     pooler = Pooler(Bundle.open(bundle), threads)
     try:
         began = time.perf_counter()
-        found = pooler.score(paired(query, given))
+        found = pooler.score(paired(query, given), cut=_cut(truncate))
         seconds = time.perf_counter() - began
     finally:
         pooler.close()
@@ -109,6 +117,10 @@ def score(
         line = {"index": at, "score": value, "document": given[at], "prompt_tokens": one.prompt_tokens}
         typer.echo(json.dumps(line) if as_json else f"{value:.4f}  [{at}] {given[at]}")
     _summary(len(found), seconds, pooler)
+
+
+def _cut(truncate: bool) -> int | None:
+    return WHOLE if truncate else None
 
 
 def _texts(source: str | None, given: list[str] | None, file: Path | None) -> list[str]:

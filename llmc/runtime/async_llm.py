@@ -81,7 +81,7 @@ class BundleAsyncLLM:
         from llmc.runtime.pooling.outputs import embeddings
 
         how = {
-            "prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "most": truncate_prompt_tokens
+            "prompt_name": prompt_name, "prompt": prompt, "dimensions": dimensions, "cut": truncate_prompt_tokens
         }  # fmt: skip
         return await self.pooler.run(lambda pooler: embeddings(pooler, prompts, **how))
 

@@ -101,7 +101,7 @@ class BundleLLM:
 
         return embeddings(
             self.pooler, prompts, prompt_name=prompt_name, prompt=prompt, dimensions=dimensions,
-            most=truncate_prompt_tokens,
+            cut=truncate_prompt_tokens,
         )  # fmt: skip
 
     def score(

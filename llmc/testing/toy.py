@@ -66,6 +66,27 @@ def write_toy(
     return folder
 
 
+def write_toy_encoder(folder: Path, task: str = "embed", *, hidden: int = 8, **config: object) -> Path:
+    """Write a toy that embeds (mean pooling, length 1) or scores (one label) into `folder`, for device fake.
+
+    Its configuration is BERT's by name; see compiler/targets/encoders/fake.py.
+    """
+    kind = {"embed": "BertModel", "score": "BertForSequenceClassification"}[task]
+    said = {"model_type": "bert", "architectures": [kind], "num_labels": 1, **config}
+    write_toy(folder, hidden=hidden, **said)  # type: ignore[arg-type] # members of config.json
+    if task == "embed":
+        parts = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+        listed = [
+            {"idx": at, "name": str(at), "path": place, "type": f"sentence_transformers.models.{part}"}
+            for at, (place, part) in enumerate(parts.items())
+        ]
+        (folder / "modules.json").write_text(json.dumps(listed))
+        (folder / "1_Pooling").mkdir(exist_ok=True)
+        pooling = {"word_embedding_dimension": hidden, "pooling_mode_mean_tokens": True}
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
 def toy_plan(
     prompt: Iterable[tuple[int, int, int]] = PROMPT, decode: Iterable[tuple[int, int]] = DECODE,
     limits: Limits | None = None,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from llmc.cli.main import main
+from llmc.testing.toy import write_toy_encoder
 from tests.cli.conftest import surround
 from tests.cli.helpers import Llmc
-from tests.compiler.encoders_tiny import write_encoder
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         surround(patch, made, made / "cache")
         for task in ("embed", "score"):
-            words = ("--dtype", "f32", "--max-num-seqs", "2", "--verify", "none", "-q", "-o", f"{task}.llmc")
-            assert main(["compile", str(write_encoder(made / task, "bert", task)), *words]) == 0
+            words = ("--device", "fake", "--max-num-seqs", "2", "-q", "-o", f"{task}.llmc")
+            assert main(["compile", str(write_toy_encoder(made / task, task)), *words]) == 0
     return made
 
 
@@ -31,10 +31,10 @@ def test_vectors_are_printed_a_line_a_text_with_json_whole(llmc: Llmc, folder: P
     bundle = folder / "embed.llmc"
     ran = llmc("embed", bundle, "--text", "Paris", "--text", "river")
     assert ran.code == 0
-    assert [line.split(":")[0] for line in ran.out.splitlines()] == [f"[{at}] 5 tokens, 32 numbers" for at in range(2)]
-    assert "2 texts in" in ran.err and "10 tokens in 1 batches, padding 0.0%" in ran.err
-    found = llmc("embed", bundle, "--text", "Paris", "--json", "--dimensions", 8).lines
-    assert [(one["index"], one["prompt_tokens"], len(one["embedding"])) for one in found] == [(0, 5, 8)]
+    assert [line.split(":")[0] for line in ran.out.splitlines()] == [f"[{at}] 5 tokens, 8 numbers" for at in range(2)]
+    assert "2 texts in" in ran.err and "10 tokens in 1 batches, padding 68.8%" in ran.err
+    found = llmc("embed", bundle, "--text", "Paris", "--json", "--dimensions", 4).lines
+    assert [(one["index"], one["prompt_tokens"], len(one["embedding"])) for one in found] == [(0, 5, 4)]
 
 
 def test_texts_come_from_options_a_file_and_standard_input(
@@ -65,8 +65,9 @@ def test_documents_are_ranked_best_first(llmc: Llmc, folder: Path) -> None:
         (("embed", "embed.llmc"), "there is no text: give --text, --texts FILE or -"),
         (("embed", "embed.llmc", "a text"), "'a text': give texts with --text or --texts"),
         (("embed", "embed.llmc", "--texts", "nothere"), "cannot read the texts nothere: "),
-        (("embed", "embed.llmc", "-t", "a", "--dimensions", "33"), "dimensions 33 must be in 1 … 32"),
+        (("embed", "embed.llmc", "-t", "a", "--dimensions", "9"), "dimensions 9 must be in 1 … 8"),
         (("embed", "embed.llmc", "-t", "a", "--prompt-name", "query"), "the model has no prompt 'query'"),
+        (("embed", "embed.llmc", "-t", "x" * 65), "input 0 has 65 tokens; this model takes at most 64"),
         (("embed", "score.llmc", "-t", "a"), "a bundle to score, not to embed; use llmc score"),
         (("score", "embed.llmc", "--query", "a", "-d", "b"), "a bundle to embed, not to score; use llmc embed"),
         (("score", "score.llmc", "--query", "a"), "there is no text"),
@@ -79,9 +80,44 @@ def test_what_cannot_be_done_is_one_line(llmc: Llmc, folder: Path, words: tuple[
     assert said in llmc(words[0], folder / words[1], *words[2:]).failed(2)
 
 
+def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(llmc: Llmc, folder: Path) -> None:
+    found = llmc("embed", folder / "embed.llmc", "-t", "x" * 65, "--truncate", "--json").lines
+    assert [one["prompt_tokens"] for one in found] == [64]
+    words = ("--query", "x" * 40, "-d", "y" * 40, "--truncate", "--json")
+    assert [one["prompt_tokens"] for one in llmc("score", folder / "score.llmc", *words).lines] == [64]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dry-run",), "--dry-run and --emit are for models that generate, not for one to embed"),
+        (("--emit", "program"), "--dry-run and --emit are for models that generate, not for one to embed"),
+        (("--device", "xla"), "--device xla has no form for models that embed or score; take one of cpu, onnxruntime"),
+        (("--device", "fake", "--require-native"), "--require-native: what embeds or scores is compiled on each host"),
+        (("--device", "fake", "--sample-top-k", "4"), "--sample-top-k is for models that generate text; leave it out"),
+        (("--device", "fake", "--quantize", "int4"), "--quantize int4 is not offered for embedding and scoring"),
+        (("--max-model-len", "65"), "--max-model-len 65 is above the 64 tokens"),
+        (("--task", "sing"), "unknown task 'sing'; known: embed, generate, score"),
+    ],
+)
+def test_what_such_a_compile_does_not_take_is_one_line(
+    llmc: Llmc, folder: Path, words: tuple[str, ...], said: str
+) -> None:
+    assert said in llmc("compile", folder / "embed", *words, "-o", "none.llmc").failed(2)
+
+
+def test_a_compile_again_takes_all_from_the_store(llmc: Llmc, folder: Path) -> None:
+    words = ("--device", "fake", "--max-num-seqs", 2, "-o", "again.llmc", "--json")
+    found = llmc("compile", folder / "embed", *words).json
+    assert (found["built"], found["reused"], found["specialised"]) == (6, 0, True)
+    assert llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json").json["reused"] == 6
+    one = llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json", "--no-specialise").json
+    assert (one["built"], one["reused"], one["specialised"]) == (1, 0, False)
+
+
 def test_a_bundle_is_verified_again(llmc: Llmc, folder: Path) -> None:
     ran = llmc("verify", folder / "embed.llmc", "--reference", folder / "embed")
-    assert "files intact; against transformers, a text at a time: 6 buckets, each twice" in ran.out
+    assert "files intact; against toy, a text at a time: 6 buckets, each twice" in ran.out
     found = llmc("verify", folder / "score.llmc", "--reference", folder / "score", "--all", "--json").json
     assert found["cosine"] > 0.99999 and found["leak"] <= 1e-5 and found["buckets"] == found["planned"]
     said = llmc("verify", folder / "score.llmc", "--reference", folder / "embed").failed(1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import llmc
-from tests.compiler.encoders_tiny import write_encoder
+from llmc.testing.toy import write_toy_encoder
 from tests.server.live import Live
 
 
@@ -21,10 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def bundle(folder: Path, task: str) -> Path:
     made = folder / f"{task}.llmc"
-    write_encoder(folder / task, "bert", task)
-    llmc.compile(
-        folder / task, made, device="openvino", dtype="f32", max_num_seqs=2, verify="none", cache_dir=folder / "s"
-    )
+    llmc.compile(write_toy_encoder(folder / task, task), made, device="fake", max_num_seqs=2, cache_dir=folder / "s")
     return made
 
 
@@ -44,7 +41,7 @@ def test_embeddings_have_openais_form(embedding: Live) -> None:
     answer = embedding.ask("POST", "/v1/embeddings", {"model": "embed", "input": ["ab", "abcd"]}).json
     assert answer["object"] == "list" and answer["model"] == "embed"
     assert [item["index"] for item in answer["data"]] == [0, 1]
-    assert len(answer["data"][0]["embedding"]) == 32
+    assert len(answer["data"][0]["embedding"]) == 8
     assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
     assert np.linalg.norm(answer["data"][1]["embedding"]) == pytest.approx(1, abs=1e-5)
 
@@ -66,10 +63,16 @@ def test_base64_holds_the_same_numbers_and_ids_stand_for_texts(embedding: Live) 
 @pytest.mark.parametrize(
     ("body", "param", "told"),
     [
-        ({"input": "a", "dimensions": 33}, "dimensions", "must be in 1 … 32"),
+        ({"input": "a", "dimensions": 9}, "dimensions", "must be in 1 … 8"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
         ({"input": []}, "input", "not empty"),
         ({"input": ""}, "input", "is empty"),
+        ({"input": ["a", "x" * 65]}, "input", "input 1 has 65 tokens; this model takes at most 64"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "0 leaves no text"),
+        ({"input": ["a"] * 1025}, "input", "at most 1024"),
+        ({"input": [[1], "a"]}, "input", ""),
+        ({"input": {"a": 1}}, "input", ""),
+        ({"input": "a", "dimensions": 1 << 70}, "dimensions", ""),
         ({"input": [999999]}, "input", "token ids are integers from 0 to"),
         ({"input": "a", "prompt_name": "query"}, None, "has no prompt 'query'"),
     ],
@@ -108,6 +111,36 @@ def test_documents_are_ranked_by_their_scores(scoring: Live) -> None:
         assert item["document"] == {"text": documents[item["index"]]}
         assert item["relevance_score"] == pytest.approx(values[item["index"]], abs=1e-5)
     assert scored["usage"]["total_tokens"] == 3 * 5 + sum(map(len, documents))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "told"),
+    [
+        ("rerank", {"query": "a", "documents": []}, "documents", "at least 1 item"),
+        ("rerank", {"query": "a", "documents": ["b"] * 1025}, "documents", "at most 1024"),
+        ("rerank", {"query": "a", "documents": [{"text": "b"}]}, "documents", ""),
+        ("rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", ""),
+        ("rerank", {"query": ["a"], "documents": ["b"]}, "query", ""),
+        ("rerank", {"documents": ["b"]}, "query", ""),
+        ("rerank", {"query": "a" * 40, "documents": ["b", "b" * 40]}, None, "input 1 has 80 tokens"),
+        ("score", {"text_1": "a", "text_2": []}, "text_2", ""),
+        ("score", {"text_1": "a", "text_2": 5}, "text_2", ""),
+        ("score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ""),
+        ("score", {"text_1": "", "text_2": ""}, None, "input 0 is empty"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_field(
+    scoring: Live, path: str, body: dict[str, object], param: str | None, told: str
+) -> None:
+    answer = scoring.ask("POST", f"/v1/{path}", body)
+    assert answer.status == 400, answer.text
+    assert told in answer.json["error"]["message"]
+    assert param is None or str(answer.json["error"]["param"]).startswith(param)
+
+
+def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(scoring: Live) -> None:
+    body = {"text_1": "a" * 40, "text_2": "b" * 40, "truncate_prompt_tokens": -1}
+    assert scoring.ask("POST", "/v1/score", body).json["usage"]["total_tokens"] == 64
 
 
 def test_queries_that_do_not_pair_are_refused(scoring: Live) -> None:

@@ -108,7 +108,7 @@ def compile_encoder(
     made = target.make(stages, plan, case, options)
     choice = "; ".join(filter(None, (target.choice(options), why)))
     manifest, sources = _assemble(stages, target, made, read, plan, options, choice)
-    verification = verification_of(stages, manifest, sources, plan, case, options, report)
+    verification = verification_of(stages, target, manifest, sources, plan, case, options, report)
     final = Manifest.create(**_members(manifest) | {"verification": verification})
     remember_recorded(store, final)
     write_bundle(destination, final, sources)

@@ -11,7 +11,8 @@ from llmc.artifacts.key import Key
 from llmc.compiler.code import code_digest
 from llmc.compiler.pipeline.compile import Reporter, VerifyReport
 from llmc.compiler.stages import filled_folder, toolchain
-from llmc.compiler.targets.encoders.base import Case
+from llmc.compiler.targets.encoders import encoder_target
+from llmc.compiler.targets.encoders.base import Case, EncoderTarget
 from llmc.runtime.executors.encoders import encoder_class, open_encoder
 from llmc.runtime.host import cpu_features
 
@@ -25,12 +26,10 @@ if TYPE_CHECKING:
     from llmc.compiler.verification.encoding import Outcome
     from llmc.runtime.bundle import Bundle
 
-REFERENCE = "transformers"
-
 
 def verification_of(
-    stages: Stages, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan, case: Case,
-    options: CompileOptions, report: Reporter,
+    stages: Stages, target: EncoderTarget, manifest: Manifest, sources: Mapping[str, Path], plan: EncodePlan,
+    case: Case, options: CompileOptions, report: Reporter,
 ) -> dict[str, Any]:  # fmt: skip
     """How the bundle agrees with the reference, remembered in the store. Raises VerificationError."""
     if options.verify == "none":
@@ -40,8 +39,9 @@ def verification_of(
         "encoder": manifest.executor, "executables": " ".join(sorted(e.blob for e in manifest.executables)),
         **{f"file.{name}": digest for name, digest in manifest.files.items()},
         "plan": plan.digest(), "mode": options.verify, "quality": quality, "isa": " ".join(cpu_features()),
-        **stages.reading(), **toolchain("torch", "transformers", *manifest.toolchain),
-        "code": code_digest(verification_of, encoder_class(manifest.executor)),
+        **stages.reading(), **toolchain(*target.reference_packages),
+        **{f"toolchain.{package}": version for package, version in manifest.toolchain.items()},
+        "code": code_digest(verification_of, target.reference, encoder_class(manifest.executor)),
     }  # fmt: skip
 
     def make(workspace: Workspace) -> Mapping[str, Blob]:
@@ -51,13 +51,18 @@ def verification_of(
         with filled_folder(stages.store, "drafts", lambda f: write_bundle(f / "draft", manifest, sources)) as draft:
             bundle = Bundle(BundleFiles.open(draft), stages.settings)
             outcome = _run(
-                bundle, stages, case, options.verify == "all", lambda done, total: report(VerifyReport(done, total))
+                bundle,
+                stages,
+                target,
+                case,
+                options.verify == "all",
+                lambda done, total: report(VerifyReport(done, total)),
             )
         workspace.meta["outcome"] = outcome.to_json()
         return {}
 
     entry, _ = stages.store.get_or_build(Key("verify", components), make)
-    return {"mode": options.verify, "reference": REFERENCE, "quality": quality, **entry.meta["outcome"]}
+    return {"mode": options.verify, "reference": target.reference_name, "quality": quality, **entry.meta["outcome"]}
 
 
 def verified_again(
@@ -65,17 +70,18 @@ def verified_again(
 ) -> dict[str, Any]:  # fmt: skip
     """The same of a bundle that exists, run now, with nothing taken from the store. Raises VerificationError."""
     case = Case.of(stages.checkpoint, bundle.encode_plan.task)  # type: ignore[arg-type] # what a plan to encode has
-    outcome = _run(bundle, stages, case, every, progress)
-    return {"reference": REFERENCE, "quality": _quality(bundle.manifest), **outcome.to_json()}
+    target = encoder_target(bundle.manifest.target)
+    outcome = _run(bundle, stages, target, case, every, progress)
+    return {"reference": target.reference_name, "quality": _quality(bundle.manifest), **outcome.to_json()}
 
 
 def _run(
-    bundle: Bundle, stages: Stages, case: Case, every: bool, progress: Callable[[int, int], None]
+    bundle: Bundle, stages: Stages, target: EncoderTarget, case: Case, every: bool,
+    progress: Callable[[int, int], None],
 ) -> Outcome:  # fmt: skip
     from llmc.compiler.verification.encoding import verify_encoder
-    from llmc.compiler.verification.encoding_reference import encoder_reference
 
-    reference = encoder_reference(stages.checkpoint, case.task, case.judges)
+    reference = target.reference(stages.checkpoint, case)
     encoder = open_encoder(bundle)
     try:
         return verify_encoder(

@@ -67,7 +67,7 @@ def embeddings(
 
 
 def scores(
-    pooler: Pooler, queries: str | Sequence[str], documents: str | Sequence[str], most: int | None = None
+    pooler: Pooler, queries: str | Sequence[str], documents: str | Sequence[str], cut: int | None = None
 ) -> list[ScoringRequestOutput]:
     """The score of each pair: one query for all documents, or one each. Raises InputError for other numbers of them."""
     given = paired(queries, documents)
@@ -75,7 +75,7 @@ def scores(
         ScoringRequestOutput(
             str(at), ScoringOutput(float(one.values[0]), tuple(one.values.tolist())), one.prompt_tokens
         )
-        for at, one in enumerate(pooler.score(given, most=most) if given else [])
+        for at, one in enumerate(pooler.score(given, cut=cut) if given else [])
     ]
 
 

@@ -20,7 +20,7 @@ from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS, r
 from llmc.runtime.pooling.batching import Batch, batches
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Description, Normalize
 from llmc.runtime.pooling.pool import activated, embed, normalised
-from llmc.runtime.pooling.tokens import Encoded, Pair, Tokens
+from llmc.runtime.pooling.tokens import Encoded, Pair, Tokens, of_ids
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -80,17 +80,17 @@ class Pooler:
 
     def embed(
         self, texts: Sequence[str | list[int]], *, prompt_name: str | None = None, prompt: str | None = None,
-        dimensions: int | None = None, most: int | None = None,
+        dimensions: int | None = None, cut: int | None = None,
     ) -> list[Pooled]:  # fmt: skip
         """A vector of each text or list of token ids, in order.
 
         `prompt`, or the checkpoint's own of a name (default: the one it names as default), goes before each text.
-        `dimensions`: the first so many numbers, made of length 1 again where the model's vectors are. `most`: tokens
-        of a text at most. Raises InputError.
+        `dimensions`: the first so many numbers, made of length 1 again where the model's vectors are. `cut`: keep so
+        many tokens of a text at most, -1 what the model takes; without it longer texts are refused. Raises InputError.
         """
         self._require("embed")
         before = self._prompt(prompt_name, prompt)
-        encoded = self._encoded(list(texts), before, most)
+        encoded = self._encoded(list(texts), before, cut)
         pooling = self.description.pooling
         skip = 0
         if before and pooling is not None and not pooling.include_prompt and self._tokens is not None:
@@ -101,10 +101,10 @@ class Pooler:
 
         return self._run(encoded, pool)
 
-    def score(self, pairs: Sequence[Pair | list[int]], *, most: int | None = None) -> list[Pooled]:
+    def score(self, pairs: Sequence[Pair | list[int]], *, cut: int | None = None) -> list[Pooled]:
         """The scores, [labels], of each pair of texts (query, document), in order. Raises InputError."""
         self._require("score")
-        encoded = self._encoded(list(pairs), "", most)
+        encoded = self._encoded(list(pairs), "", cut)
         return self._run(encoded, lambda logits, _: activated(self.description.activation, logits))
 
     def warm(self, length: int) -> None:
@@ -127,17 +127,17 @@ class Pooler:
             raise InputError(f"the model has no prompt {name!r}; it has: {known}")
         return self.description.prompts[name]
 
-    def _encoded(self, given: list[Any], prompt: str, most: int | None) -> list[Encoded]:
-        if self._tokens is None:
-            if not all(isinstance(one, list) for one in given):
-                raise InputError(f"{self.bundle.path}: no tokenizer in the bundle; pass token ids instead of text")
-            return [Encoded(ids, [0] * len(ids)) for ids in given]
+    def _encoded(self, given: list[Any], prompt: str, cut: int | None) -> list[Encoded]:
         vocab = self.bundle.size("vocab_size")
         for at, one in enumerate(given):
             if isinstance(one, list) and not all(type(i) is int and 0 <= i < vocab for i in one):
                 raise InputError(f"input {at}: token ids are integers from 0 to {vocab - 1}")
+        if self._tokens is None:
+            if not all(isinstance(one, list) for one in given):
+                raise InputError(f"{self.bundle.path}: no tokenizer in the bundle; pass token ids instead of text")
+            return [of_ids(one, at, cut, self.description.max_length) for at, one in enumerate(given)]
         with self._tokenising:
-            return self._tokens.encode(given, prompt, most)
+            return self._tokens.encode(given, prompt, cut)
 
     def _run(self, encoded: list[Encoded], pool: Callable[[Array, NDArray[np.int64]], Array]) -> list[Pooled]:
         work = batches([len(e.ids) for e in encoded], self.plan, self.encoder.exact)

@@ -1,5 +1,4 @@
-"""Texts, and pairs of texts, as token ids of at most a model's length; longer ones are cut, as sentence-transformers
-does."""
+"""Texts, and pairs of texts, as token ids of at most a model's length; longer ones are refused, or cut where asked."""
 
 from __future__ import annotations
 
@@ -8,9 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llmc.errors import ArtifactError, InputError
+from llmc.runtime.text.token_width import token_width
 
 if TYPE_CHECKING:
     from llmc.runtime.pooling.modules import Description
+
+WHOLE = -1
+"""As truncation: to what the model takes."""
 
 Pair: TypeAlias = tuple[str, str]
 Given: TypeAlias = "str | Pair | list[int]"
@@ -24,8 +27,27 @@ class Encoded:
     types: list[int]
 
 
+def most_tokens(cut: int | None, longest: int) -> int:
+    """Tokens that a text may have: the model's `longest`, or fewer where it is `cut`. Raises InputError."""
+    if cut is None or cut == WHOLE:
+        return longest
+    if cut < 1:
+        raise InputError(f"truncate_prompt_tokens {cut} leaves no text; keep at least one token, or -1 for {longest}")
+    return min(cut, longest)
+
+
+def of_ids(ids: list[int], at: int, cut: int | None, longest: int) -> Encoded:
+    """Ids as they were given as input `at`, which has to have some, and not too many. Raises InputError."""
+    most = most_tokens(cut, longest)
+    if len(ids) > most and cut is None:
+        raise _too_long(at, f"{len(ids)} tokens", longest)
+    if not ids:
+        raise _empty(at)
+    return Encoded(ids[:most], [0] * min(len(ids), most))
+
+
 class Tokens:
-    """A tokenizer.json that cuts texts to the length of `description`, from their end; of a pair, the longer first.
+    """A tokenizer.json that cuts texts from their end where that is asked for; of a pair, the longer first.
 
     Raises ArtifactError for bytes that are no tokenizer.json.
     """
@@ -38,36 +60,51 @@ class Tokens:
         except Exception as error:  # tokenizers raises bare Exception for a file that it cannot parse
             raise ArtifactError(f"tokenizer.json is damaged ({error}); compile the bundle again") from error
         self._description = description
-        self._most = 0
+        self._width = token_width(self._backend)
         self._backend.no_padding()
-        self._cut(description.max_length)
+        self._backend.no_truncation()
 
-    def _cut(self, most: int) -> None:
-        if most != self._most:
-            self._backend.enable_truncation(most, strategy="longest_first")
-            self._most = most
+    def encode(self, given: Sequence[Given], prompt: str = "", cut: int | None = None) -> list[Encoded]:
+        """The tokens of each text behind `prompt`, of each pair, or of ids as they are.
 
-    def encode(self, given: Sequence[Given], prompt: str = "", most: int | None = None) -> list[Encoded]:
-        """The tokens of each text behind `prompt`, of each pair, or of ids as they are; at most `most` of them.
-
-        Raises InputError for text that is not Unicode, for ids that are too many, and for nothing.
+        `cut`: keep so many of each at most, WHOLE what the model takes. Raises InputError for texts that are longer
+        than that where they are not cut, for text that is not Unicode, and for nothing.
         """
-        longest = min(most or self._description.max_length, self._description.max_length)
+        longest = self._description.max_length
+        if not all(isinstance(one, str | tuple | list) for one in given):
+            raise InputError("a text is not Unicode, or no text")
         texts = [(at, self._text(one, prompt)) for at, one in enumerate(given) if not isinstance(one, list)]
-        self._cut(longest)
+        if cut is None:
+            for at, text in texts:
+                self._require_short(at, text)
+        else:
+            self._backend.enable_truncation(most_tokens(cut, longest), strategy="longest_first")
         try:
             made = self._backend.encode_batch([text for _, text in texts])
         except (TypeError, UnicodeEncodeError) as error:
             raise InputError(f"a text is not Unicode, or no text: {error}") from error
+        finally:
+            self._backend.no_truncation()
         found = {at: Encoded(e.ids, e.type_ids) for (at, _), e in zip(texts, made, strict=True)}
         for at, one in enumerate(given):
             if isinstance(one, list):
-                if len(one) > longest:
-                    raise InputError(f"input {at} has {len(one)} tokens; this model takes at most {longest}")
-                found[at] = Encoded(one, [0] * len(one))
+                found[at] = of_ids(one, at, cut, longest)
             if not found[at].ids:
-                raise InputError(f"input {at} is empty: it has no token")
+                raise _empty(at)
+            if len(found[at].ids) > longest:
+                raise _too_long(at, f"{len(found[at].ids)} tokens", longest)
         return [found[at] for at in range(len(given))]
+
+    def _require_short(self, at: int, text: str | Pair) -> None:
+        """Raise InputError for a text that is too long whatever its tokens are, which takes no tokenizing to see."""
+        longest = self._description.max_length
+        parts = (text,) if isinstance(text, str) else text
+        if self._width is None or not all(isinstance(part, str) for part in parts):
+            return
+        if 4 * sum(map(len, parts)) > longest:  # a character has at most 4 bytes, and a token at least one
+            least = sum(map(self._width.least_tokens, parts))
+            if least > longest:
+                raise _too_long(at, f"{sum(map(len, parts))} characters, which are at least {least} tokens", longest)
 
     def prompt_tokens(self, prompt: str) -> int:
         """Tokens that `prompt` takes at the beginning of a text, special ones before it included.
@@ -91,3 +128,14 @@ class Tokens:
     def _judged(self, pair: Pair) -> str:
         before, between, behind = self._description.template or ("", "", "")
         return f"{before}<Instruct>: {self._description.instruction}\n<Query>: {pair[0]}{between}{pair[1]}{behind}"
+
+
+def _too_long(at: int, what: str, longest: int) -> InputError:
+    return InputError(
+        f"input {at} has {what}; this model takes at most {longest}: shorten it, or have it cut "
+        "(truncate_prompt_tokens -1, --truncate)"
+    )
+
+
+def _empty(at: int) -> InputError:
+    return InputError(f"input {at} is empty: it has no token")

@@ -20,7 +20,10 @@ class _Pooling(Body):
 
     model: Name | None = None
     user: Name | None = None
-    truncate_prompt_tokens: _Positive | None = Field(None, description="Tokens of a text at most; longer ones are cut.")
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None,
+        description="Keep so many tokens of a text at most, -1: what the model takes. Else longer ones are refused.",
+    )
 
     refused: ClassVar[Refused] = {"priority": (lambda value: value == 0, "batches are by length")}
 

@@ -45,7 +45,7 @@ async def embeddings(request: Request) -> Response:
     served = serving(request, body.model)
     pooler = pooling_of(served, "embed", "embeddings")
     how: dict[str, Any] = {
-        "prompt_name": body.prompt_name, "dimensions": body.dimensions, "most": body.truncate_prompt_tokens,
+        "prompt_name": body.prompt_name, "dimensions": body.dimensions, "cut": body.truncate_prompt_tokens,
     }  # fmt: skip
     try:
         found = await pooler.run(lambda p: p.embed(body.input, **how))
@@ -106,11 +106,11 @@ def pooling_of(served: Served, task: str, what: str) -> AsyncPooler:
 
 
 async def _scored(
-    served: Served, pairs: Sequence[tuple[str, str]], most: int | None, what: str, body: type[Any]
+    served: Served, pairs: Sequence[tuple[str, str]], cut: int | None, what: str, body: type[Any]
 ) -> list[Pooled]:
     pooler = pooling_of(served, "score", what)
     try:
-        return await pooler.run(lambda p: p.score(pairs, most=most))
+        return await pooler.run(lambda p: p.score(pairs, cut=cut))
     except InputError as e:
         raise api_error(e, body.model_fields) from e
 

@@ -81,13 +81,6 @@ def test_fewer_dimensions_are_the_first_ones_of_length_one(embedding: llmc.LLM) 
         embedding.embed("a", dimensions=33)
 
 
-def test_a_text_that_is_too_long_is_cut_and_ids_that_are_too_many_are_refused(embedding: llmc.LLM) -> None:
-    assert embedding.embed("x" * 100)[0].prompt_tokens == 64
-    assert embedding.embed("x" * 100, truncate_prompt_tokens=5)[0].prompt_tokens == 5
-    with pytest.raises(InputError, match="65 tokens; this model takes at most 64"):
-        embedding.embed([1] * 65)
-
-
 def test_a_bundle_to_embed_neither_generates_nor_scores(embedding: llmc.LLM) -> None:
     with pytest.raises(InputError, match="a bundle to embed, which generates nothing"):
         embedding.generate("a")

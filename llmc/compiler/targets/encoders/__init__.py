@@ -14,6 +14,7 @@ TARGETS = Registry(
     "device for embedding and scoring",
     "llmc.encoder_targets",
     {
+        "fake": "llmc.compiler.targets.encoders.fake:FakeEncoderTarget",
         "onnxruntime": "llmc.compiler.targets.encoders.onnxruntime:OnnxRuntimeEncoderTarget",
         "openvino": "llmc.compiler.targets.encoders.openvino:OpenVinoEncoderTarget",
     },
@@ -36,6 +37,12 @@ def open_encoder_target(device: str) -> tuple[EncoderTarget, str]:
     if engine != ENGINES[0]:
         why = f"{targets[0][0].missing()} is not installed here"
     return target.of(detail), f"{engine}: {why}"
+
+
+def encoder_target(name: str) -> EncoderTarget:
+    """The target of that name, as manifests have it. Raises UnknownNameError."""
+    made: EncoderTarget = TARGETS.get(name)()
+    return made
 
 
 def _named(name: str, device: str) -> type[EncoderTarget]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.stages import Stages
+    from llmc.compiler.verification.encoding import Reference
     from llmc.runtime.pooling.modules import Task
 
 
@@ -74,6 +75,9 @@ class EncoderTarget(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ("f32",)
     packages: ClassVar[tuple[str, ...]] = ()
     """What a host has to have installed, as modules."""
+    reference_name: ClassVar[str] = "transformers"
+    reference_packages: ClassVar[tuple[str, ...]] = ("torch", "transformers")
+    """The model that results are compared with, for manifests, and what its numbers depend on, for keys."""
     hidden: ClassVar[bool] = False
     """Whether it is for tests, and not offered."""
 
@@ -105,6 +109,10 @@ class EncoderTarget(ABC):
                     f"--{what} {value} is not offered for embedding and scoring on device {self.name}; offered: "
                     f"{', '.join(known)}"
                 )
+        if options.require_native:
+            raise InputError("--require-native: what embeds or scores is compiled on each host that opens it")
+        if options.sample_top_k:
+            raise InputError("--sample-top-k is for models that generate text; leave it out")
         if options.own:
             raise InputError(f"--{next(iter(options.own)).replace('_', '-')} is for models that generate text")
         return replace(options, dtype=dtype, quantize=quantize, specialise=self.specialised(options))
@@ -126,6 +134,12 @@ class EncoderTarget(ABC):
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """For the manifest, the instruction set that a host needs: none, since the device compiles at open."""
         return ()
+
+    def reference(self, checkpoint: Checkpoint, case: Case) -> Reference:
+        """The model that results are compared with. Raises CheckpointError."""
+        from llmc.compiler.verification.encoding_reference import encoder_reference
+
+        return encoder_reference(checkpoint, case.task, case.judges)
 
     @abstractmethod
     def toolchain(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ ENCODERS = Registry(
     "encoder",
     "llmc.encoders",
     {
+        "fake-encoder": "llmc.runtime.executors.fake.encoder:FakeEncoder",
         "onnxruntime-encoder": "llmc.runtime.executors.onnxruntime.encoder:OnnxRuntimeEncoder",
         "openvino-encoder": "llmc.runtime.executors.openvino.encoder:OpenVinoEncoder",
     },
