@@ -46,7 +46,7 @@ _Q4_ZERO = np.float32(8)
 
 def i8(names: Sequence[str], source: TensorSource, group: int) -> Parts:
     """The parts of family i8."""
-    data, scales = quantise_i8(np.concatenate([source.tensor(n) for n in names]), group)
+    data, scales = quantise_i8(np.concatenate([_matrix(n, source) for n in names]), group)
     return {"data": data, "scales": scales}
 
 
@@ -57,7 +57,7 @@ def u4(names: Sequence[str], source: TensorSource, group: int) -> Parts:
         stored = source.quantised_blocks(name)
         if stored is not None and stored.bits == 4 and stored.block == group:
             return _exact(stored)
-        codes, scales, offsets = quantise_q4(source.tensor(name), group)
+        codes, scales, offsets = quantise_q4(_matrix(name, source), group)
         return with_zeros(codes, scales, offsets - _Q4_ZERO * scales)
 
     return _parts(names, blocks, 4)
@@ -82,7 +82,7 @@ def u8kept(names: Sequence[str], source: TensorSource, group: int) -> Parts:
         stored = source.quantised_blocks(name)
         if stored is not None:
             return _exact(_stored(name, source, stored.bits, group))
-        data, scales = quantise_i8(source.tensor(name), group)
+        data, scales = quantise_i8(_matrix(name, source), group)
         zeros = np.full_like(scales[..., 0], _SIGN)
         return data.view(np.uint8) ^ np.uint8(_SIGN), scales[..., 0], zeros
 
@@ -108,6 +108,12 @@ def with_zeros(codes: NDArray[np.uint8], scale: Floats, minimum: Floats) -> Bloc
     zero = np.full_like(scale, -1)
     np.divide(-minimum, scale, out=zero, where=~constant)
     return np.where(constant[..., None], np.uint8(0), codes), np.where(constant, minimum, scale), zero
+
+
+def _matrix(name: str, source: TensorSource) -> Floats:
+    """[N, K]; matrices of experts, [E, N, K], one above the other."""
+    held = source.tensor(name)
+    return held.reshape(-1, held.shape[-1])
 
 
 def _exact(stored: QuantisedBlocks) -> Blocks:

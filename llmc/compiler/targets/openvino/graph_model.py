@@ -7,6 +7,7 @@ OpenVINO's plugins fuse them. Which weights are compressed, and how, is the form
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from openvino import opset15
 
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.plain import PLAIN
 from llmc.errors import CompileError
 
 _INT32_MAX = 2**31 - 1
@@ -40,31 +42,43 @@ class GraphModel:
         `inputs` are nodes of all tokens, input_ids and position_ids [T], and `rows` [R], the tokens whose logits are
         wanted, with whatever else the form reads. Raises CompileError naming an operator that has no form here.
         """
+        self.emit(inputs, {})
+        logits = output_of(self.get(self.graph.outputs[0][1]))
+        return {"logits": logits} | (self._top(logits, top_k) if top_k else {})
+
+    def emit(self, inputs: Mapping[str, Any], there: Mapping[Value, Any]) -> None:
+        """Make the graph's values but those that are `there`; `inputs` as `lower` takes them. Raises CompileError."""
         self.inputs = inputs
+        self._made.update(there)
         for node in self.graph.nodes:
-            emit = getattr(self, f"_op_{node.op}", None)
-            if emit is None:
+            if own := getattr(self, f"_op_{node.op}", None):
+                made = own(node)
+            elif plain := PLAIN.get(node.op):
+                made = plain(self, node)
+            else:
                 raise CompileError(f"operator {node.op!r} has no OpenVINO lowering (at {node.out})")
-            made = emit(node)
             for value, output in zip(node.outputs, made if isinstance(made, list) else [made], strict=False):
                 self._made[value] = output
-        logits = output_of(self._get(self.graph.outputs[0][1]))
-        return {"logits": logits} | (self._top(logits, top_k) if top_k else {})
 
     def qkv(self, node: Node) -> tuple[Any, Any, Any]:
         """Query, key and value [T, H · D] of an attention, apart and turned to their positions."""
-        q, k, v, _, _, _, cos, sin, *sinks = node.inputs
-        if sinks or "value_dim" in node.attrs:
-            what = "sinks" if sinks else "values of another width than keys"
-            raise CompileError(f"attention with {what} has no OpenVINO lowering (at {node.out})")
+        q, k, v, _, _, _, cos, sin, *_ = node.inputs
+        if "value_dim" in node.attrs:
+            raise CompileError(
+                f"attention with values of another width than keys has no OpenVINO lowering (at {node.out})"
+            )
         heads, kv_heads, size = heads_of(node)
         if k is None:
-            query, key, value = self._split(self._get(q), [heads * size, kv_heads * size, kv_heads * size])
+            query, key, value = self._split(self.get(q), [heads * size, kv_heads * size, kv_heads * size])
         else:
-            query, key, value = (self._get(x) for x in (q, k, v))
+            query, key, value = (self.get(x) for x in (q, k, v))
         if cos is not None:
             query, key = (self._turned(x, n, size, cos, sin) for x, n in ((query, heads), (key, kv_heads)))
         return query, key, value
+
+    def sinks(self, node: Node) -> Any:
+        """The sinks of an attention's heads, float32 [Hq]; None of one that has none."""
+        return self.get(node.inputs[8]) if len(node.inputs) > 8 else None
 
     def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
         """Rotary embedding of [T, H·D]: of the first values of a head the two halves turn against each other."""
@@ -93,7 +107,8 @@ class GraphModel:
             self._rotary[table] = ops.reshape(ops.concat([half, half], -1), small([-1, 1, 1, size]), False)
         return self._rotary[table]
 
-    def _get(self, value: Value | None) -> Any:
+    def get(self, value: Value | None) -> Any:
+        """The model's value of one of the graph's. Raises CompileError where there is none."""
         assert value is not None
         if value in self._made:
             return self._made[value]
@@ -104,6 +119,12 @@ class GraphModel:
             return self.constants.table(value.name, self.graph.tables[value])
         raise CompileError(f"{value} has no value in an OpenVINO model")
 
+    def flat_matrix(self, value: Value | None) -> Any:
+        """A weight [E, N, K] as the format holds matrices: [E · N, K]."""
+        assert value is not None
+        *outer, width = _shape(value)
+        return self.weights.matrix([self.graph.weights[value]], [(math.prod(outer), width)])
+
     def _op_embedding(self, node: Node) -> Any:
         weight = node.inputs[0]
         assert weight is not None
@@ -112,16 +133,12 @@ class GraphModel:
         at = self._made[ids] if ids in self._made else self.inputs["input_ids"]
         return ops.gather(matrix, at, self.constants.small(0))
 
-    def _op_positions(self, node: Node) -> Any:
-        moved = ops.add(self.inputs["position_ids"], self.constants.small(node.attrs["offset"]))
-        return ops.minimum(moved, self.constants.small(node.attrs["last"]))
-
     def _op_linear(self, node: Node) -> Any:
         count = len(node.attrs.get("parts", [0]))
         matrices = [v for v in node.inputs[1 : 1 + count] if v is not None]
         biases = [v for v in node.inputs[1 + count :] if v is not None]
         weight = self.weights.matrix([self.graph.weights[w] for w in matrices], [_shape(w) for w in matrices])
-        out = ops.matmul(self._get(node.inputs[0]), weight, False, True)
+        out = ops.matmul(self.get(node.inputs[0]), weight, False, True)
         if biases:
             out = ops.add(
                 out, self.weights.concatenated([self.graph.weights[b] for b in biases], [_shape(b) for b in biases])
@@ -129,105 +146,24 @@ class GraphModel:
         return out
 
     def _op_rms_norm(self, node: Node) -> Any:
-        return self._norm(self._get(node.inputs[0]), node.inputs[1], node.attrs["eps"])
+        return self._norm(self.get(node.inputs[0]), node.inputs[1], node.attrs["eps"])
 
     def _op_skip_rms_norm(self, node: Node) -> list[Any]:
-        total = ops.add(self._get(node.inputs[0]), self._get(node.inputs[1]))
+        total = ops.add(self.get(node.inputs[0]), self.get(node.inputs[1]))
         return [self._norm(total, node.inputs[2], node.attrs["eps"]), total]
 
     def _norm(self, x: Any, weight: Value | None, eps: float) -> Any:
         small = self.constants.small
         mean = ops.reduce_mean(ops.power(x, small(2, np.float32)), small([-1]), True)
         root = ops.divide(small(1, np.float32), ops.sqrt(ops.add(mean, small(eps, np.float32))))
-        return ops.multiply(self._get(weight), ops.multiply(x, root))
+        return ops.multiply(self.get(weight), ops.multiply(x, root))
 
     def _split(self, x: Any, parts: list[int]) -> list[Any]:
         small = self.constants.small
         return list(ops.variadic_split(x, small(-1), small(parts)).outputs())
 
     def _op_last_rows(self, node: Node) -> Any:
-        return ops.gather(self._get(node.inputs[0]), self.inputs["rows"], self.constants.small(0))
-
-    def _op_silu(self, node: Node) -> Any:
-        return ops.swish(self._get(node.inputs[0]), self.constants.small(1, np.float32))
-
-    def _op_gelu(self, node: Node) -> Any:
-        return ops.gelu(self._get(node.inputs[0]), "TANH" if node.attrs.get("approximate") == "tanh" else "ERF")
-
-    def _op_layer_norm(self, node: Node) -> Any:
-        """Written as OpenVINO fuses it; over the last axis."""
-        if len(node.attrs["normalized_shape"]) != 1:
-            raise CompileError(f"layer_norm over {node.attrs['normalized_shape']} has no OpenVINO lowering")
-        x, weight, bias = (*node.inputs, None, None)[:3]
-        eps = float(node.attrs.get("eps", 1e-5))
-        made = ops.mvn(self._get(x), self.constants.small([-1]), True, eps, "inside_sqrt")
-        made = ops.multiply(made, self._get(weight)) if weight is not None else made
-        return ops.add(made, self._get(bias)) if bias is not None else made
-
-    def _op_slice(self, node: Node) -> Any:
-        """Of the last axis: tokens are one axis here, and rows none."""
-        source, last = node.inputs[0], len(node.out.shape) - 1
-        assert source is not None
-        if node.attrs.get("dim", 0) % (last + 1) != last:
-            raise CompileError(f"slice of another axis than the last has no OpenVINO lowering (at {node.out})")
-        end = node.attrs.get("end")
-        bounds = [node.attrs.get("start") or 0, _INT32_MAX if end is None else min(end, _INT32_MAX)]
-        places = [self.constants.small([n]) for n in (*bounds, node.attrs.get("step", 1), -1)]
-        return ops.slice(self._get(source), *places)
-
-    def _op_split(self, node: Node) -> list[Any]:
-        """Along the last axis."""
-        if "parts" not in node.attrs and node.attrs.get("dim", 0) % len(node.out.shape) != len(node.out.shape) - 1:
-            raise CompileError(f"chunks of another axis than the last have no OpenVINO lowering (at {node.out})")
-        return self._split(self._get(node.inputs[0]), [int(o.shape[-1]) for o in node.outputs])
-
-    _op_chunk = _op_split_with_sizes = _op_split
-
-    def _op_relu(self, node: Node) -> Any:
-        return ops.relu(self._get(node.inputs[0]))
-
-    def _op_square(self, node: Node) -> Any:
-        x = self._get(node.inputs[0])
-        return ops.multiply(x, x)
-
-    def _op_neg(self, node: Node) -> Any:
-        return ops.negative(self._get(node.inputs[0]))
-
-    def _op_sub(self, node: Node) -> Any:
-        return ops.subtract(*self._operands(node))
-
-    def _op_div(self, node: Node) -> Any:
-        return ops.divide(*self._operands(node))
-
-    def _op_sigmoid(self, node: Node) -> Any:
-        return ops.sigmoid(self._get(node.inputs[0]))
-
-    def _op_tanh(self, node: Node) -> Any:
-        return ops.tanh(self._get(node.inputs[0]))
-
-    def _op_pow(self, node: Node) -> Any:
-        return ops.power(self._get(node.inputs[0]), self.constants.small(node.attrs["exponent"], np.float32))
-
-    def _op_reshape(self, node: Node) -> Any:
-        shape = node.out.shape
-        tail = [int(d) for d in (shape[2:] if shape[:2] == ("B", "Q") else shape[1:])]
-        return ops.reshape(self._get(node.inputs[0]), self.constants.small([-1, *tail]), False)
-
-    _op_view = _op_reshape
-
-    def _op_mul(self, node: Node) -> Any:
-        return ops.multiply(*self._operands(node))
-
-    def _op_add(self, node: Node) -> Any:
-        return ops.add(*self._operands(node))
-
-    def _operands(self, node: Node) -> list[Any]:
-        operands = [self._get(v) for v in node.inputs]
-        if "other" in node.attrs:
-            operands.append(self.constants.small(node.attrs["other"], np.float32))
-        if node.attrs.get("alpha", 1) != 1:
-            raise CompileError(f"{node.op} with a factor of {node.attrs['alpha']} has no OpenVINO lowering")
-        return operands
+        return ops.gather(self.get(node.inputs[0]), self.inputs["rows"], self.constants.small(0))
 
     def _top(self, logits: Any, k: int) -> dict[str, Any]:
         """The k largest logits, descending, and their ids; of equal ones the lower id first, which `stable` means."""

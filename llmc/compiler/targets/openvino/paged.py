@@ -68,12 +68,17 @@ class PagedModel(GraphModel):
         """Inputs in the order of OpenVINO 2026.4's PagedAttentionExtension; what is not used is empty or 0."""
         small, given = self.constants.small, self.inputs
         floats, ints, zero = small([], np.float32), small([], np.int32), small(0, np.int32)
+        sinks = self.sinks(node)
+        if sinks is None:
+            sinks = small(np.zeros((0, 0, 0, 0)), np.float32)
+        else:
+            sinks = ops.reshape(sinks, small([1, -1, 1, 1]), False)
         window = max(0, int(node.attrs["window"]))
         arguments = [
             query, key, value, *caches, given["past_lens"], given["subsequence_begins"], given["block_indices"],
             given["block_indices_begins"], small(node.attrs["scale"], np.float32), small(window, np.int32), floats,
             given["max_context_len"], ints, ints, ints, floats, floats, zero, zero,
-            small(np.zeros((0, 0, 0, 0)), np.float32), zero, ints, ints, ints, ints, small([], np.uint8), ints,
+            sinks, zero, ints, ints, ints, ints, small([], np.uint8), ints,
         ]  # fmt: skip
         return _PagedAttentionExtension([output_of(a) for a in arguments])
 

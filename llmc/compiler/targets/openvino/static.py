@@ -85,7 +85,7 @@ class StaticModel(GraphModel):
         return [self._attention_over(self._headed(query, heads, size), key, value, node, layer)]
 
     def _op_last_rows(self, node: Node) -> Any:
-        return self._get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
+        return self.get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
 
     def _headed(self, x: Any, heads: int, size: int) -> Any:
         """[B · Q, H · D] → [B, H, Q, D]."""
@@ -113,7 +113,7 @@ class StaticModel(GraphModel):
             cap = small(softcap, np.float32)
             scores = ops.multiply(ops.tanh(ops.divide(scores, cap)), cap)
         scores = ops.select(self._positions.seen(window, groups), scores, small(UNSEEN, np.float32))
-        shares = ops.softmax(scores, -1)
+        shares = self._shares(scores, node)
         if past_value is None:
             out = ops.matmul(shares, value, False, False)
         else:
@@ -122,6 +122,19 @@ class StaticModel(GraphModel):
         if length > 1:
             out = ops.transpose(ops.reshape(out, small([batch, heads, length, size]), False), small([0, 2, 1, 3]))
         return ops.reshape(out, small([batch * length, heads * size]), False)
+
+    def _shares(self, scores: Any, node: Node) -> Any:
+        """Softmax of scores [B, Hkv, groups · Q, S + Q], over which a head's sink takes its part, too."""
+        (batch, length, context), small = self.sizes, self.constants.small
+        sinks = self.sinks(node)
+        if sinks is None:
+            return ops.softmax(scores, -1)
+        heads, kv_heads, _ = heads_of(node)
+        groups = heads // kv_heads
+        sinks = ops.tile(ops.reshape(sinks, small([1, kv_heads, groups, 1]), False), small([batch, 1, 1, length]))
+        sinks = ops.reshape(sinks, small([batch, kv_heads, groups * length, 1]), False)
+        shares = ops.softmax(ops.concat([scores, sinks], -1), -1)
+        return ops.variadic_split(shares, small(-1), small([context + length, 1])).output(0)
 
 
 class Positions:

@@ -75,20 +75,21 @@ def test_the_largest_logits_come_out_where_they_are_asked_for() -> None:
     assert shapes["top_values"] == shapes["top_ids"] == (2, 5)
 
 
-def test_scores_are_capped_where_the_model_caps_them() -> None:
-    """softmax(cap · tanh(score / cap)) of one head, by hand."""
+@pytest.mark.parametrize("sink", [None, 0.4])
+def test_scores_are_capped_and_a_sink_takes_its_share(sink: float | None) -> None:
+    """softmax(cap · tanh(score / cap)) of one head, by hand, over the sink, too."""
     size, cap, tokens = 4, 0.75, 3
     random = np.random.default_rng(1)
     matrix = random.standard_normal((8, 3 * size)).astype(np.float32)
     ids = Value("token_ids", ("B", "Q"), "int64")
     past = [Value(f"past_{w}0", ("B", 1, "S", size), "float32") for w in "kv"]
-    lengths = Value("past_lengths", ("B",), "int64")
+    lengths, sinks = Value("past_lengths", ("B",), "int64"), Value("sinks", (1,), "float32")
     weight, packed = Value("w", (8, 3 * size), "float32"), Value("x", ("B", "Q", 3 * size), "float32")
     out, logits = Value("a", ("B", "Q", size), "float32"), Value("l", ("B", size), "float32")
     attrs = {"heads": 1, "kv_heads": 1, "head_dim": size, "scale": 0.5, "softcap": cap, "window": -1}
     nodes = [
         Node("embedding", [weight, ids], [packed]),
-        Node("gqa", [packed, None, None, *past, lengths, None, None], [out], attrs),
+        Node("gqa", [packed, None, None, *past, lengths, None, None, *([] if sink is None else [sinks])], [out], attrs),
         Node("last_rows", [out, Value("new_lengths", ("B",), "int64")], [logits]),
     ]
 
@@ -96,12 +97,19 @@ def test_scores_are_capped_where_the_model_caps_them() -> None:
         def matrix(self, *_: Any, **__: Any) -> Any:
             return ov.opset13.constant(matrix)
 
-    made = static_model(Graph({}, [("logits", logits)], nodes, {weight: "w"}, {}), Given(Constants()), 1, tokens, 0)
+        def vector(self, *_: Any) -> Any:
+            return ov.opset13.constant(np.array([sink], np.float32))
+
+    made = static_model(
+        Graph({}, [("logits", logits)], nodes, {weight: "w", sinks: "s"}, {}), Given(Constants()), 1, tokens, 0
+    )
     step = {"token_ids": [[1, 2, 3]], "past_lengths": [0], "new_lengths": [tokens]}
     got = open_core().compile_model(made, "CPU", EXACT)({n: np.array(v, np.int32) for n, v in step.items()})
     q, k, v = np.split(matrix[1:4], 3, -1)
     scores = torch.tensor(cap * np.tanh((0.5 * q[-1]) @ k.T / cap))
-    np.testing.assert_allclose(got["logits"][0], torch.softmax(scores, -1).numpy() @ v, rtol=1e-5, atol=1e-6)
+    all_scores = scores if sink is None else torch.cat([scores, torch.tensor([sink])])
+    shares = torch.softmax(all_scores, -1)[:tokens].numpy()
+    np.testing.assert_allclose(got["logits"][0], shares @ v, rtol=1e-5, atol=1e-6)
 
 
 def test_positions_are_never_multiplied_in_the_model() -> None:
@@ -121,16 +129,11 @@ def test_activations_that_are_no_silu_are_lowered_too(
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 
 
-def test_attention_with_sinks_or_narrow_values_is_refused() -> None:
-    for change, why in (("sinks", "attention with sinks"), ("value_dim", "attention with values of another width")):
-        changed = copy.deepcopy(graph("llama"))
-        gqa = next(n for n in changed.nodes if n.op == "gqa")
-        if change == "sinks":
-            gqa.inputs.append(gqa.inputs[0])
-        else:
-            gqa.attrs["value_dim"] = 8
-        with pytest.raises(CompileError, match=f"{why}.* has no OpenVINO lowering"):
-            static_model(changed, WeightFormat(Constants()), 1, 1, 8)
+def test_attention_with_narrow_values_is_refused() -> None:
+    changed = copy.deepcopy(graph("llama"))
+    next(n for n in changed.nodes if n.op == "gqa").attrs["value_dim"] = 8
+    with pytest.raises(CompileError, match=r"attention with values of another width.* has no OpenVINO lowering"):
+        static_model(changed, WeightFormat(Constants()), 1, 1, 8)
 
 
 def test_an_unknown_operator_of_the_fused_graph_is_named() -> None:

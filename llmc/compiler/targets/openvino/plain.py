@@ -1,0 +1,373 @@
+"""ATen operators that OpenVINO's plugins have one operator for, or a few: one function an operator, by its name.
+
+Each takes the model under construction and the node, and returns the model's values; layout.py says
+how these lie. Sources: the schemas of aten/src/ATen/native/native_functions.yaml (torch 2.13) and of OpenVINO's opset
+13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from openvino import opset15
+
+from llmc.compiler.program.ir import Node, Value
+from llmc.compiler.targets.openvino.constants import Constants
+from llmc.compiler.targets.openvino.layout import axis_of, beside, order_of, others, token_axes
+from llmc.errors import CompileError
+
+_INT32_MAX = 2**31 - 1
+_TYPES = {"float32": ov.Type.f32, "int64": ov.Type.i64, "int32": ov.Type.i32, "bool": ov.Type.boolean}
+
+
+class Building(Protocol):
+    """A model under construction (graph_model.py). `inputs` has "position_ids" [T]."""
+
+    constants: Constants
+    inputs: Mapping[str, Any]
+
+    def get(self, value: Value | None) -> Any:
+        """The model's value of one of the graph's."""
+
+    def flat_matrix(self, value: Value | None) -> Any:
+        """A weight [E, N, K] as float32 [E · N, K]."""
+
+
+Emit = Callable[[Building, Node], Any]
+
+
+def _number(to: Building, value: Any, like: Value | None) -> Any:
+    assert like is not None
+    return to.constants.small(value, np.dtype(like.dtype).type)
+
+
+def _source(node: Node) -> Value:
+    source = node.inputs[0]
+    assert source is not None
+    return source
+
+
+def _along(node: Node, name: str = "dim", default: int = 0) -> int:
+    return axis_of(_source(node), int(node.attrs.get(name, default)), node.out)
+
+
+def _operand(to: Building, value: Value | None, node: Node) -> Any:
+    assert value is not None
+    shape = beside(value, node.out, node.out)
+    made = to.get(value)
+    return made if shape is None else ops.reshape(made, to.constants.small(shape), False)
+
+
+def _unary(emit: Callable[[Any], Any]) -> Emit:
+    return lambda to, node: emit(to.get(node.inputs[0]))
+
+
+def _binary(emit: Callable[[Any, Any], Any], turned: bool = False) -> Emit:
+    """Of two tensors, or a tensor and a number (`other`, `exponent`); add and sub may scale the second by `alpha`."""
+
+    def emitted(to: Building, node: Node) -> Any:
+        operands = [_operand(to, v, node) for v in node.inputs]
+        number = node.attrs.get("other", node.attrs.get("exponent"))
+        if number is not None:
+            operands.append(_number(to, number, node.inputs[0]))
+        if node.attrs.get("alpha", 1) != 1:
+            operands[1] = ops.multiply(operands[1], _number(to, node.attrs["alpha"], node.inputs[0]))
+        return emit(*(operands[::-1] if turned else operands))
+
+    return emitted
+
+
+def _clamp(to: Building, node: Node) -> Any:
+    made = to.get(node.inputs[0])
+    for name, bound in (("min", ops.maximum), ("max", ops.minimum)):
+        if node.attrs.get(name) is not None:
+            made = bound(made, _number(to, node.attrs[name], node.inputs[0]))
+    return made
+
+
+def _cast(to: Building, node: Node) -> Any:
+    return ops.convert(to.get(node.inputs[0]), _TYPES[node.out.dtype])
+
+
+def _where(to: Building, node: Node) -> Any:
+    """Either side may be a number."""
+    condition, *sides = node.inputs
+    made = [_operand(to, v, node) for v in sides]
+    for at, key in ((0, "self"), (1, "other")):
+        if key in node.attrs:
+            made.insert(at, _number(to, node.attrs[key], node.out))
+    return ops.select(_operand(to, condition, node), *made)
+
+
+def _masked_fill(to: Building, node: Node) -> Any:
+    x, mask = node.inputs[:2]
+    value = to.get(node.inputs[2]) if len(node.inputs) > 2 else _number(to, node.attrs["value"], x)
+    return ops.select(_operand(to, mask, node), value, _operand(to, x, node))
+
+
+def _filled(number: float | None) -> Emit:
+    """`number`, or the one that the operator names, in the shape of the first input."""
+
+    def emit(to: Building, node: Node) -> Any:
+        value = node.attrs["fill_value"] if number is None else number
+        return ops.broadcast(_number(to, value, node.out), ops.shape_of(to.get(node.inputs[0])))
+
+    return emit
+
+
+def _silu(to: Building, node: Node) -> Any:
+    return ops.swish(to.get(node.inputs[0]), to.constants.small(1, np.float32))
+
+
+def _gelu(to: Building, node: Node) -> Any:
+    return ops.gelu(to.get(node.inputs[0]), "TANH" if node.attrs.get("approximate") == "tanh" else "ERF")
+
+
+def _rsqrt(to: Building, node: Node) -> Any:
+    return ops.divide(to.constants.small(1, np.float32), ops.sqrt(to.get(node.inputs[0])))
+
+
+def _reciprocal(to: Building, node: Node) -> Any:
+    return ops.divide(to.constants.small(1, np.float32), to.get(node.inputs[0]))
+
+
+def _square(to: Building, node: Node) -> Any:
+    x = to.get(node.inputs[0])
+    return ops.multiply(x, x)
+
+
+def _reduced(emit: Callable[..., Any]) -> Emit:
+    def emitted(to: Building, node: Node) -> Any:
+        dims = node.attrs.get("dim")
+        if dims is None:
+            raise CompileError(f"{node.op} over all axes has no OpenVINO lowering (at {node.out})")
+        axes = [axis_of(_source(node), d, node.out) for d in (dims if isinstance(dims, list) else [dims])]
+        return emit(to.get(node.inputs[0]), to.constants.small(axes), bool(node.attrs.get("keepdim", False)))
+
+    return emitted
+
+
+def _softmax(to: Building, node: Node) -> Any:
+    return ops.softmax(to.get(node.inputs[0]), _along(node))
+
+
+def _layer_norm(to: Building, node: Node) -> Any:
+    """Written as OpenVINO fuses it; over the last axis."""
+    if len(node.attrs["normalized_shape"]) != 1:
+        raise CompileError(f"layer_norm over {node.attrs['normalized_shape']} has no OpenVINO lowering")
+    x, weight, bias = (*node.inputs, None, None)[:3]
+    eps = float(node.attrs.get("eps", 1e-5))
+    made = ops.mvn(to.get(x), to.constants.small([-1]), True, eps, "inside_sqrt")
+    made = ops.multiply(made, to.get(weight)) if weight is not None else made
+    return ops.add(made, to.get(bias)) if bias is not None else made
+
+
+def _reshape(to: Building, node: Node) -> Any:
+    """Tokens stay one axis; what is before and after them is one order of numbers."""
+    source, out = _source(node), node.out
+    if bool(token_axes(source.shape)) != bool(token_axes(out.shape)):
+        raise CompileError(f"a reshape of tokens into {out.shape} has no OpenVINO lowering (at {out})")
+    tokens = [-1] if token_axes(out.shape) else []
+    return ops.reshape(to.get(source), to.constants.small([*tokens, *others(out.shape, out)]), False)
+
+
+def _transposed(to: Building, source: Value, order: list[int], node: Node) -> Any:
+    made, moved = to.get(source), order_of(source, order, node.out)
+    return made if moved == sorted(moved) else ops.transpose(made, to.constants.small(moved))
+
+
+def _transpose(to: Building, node: Node) -> Any:
+    source = _source(node)
+    order = list(range(len(source.shape)))
+    a, b = node.attrs["dim0"], node.attrs["dim1"]
+    order[a], order[b] = order[b], order[a]
+    return _transposed(to, source, order, node)
+
+
+def _permute(to: Building, node: Node) -> Any:
+    return _transposed(to, _source(node), list(node.attrs["dims"]), node)
+
+
+def _slice(to: Building, node: Node) -> Any:
+    start, end = node.attrs.get("start") or 0, node.attrs.get("end")
+    bounds = [start, _INT32_MAX if end is None else end]
+    if not all(isinstance(n, int) for n in bounds):
+        raise CompileError(f"slice from {start} to {end} has no OpenVINO lowering (at {node.out})")
+    places = [min(bounds[0], _INT32_MAX), min(bounds[1], _INT32_MAX), node.attrs.get("step", 1), _along(node)]
+    return ops.slice(to.get(node.inputs[0]), *(to.constants.small([n]) for n in places))
+
+
+def _split(to: Building, node: Node) -> Any:
+    """`split`, `split_with_sizes` and `chunk`: pieces as long as the outputs are."""
+    axis = int(node.attrs.get("dim", -1 if "parts" in node.attrs else 0))
+    parts = [o.shape[axis] for o in node.outputs]
+    at = axis_of(_source(node), axis, node.out)
+    small = to.constants.small
+    return list(ops.variadic_split(to.get(node.inputs[0]), small(at), small(parts)).outputs())
+
+
+def _cat(to: Building, node: Node) -> Any:
+    return ops.concat([to.get(v) for v in node.inputs], _along(node))
+
+
+def _stack(to: Building, node: Node) -> Any:
+    at = to.constants.small([axis_of(node.out, int(node.attrs.get("dim", 0)), node.out)])
+    return ops.concat([ops.unsqueeze(to.get(v), at) for v in node.inputs], int(at.data[0]))
+
+
+def _expand(to: Building, node: Node) -> Any:
+    """A value with tokens is as many times as long along its other axes."""
+    source = _source(node)
+    if token_axes(source.shape) != token_axes(node.out.shape):
+        raise CompileError(f"tokens made by repetition have no OpenVINO lowering (at {node.out})")
+    times = [1] * (len(token_axes(source.shape)) > 0)
+    given, wanted = others(source.shape, node.out), others(node.out.shape, node.out)
+    times += [n // g for g, n in zip(given, wanted, strict=True)]
+    return ops.tile(to.get(source), to.constants.small(times))
+
+
+def _repeat_interleave(to: Building, node: Node) -> Any:
+    """Each entry of a dimension so many times, one after the other."""
+    source, count = _source(node), node.attrs.get("repeats", node.attrs.get("repeat"))
+    if node.attrs.get("dim") is None or not isinstance(count, int):
+        raise CompileError(f"repeat_interleave by {node.attrs} has no OpenVINO lowering (at {node.out})")
+    axis = _along(node)
+    ids = np.repeat(np.arange(int(source.shape[node.attrs["dim"] % len(source.shape)])), count)
+    return ops.gather(to.get(source), to.constants.small(ids), to.constants.small(axis))
+
+
+def _select(to: Building, node: Node) -> Any:
+    small = to.constants.small
+    return ops.gather(to.get(node.inputs[0]), small(node.attrs["index"]), small(_along(node)))
+
+
+def _index(to: Building, node: Node) -> Any:
+    """Rows of a table, by a number of each token."""
+    source, at = node.inputs[0], node.inputs[1]
+    assert source is not None
+    if len(node.inputs) != 2 or at is None or at.dtype == "bool" or token_axes(source.shape):
+        raise CompileError(f"indexing along other axes than a table's first has no OpenVINO lowering (at {node.out})")
+    return ops.gather(to.get(source), to.get(at), to.constants.small(0))
+
+
+def _gather(to: Building, node: Node) -> Any:
+    return ops.gather_elements(*(to.get(v) for v in node.inputs), _along(node))
+
+
+def _scatter(to: Building, node: Node) -> Any:
+    """Of a tensor, or of one number."""
+    source, at, *values = node.inputs
+    if values:
+        written = to.get(values[0])
+    else:
+        written = ops.broadcast(_number(to, node.attrs["value"], source), ops.shape_of(to.get(at)))
+    return ops.scatter_elements_update(to.get(source), to.get(at), written, to.constants.small(_along(node)))
+
+
+def _topk(to: Building, node: Node) -> Any:
+    largest, ordered = node.attrs.get("largest", True), node.attrs.get("sorted", True)
+    made = opset15.topk(
+        to.get(node.inputs[0]), to.constants.small(node.attrs["k"]), _along(node, default=-1),
+        "max" if largest else "min", "value" if ordered else "none", index_element_type="i64", stable=bool(ordered),
+    )  # fmt: skip
+    return list(made.outputs())
+
+
+def _cumsum(to: Building, node: Node) -> Any:
+    return ops.cum_sum(to.get(node.inputs[0]), to.constants.small(_along(node)))
+
+
+def _addmm(to: Building, node: Node) -> Any:
+    """A sum with a product, as layers have whose weight is [in, out]."""
+    added, *factors = (to.get(v) for v in node.inputs)
+    if node.attrs.get("alpha", 1) != 1 or node.attrs.get("beta", 1) != 1:
+        raise CompileError(f"{node.op} with factors {node.attrs} has no OpenVINO lowering (at {node.out})")
+    return ops.add(ops.matmul(*factors, False, False), added)
+
+
+def _position_ids(to: Building) -> Any:
+    return ops.convert(to.inputs["position_ids"], ov.Type.i32)
+
+
+def _positions(to: Building, node: Node) -> Any:
+    """Of tokens, `offset` further; those of padding stop at `last`."""
+    moved = ops.add(_position_ids(to), to.constants.small(node.attrs["offset"]))
+    return ops.minimum(moved, to.constants.small(node.attrs["last"]))
+
+
+def _position_table(to: Building, node: Node) -> Any:
+    """Rows of a table by each token's position, [T, D] or, for heads, [T, 1, D]; padding stops at the last."""
+    table, small = _source(node), to.constants.small
+    at = ops.minimum(_position_ids(to), small(int(table.shape[0]) - 1))
+    rows = ops.gather(to.get(table), at, small(0))
+    return ops.reshape(rows, small([-1, *others(node.out.shape, node.out)]), False)
+
+
+def _experts(to: Building, node: Node) -> Any:
+    """Every expert computes every token, and the shares of those that were not chosen are 0: no size depends on data.
+
+    The plugin has no operator that reads the chosen experts alone and takes weights from a file.
+    """
+    x, ids, shares, gate_up, down = node.inputs
+    assert down is not None
+    small, (count, hidden, features) = to.constants.small, (int(d) for d in down.shape)
+    into = ops.matmul(to.get(x), to.flat_matrix(gate_up), False, True)
+    into = ops.reshape(into, small([-1, count, 2 * features]), False)
+    gate, up = ops.variadic_split(into, small(2), small([features, features])).outputs()
+    rows = ops.multiply(ops.swish(gate, small(1, np.float32)), up)
+    tokens = ops.gather(ops.shape_of(to.get(ids)), small([0]), small(0))
+    none = ops.broadcast(small(0, np.float32), ops.concat([tokens, small([count], np.int64)], 0))
+    share = ops.scatter_elements_update(none, to.get(ids), to.get(shares), small(1))
+    rows = ops.multiply(rows, ops.unsqueeze(share, small(2)))
+    out = ops.reshape(to.flat_matrix(down), small([count, hidden, features]), False)
+    made = ops.matmul(ops.transpose(rows, small([1, 0, 2])), out, False, True)
+    return ops.reduce_sum(made, small([0]), False)
+
+
+def _expert_linear(to: Building, node: Node) -> Any:
+    """[T, k, N]: products with every expert's matrix, of which those of the chosen ones are kept."""
+    x, weight, bias, ids = (*node.inputs[:2], node.inputs[2] if len(node.inputs) > 3 else None, node.inputs[-1])
+    assert x is not None
+    assert weight is not None
+    small, turned = to.constants.small, bool(node.attrs.get("transposed"))
+    shape = [int(d) for d in weight.shape]
+    matrix = ops.reshape(to.flat_matrix(weight), small(shape), False)
+    rows, each = to.get(x), len(x.shape) == 3
+    rows = ops.transpose(rows, small([1, 0, 2])) if each else ops.unsqueeze(rows, small([0]))
+    rows = ops.unsqueeze(rows, small([1]))
+    made = ops.matmul(rows, matrix, False, not turned)  # [k or 1, E, T, N]
+    if bias is not None:
+        made = ops.add(made, ops.unsqueeze(to.get(bias), small([1])))
+    made = ops.transpose(made, small([2, 0, 1, 3]))
+    chosen = ops.unsqueeze(to.get(ids), small([2]))
+    if each:
+        return ops.squeeze(ops.gather(made, chosen, small(2), batch_dims=2), small([2]))
+    return ops.gather(ops.squeeze(made, small([1])), to.get(ids), small(1), batch_dims=1)
+
+
+PLAIN: Mapping[str, Emit] = {
+    "add": _binary(ops.add), "sub": _binary(ops.subtract), "mul": _binary(ops.multiply), "div": _binary(ops.divide),
+    "pow": _binary(ops.power), "rsub": _binary(ops.subtract, turned=True), "eq": _binary(ops.equal),
+    "ne": _binary(ops.not_equal), "lt": _binary(ops.less), "le": _binary(ops.less_equal), "gt": _binary(ops.greater),
+    "ge": _binary(ops.greater_equal), "maximum": _binary(ops.maximum), "minimum": _binary(ops.minimum),
+    "logical_and": _binary(ops.logical_and), "bitwise_and": _binary(ops.logical_and),
+    "logical_not": _unary(ops.logical_not), "bitwise_not": _unary(ops.logical_not), "neg": _unary(ops.negative),
+    "abs": _unary(ops.abs), "tanh": _unary(ops.tanh), "sigmoid": _unary(ops.sigmoid), "relu": _unary(ops.relu),
+    "exp": _unary(ops.exp), "log": _unary(ops.log), "sin": _unary(ops.sin), "cos": _unary(ops.cos),
+    "softplus": _unary(ops.softplus), "sqrt": _unary(ops.sqrt), "reciprocal": _reciprocal, "rsqrt": _rsqrt,
+    "square": _square, "silu": _silu, "gelu": _gelu, "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp,
+    "to": _cast, "_to_copy": _cast, "type_as": _cast, "where": _where, "masked_fill": _masked_fill,
+    "zeros_like": _filled(0), "ones_like": _filled(1), "full_like": _filled(None),
+    "mean": _reduced(ops.reduce_mean), "sum": _reduced(ops.reduce_sum), "amax": _reduced(ops.reduce_max),
+    "softmax": _softmax, "layer_norm": _layer_norm, "reshape": _reshape, "view": _reshape, "flatten": _reshape,
+    "unflatten": _reshape, "squeeze": _reshape, "unsqueeze": _reshape, "transpose": _transpose, "permute": _permute,
+    "slice": _slice, "split": _split, "split_with_sizes": _split, "chunk": _split, "cat": _cat, "stack": _stack,
+    "expand": _expand, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
+    "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "addmm": _addmm, "positions": _positions,
+    "position_table": _position_table, "experts": _experts, "expert_linear": _expert_linear,
+}  # fmt: skip
+"""By the operator's name, as program/ir.py writes it."""
