@@ -53,7 +53,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return compile_
 
 
-@pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS])
+@pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "cohere", "gpt2", "gptj", "mixtral"])
 def test_every_architecture_is_exact_in_float32(compiled: Compile, case: str) -> None:
     """Ragged batches, chunks over a past, sliding windows and poisoned blocks: each bucket, against transformers."""
     found = compiled(case, verify="all").verification
