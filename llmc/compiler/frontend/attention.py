@@ -5,7 +5,7 @@
 `two_part`  plain tensor operators: scores over the past and over the new tokens side by side, one softmax, two value
             products. The cache is read-only and only the new keys and values come out: portable to any compiler.
 `read_only` one operator `llmc::attend` that reads the cache where it lies, for compilers that are given a kernel of
-            ours. Only the new keys and values come out, as in `two_part`. Attention with sinks is as in `two_part`.
+            ours. Only the new keys and values come out, as in `two_part`. Attention with sinks or ALiBi is as there.
 
 Shapes: query [B, Hq, Q, D], key and value [B, Hkv, Q, D], cache [B, Hkv, S, D]; past_lengths [B] counts the tokens of
 each row already in the cache. Row b's new token i sits at position past_lengths[b] + i.
@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from llmc.compiler.frontend.alibi import slopes_of_heads
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dialect = Literal["fused", "two_part", "read_only"]
@@ -120,13 +121,14 @@ class TraceCache:
 @torch.library.custom_op("llmc::attention", mutates_args=())
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, past_lengths: Tensor,
-    sinks: Tensor | None, scale: float, softcap: float, window: int,
+    sinks: Tensor | None, scale: float, softcap: float, window: int, slopes: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Causal grouped-query attention over a cache with room for the new tokens; returns (out, new key, new value).
 
     out is [B, Q, Hq, Dv], Dv being the width of values; `sinks` [Hq] are scores of a key more, which has no value, for
     each query head. The returned caches are copies of the past with rows past_lengths[b] … + Q written.
-    `window` < 0 means no sliding window, `softcap` 0 none. This is the reference meaning of the operator.
+    `window` < 0 means no sliding window, `softcap` 0 none. With `slopes`, one for each query head, scores grow by the
+    head's slope with each position of a key (ALiBi). This is the reference meaning of the operator.
     """
     batch, _, length, _ = query.shape
     capacity = past_key.shape[2]
@@ -145,6 +147,8 @@ def fused_attention(
     scores = (query * scale) @ keys.transpose(-1, -2)
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
+    if slopes:
+        scores = scores + torch.tensor(slopes)[:, None, None] * torch.arange(capacity)
     weights = _shares(scores.masked_fill(~seen[:, None], float("-inf")), sinks).to(value.dtype)
     return (weights @ values).transpose(1, 2).contiguous(), new_key, new_value
 
@@ -200,7 +204,7 @@ def _(hidden: Tensor, new_lengths: Tensor) -> Tensor:
 def _fused(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
-    s_aux: Tensor | None = None, **_: Any,
+    s_aux: Tensor | None = None, slopes: Sequence[float] = (), **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -209,7 +213,7 @@ def _fused(
     assert past is not None  # this dialect's programs have a cache
     out, *kept = torch.ops.llmc.attention(
         query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
-        int(sliding_window or -1),
+        int(sliding_window or -1), *([list(slopes)] if slopes else []),
     )  # fmt: skip
     state.keep(layer, *kept)
     return out, None
@@ -218,11 +222,11 @@ def _fused(
 def _read_only(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
-    s_aux: Tensor | None = None, **_: Any,
+    s_aux: Tensor | None = None, slopes: Sequence[float] = (), **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    if s_aux is not None:
+    if s_aux is not None or slopes:
         mask = _two_part_mask(query.shape[0], query.shape[2], 0, _causal(sliding_window), query.dtype)
-        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux)
+        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes)
     state = STATE.get()
     state.keep(module.layer_idx, key, value)
     past = state.past(module.layer_idx) or (None, None)
@@ -235,7 +239,8 @@ def _read_only(
 
 def _two_part(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None, **_: Any,
+    scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
+    slopes: Sequence[float] = (), **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -255,6 +260,10 @@ def _two_part(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.view(batch, kv_heads, heads // kv_heads, length, -1)
+    if slopes:
+        places = torch.cat([torch.arange(capacity)[None].expand(batch, -1), state.positions], -1)
+        each = slopes_of_heads(slopes).view(kv_heads, -1, 1, 1)
+        scores = scores + (each * places[:, None, None, None]).to(scores.dtype)
     if attention_mask is not None:
         scores = scores + attention_mask[:, :, None]
     weights = _shares(scores.reshape(batch, heads, length, -1), s_aux).to(value.dtype)

@@ -81,21 +81,57 @@ def _by_method(module: nn.Module, attend: Attention) -> None:
     module._attn = attn
 
 
-def _of_groups(module: nn.Module, attend: Attention) -> None:
-    """Falcon: the projection holds, for each key/value head in turn, its queries, its key and its value."""
+def _by_group(module: Any, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Query [B, Hq, Q, D], key and value of a projection that holds, for each of `groups` heads of keys in turn, its
+    queries, its key and its value."""
+    batch, length, _ = hidden.shape
+    heads, dim = module.num_heads, module.head_dim
+    packed = module.query_key_value(hidden).view(batch, length, groups, heads // groups + 2, dim)
+    query = packed[:, :, :, :-2].reshape(batch, length, heads, dim).transpose(1, 2)
+    return query, packed[:, :, :, -2].transpose(1, 2), packed[:, :, :, -1].transpose(1, 2)
+
+
+def _falcon(module: Any, attend: Attention) -> None:
     rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
 
     def forward(
         hidden: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
-        batch, length, _width = hidden.shape
-        heads, groups, dim = module.num_heads, module.num_kv_heads, module.head_dim
-        packed = module.query_key_value(hidden).view(batch, length, groups, heads // groups + 2, dim)
-        query = packed[:, :, :, :-2].reshape(batch, length, heads, dim).transpose(1, 2)
-        key, value = packed[:, :, :, -2].transpose(1, 2), packed[:, :, :, -1].transpose(1, 2)
+        query, key, value = _by_group(module, hidden, module.num_kv_heads)
         query, key = rotate(query, key, *position_embeddings)
-        out, _none = attend(module, query, key, value, attention_mask)
-        return module.dense(out.reshape(batch, length, heads * dim)), None
+        return module.dense(attend(module, query, key, value, attention_mask)[0].flatten(2)), None
+
+    module.forward = forward
+
+
+def _bloom(module: Any, attend: Attention) -> None:
+    made = sys.modules[type(module).__module__]._get_alibi_slopes(module.num_heads, torch.device("cpu"))
+    slopes: list[float] = made.tolist()
+
+    def forward(hidden: Tensor, residual: Tensor, attention_mask: Tensor | None, **_: Any) -> tuple[Tensor, None]:
+        parts = _by_group(module, hidden, module.num_heads)
+        out = attend(module, *parts, attention_mask, slopes=slopes)[0].flatten(2)
+        return module.dense(out) + residual, None
+
+    module.forward = forward
+
+
+def _mpt(module: Any, attend: Attention) -> None:
+    """Its mask says True of what is not seen; its table of ALiBi ends at 0 for the last key."""
+    made = sys.modules[type(module).__module__].build_mpt_alibi_tensor(module.n_heads, 2, device=torch.device("cpu"))
+    slopes: list[float] = (-made[:, 0, 0]).tolist()
+
+    def forward(hidden_states: Tensor, attention_mask: Tensor, **_: Any) -> tuple[Tensor, None]:
+        packed = module.Wqkv(hidden_states)
+        if module.clip_qkv:
+            packed = packed.clamp(-module.clip_qkv, module.clip_qkv)
+        batch, length, _width = packed.shape
+        parts = [
+            part.reshape(batch, length, module.n_heads, module.head_dim).transpose(1, 2) for part in packed.chunk(3, 2)
+        ]
+        mask = torch.where(attention_mask, torch.finfo(packed.dtype).min, 0.0).to(packed.dtype)
+        out, _none = attend(module, *parts, mask, scaling=module.softmax_scale, slopes=slopes)
+        return module.out_proj(out.flatten(2)), None
 
     module.forward = forward
 
@@ -103,7 +139,9 @@ def _of_groups(module: nn.Module, attend: Attention) -> None:
 _ATTENTIONS: dict[str, Callable[[Any, Attention], None]] = {
     "GPTJAttention": _by_method,
     "CodeGenAttention": _by_method,
-    "FalconAttention": _of_groups,
+    "FalconAttention": _falcon,
+    "BloomAttention": _bloom,
+    "MptAttention": _mpt,
 }
 """By the class of a layer's attention."""
 _LINEAR = frozenset({"FalconLinear"})

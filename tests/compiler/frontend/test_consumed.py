@@ -154,9 +154,9 @@ def test_a_compile_refuses_before_it_builds_anything(tmp_path: Path, verify: str
 
 REWRITTEN = {
     "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "rope_local_base_freq",
-    "llama_4_scaling_beta", "sliding_window_pattern",
+    "llama_4_scaling_beta", "sliding_window_pattern", "n_embed",
 }  # fmt: skip
-"""Keys that transformers turns into rope_parameters or layer_types, which models read."""
+"""Keys that transformers turns into rope_parameters, layer_types or hidden_size, which models read."""
 
 
 @pytest.mark.parametrize("kind", supported())
@@ -166,7 +166,9 @@ def test_every_key_that_counts_as_read_is_read(kind: str) -> None:
     before = PretrainedConfig.__dict__.get("__getattribute__")
 
     def look(self: Any, name: str) -> Any:
-        seen.update((name, type(self).attribute_map.get(name, name)))
+        other_names = type(self).attribute_map
+        common = [common for common, own in other_names.items() if own == name]
+        seen.update((name, other_names.get(name, name), *common))
         return (before or object.__getattribute__)(self, name)
 
     PretrainedConfig.__getattribute__ = look  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ one width.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def emit_attention(to: Emitter, node: Node) -> None:
     """A gqa node (program/fuse.py) with ONNX Runtime's operators."""
     dim, cos = int(node.attrs["head_dim"]), node.inputs[6]
     turned = 2 * int(cos.shape[1]) if cos is not None else 0
-    if "value_dim" in node.attrs or dim % (_TURNED if turned else _HEAD) or turned % _TURNED:
+    if "value_dim" in node.attrs or "slopes" in node.attrs or dim % (_TURNED if turned else _HEAD) or turned % _TURNED:
         _Plain(to, node).emit()
         return
     seqlens, total = _lengths(to)
@@ -206,7 +207,19 @@ class _Plain:
             scores = self._add(
                 "Mul", [self._add("Tanh", [self._add("Div", [scores, cap], "part")], "capped"), cap], "cap"
             )
+        if "slopes" in self.node.attrs:
+            scores = self._add("Add", [scores, self._by_place()], "with_places")
         return self._add("Where", [self._seen(), scores, self.to.const(_UNSEEN, np.float32)], "scores_seen")
+
+    def _by_place(self) -> str:
+        """What each head adds for each place of a key: [Hq, 1, S]."""
+        slopes = np.asarray(self.node.attrs["slopes"], np.float32)
+        name, to = f"by_place_{zlib.crc32(slopes.tobytes()):x}", self.to
+        if name not in to.shared:
+            to.shared[name] = name
+            places = to.add("Cast", [self._capacity()], [f"{name}_places"], to=TensorProto.FLOAT)
+            to.add("Mul", [to.const(slopes[:, None, None], np.float32), places], [name])
+        return name
 
     def _shares(self, scores: str) -> str:
         if len(self.node.inputs) < 9:

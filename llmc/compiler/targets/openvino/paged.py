@@ -76,7 +76,8 @@ class PagedModel(GraphModel):
         window = max(0, int(node.attrs["window"]))
         arguments = [
             query, key, value, *caches, given["past_lens"], given["subsequence_begins"], given["block_indices"],
-            given["block_indices_begins"], small(node.attrs["scale"], np.float32), small(window, np.int32), floats,
+            given["block_indices_begins"], small(node.attrs["scale"], np.float32), small(window, np.int32),
+            small(node.attrs.get("slopes", []), np.float32),
             given["max_context_len"], ints, ints, ints, floats, floats, zero, zero,
             sinks, zero, ints, ints, ints, ints, small([], np.uint8), ints,
         ]  # fmt: skip

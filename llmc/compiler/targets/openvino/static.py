@@ -112,6 +112,10 @@ class StaticModel(GraphModel):
         if softcap:
             cap = small(softcap, np.float32)
             scores = ops.multiply(ops.tanh(ops.divide(scores, cap)), cap)
+        if slopes := node.attrs.get("slopes"):
+            each = np.repeat(np.reshape(np.asarray(slopes, np.float32), (kv_heads, groups)), length, 1)
+            by_row = small(each[None, :, :, None], np.float32)
+            scores = ops.add(scores, ops.multiply(by_row, self._positions.of_keys))
         scores = ops.select(self._positions.seen(window, groups), scores, small(UNSEEN, np.float32))
         shares = self._shares(scores, node)
         if past_value is None:
@@ -148,12 +152,18 @@ class Positions:
         past = ops.reshape(past_lengths, constants.small([batch, 1, 1, 1]), False)
         self.of_tokens = ops.add(past, self._table("new", np.arange(query).reshape(1, 1, query, 1)))
         """[B, 1, Q, 1]"""
+        self.of_keys = ops.convert(
+            ops.reshape(self.of_tokens, constants.small([batch, 1, 1, query]), False), ov.Type.f32
+        )
+        """[B, 1, 1, S + Q] float32: positions of the cache and of the new tokens."""
         if context:
             at = np.arange(context)
             self.live = ops.less(self._table("tokens", at.reshape(1, 1, context, 1)), past)
             """[B, 1, S, 1]: whether the cache has a token there."""
             self._places = self._table("places", at.reshape(1, 1, 1, context))
             self._there = ops.less(self._places, past)
+            places = ops.broadcast(ops.convert(self._places, ov.Type.f32), constants.small([batch, 1, 1, context]))
+            self.of_keys = ops.concat([places, self.of_keys], -1)
 
     def seen(self, window: int, groups: int) -> Any:
         """[B, 1, groups · Q, S + Q], or its broadcast: whether a new token sees a token of the cache, or a new one.

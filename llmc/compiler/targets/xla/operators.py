@@ -74,7 +74,7 @@ def _addmm(self: Array, mat1: Array, mat2: Array, beta: float = 1, alpha: float 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid,
-    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu,
+    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp2": jnp.exp2,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
@@ -114,6 +114,11 @@ def _sub(self: Array, other: Any, alpha: float = 1) -> Array:
 @_rule("pow.Tensor_Scalar")
 def _pow(self: Array, exponent: float) -> Array:
     return lax.integer_pow(self, int(exponent)) if float(exponent).is_integer() else self**exponent
+
+
+@_rule("clamp.default")
+def _clamp(self: Array, min: float | None = None, max: float | None = None) -> Array:  # noqa: A002 - ATen's names
+    return jnp.clip(self, min, max)
 
 
 @_rule("gelu.default")

@@ -33,6 +33,7 @@ class Case:
     softcap: float = 0.0
     window: int = -1
     sinks: bool = False
+    slopes: tuple[float, ...] = ()
     turned: int = 0
 
     def graph(self) -> Graph:
@@ -48,6 +49,7 @@ class Case:
         made = s.node(
             "attention", q, k, v, *caches, past, sinks, scale=0.3, softcap=self.softcap, window=self.window,
             shapes=[("B", "Q", self.heads, self.value_dim), *(c.shape for c in caches)],
+            **({"slopes": list(self.slopes)} if self.slopes else {}),
         )  # fmt: skip
         return s.done(*made.outputs)
 
@@ -96,6 +98,7 @@ CASES = {
     "soft cap": Case(True, softcap=1.5),
     "window": Case(True, window=5),
     "sinks": Case(True, sinks=True),
+    "slopes": Case(False, slopes=(0.5, 0.25, 0.125, 0.0625)),
     "turned": Case(True, turned=16),
     "turned, with an empty rest": Case(True, turned=16, window=5),
     "half turned": Case(True, dim=32, value_dim=32, turned=16),

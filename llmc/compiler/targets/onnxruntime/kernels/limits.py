@@ -28,11 +28,14 @@ def require_heads(attrs: Mapping[str, Any], sinks: bool = False) -> None:
     dim, heads, kv_heads = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
     wide = int(attrs.get("value_dim", dim))
     fits = dim % _LANES == 0 and dim == wide and dim <= _MOST_DIM and heads // kv_heads <= _MOST_GROUP
-    if not fits or attrs["softcap"] or sinks:
+    slopes = bool(attrs.get("slopes"))
+    if not fits or attrs["softcap"] or sinks or slopes:
         more = [f", values of {wide}"] if wide != dim else []
         more += [f", scores capped at {attrs['softcap']}"] if attrs["softcap"] else []
+        more += [", sinks"] if sinks else []
+        more += [", ALiBi"] if slopes else []
         raise unfit_for_kernels(
-            f"attention of {heads} heads of {dim} over {kv_heads}{''.join(more)}{', sinks' if sinks else ''}: llmc's "
+            f"attention of {heads} heads of {dim} over {kv_heads}{''.join(more)}: llmc's "
             f"kernels take heads of a multiple of {_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not "
-            "capped and without sinks"
+            "capped, without sinks and without ALiBi"
         )

@@ -132,10 +132,11 @@ def test_small_scales_keep_eleven_bits() -> None:
         {"softcap": 50.0},
         {"value_dim": 32},
         {"sinks": True},
+        {"slopes": [0.5, 0.25]},
     ],
     ids=str,
 )
-def test_heads_that_the_kernel_does_not_take_are_named(wrong: dict[str, float]) -> None:
+def test_heads_that_the_kernel_does_not_take_are_named(wrong: dict[str, Any]) -> None:
     fits = {"head_dim": 64, "heads": 8, "kv_heads": 2, "softcap": 0.0}
     require_heads(fits)
     with pytest.raises(UnfitError, match="use --kernels onnxruntime"):
