@@ -15,7 +15,8 @@ import numpy as np
 
 from llmc.compiler.architectures.shared.experts import first_of
 from llmc.compiler.checkpoint.base import FloatArray
-from llmc.compiler.checkpoint.huggingface import Facts, HuggingFaceCheckpoint
+from llmc.compiler.checkpoint.huggingface import Facts
+from llmc.compiler.checkpoint.mxfp4 import Mxfp4Checkpoint
 from llmc.errors import CheckpointError
 
 
@@ -52,7 +53,7 @@ _LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
 _PART = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)")
 
 
-class ExpertsCheckpoint(HuggingFaceCheckpoint):
+class ExpertsCheckpoint(Mxfp4Checkpoint):
     """`count` are the keys of config.json with the number of experts, which tensors have to have (CheckpointError)."""
 
     def __init__(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.compiler.checkpoint.base import FloatArray, require_finite, unknown_tensor
 from llmc.compiler.checkpoint.mapped import MappedFile
@@ -52,9 +53,7 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> FloatArray:
         """Float32 values in the stored shape; F32 is a read-only view. Contract: `Checkpoint.tensor`."""
-        stored = self.tensors.get(name)
-        if stored is None:
-            raise unknown_tensor(name, self.path, sorted(self.tensors))
+        stored = self._known(name)
         kind = _FLOATS.get(stored.dtype)
         if kind is None:
             raise self._file.error(
@@ -68,6 +67,20 @@ class SafetensorsFile:
             with np.errstate(over="ignore"):
                 values = raw.astype(np.float32, copy=False)
         return require_finite(values.reshape(stored.shape), name, self.path)
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor of type U8 in its stored shape, a read-only view. Raises CheckpointError for another type."""
+        stored = self._known(name)
+        if stored.dtype != "U8":
+            raise self._file.error(f"tensor {name} has type {stored.dtype}, not U8 as its format asks; fetch it again")
+        raw = np.frombuffer(self._file.buffer, np.uint8, math.prod(stored.shape), stored.begin)
+        return raw.reshape(stored.shape)
+
+    def _known(self, name: str) -> StoredTensor:
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise unknown_tensor(name, self.path, sorted(self.tensors))
+        return stored
 
 
 def _read_header(file: MappedFile) -> dict[str, StoredTensor]:

@@ -38,6 +38,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
         "pad_token_id": 9,
     },
+    "openai/gpt-oss-20b": {
+        "model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 2, "head_dim": 64, "hidden_act": "silu",
+        "initial_context_length": 4096, "layer_types": ["sliding_attention", "full_attention"],
+        "num_experts_per_tok": 2, "num_local_experts": 4, "output_router_logits": False, "rope_theta": 150000,
+        "router_aux_loss_coef": 0.9,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+            "rope_type": "yarn", "truncate": False,
+        }, "sliding_window": 128, "swiglu_limit": 7.0,
+    },
     "CohereLabs/tiny-aya-earth": {
         "model_type": "cohere2", "attention_bias": False, "cache_implementation": "hybrid", "head_dim": 16,
         "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 1.0,

@@ -63,11 +63,14 @@ class ExpertsSize(ModelSize):
     width: int
     shared: int
     """Features of the MLP that every token takes beside its experts."""
+    biased: bool = False
+    """Whether experts have biases."""
 
     @classmethod
     def reading(
-        cls, experts: Sequence[str], chosen: str, width: str = "intermediate_size", shared: str | None = None
-    ) -> Callable[[Mapping[str, Any], str], ModelSize]:
+        cls, experts: Sequence[str], chosen: str, width: str = "intermediate_size", shared: str | None = None,
+        *, biased: bool = False,
+    ) -> Callable[[Mapping[str, Any], str], ModelSize]:  # fmt: skip
         """A family's `size`, from the keys of config.json that hold these; `shared` may be absent there."""
 
         def size(config: Mapping[str, Any], source: str) -> ModelSize:
@@ -87,7 +90,7 @@ class ExpertsSize(ModelSize):
                     f"{source}: {chosen} is {of(chosen)}, and {experts[0]} only {count}: correct them"
                 )
             plain["intermediate"] = of(chosen) * of(width) + beside
-            return cls(**plain, experts=count, chosen=of(chosen), width=of(width), shared=beside)
+            return cls(**plain, experts=count, chosen=of(chosen), width=of(width), shared=beside, biased=biased)
 
         return size
 
@@ -95,7 +98,8 @@ class ExpertsSize(ModelSize):
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         gates = self.experts + (1 if self.shared else 0)
         layer = attention + self.hidden * (gates + 3 * self.shared)
-        inner = self.layers * self.hidden * 3 * experts * self.width
+        biases = 2 * self.width + self.hidden if self.biased else 0
+        inner = self.layers * experts * (self.hidden * 3 * self.width + biases)
         outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
         return [Weights(self.layers * layer), Weights(inner, experts=True), Weights(outer, outer=True)]
 

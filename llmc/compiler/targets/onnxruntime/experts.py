@@ -1,11 +1,14 @@
-"""Experts as ONNX Runtime's operators: MoE, which reads the chosen experts alone, or llmc's own (kernels/)."""
+"""Experts as ONNX Runtime's operators: MoE, which reads the chosen experts alone, or llmc's own (kernels/).
+
+What neither takes (other gates than silu, biases, weights [in, out]) is a loop over the experts that any token chose.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from llmc.compiler.targets.onnxruntime.emitter import OWN
 from llmc.compiler.targets.onnxruntime.kernels.limits import takes_experts
@@ -78,3 +81,50 @@ def _emit_moe(to: Emitter, node: Node) -> None:
     )  # fmt: skip
     to.add("ReduceSum", [to.name(shares), to.const([1])], [f"{stem}_sum"], keepdims=1)
     to.add("Mul", [f"{stem}_mean", f"{stem}_sum"], [stem])
+
+
+def emit_expert_linear(to: Emitter, node: Node) -> None:
+    """Products with each token's experts' matrices (frontend/experts.py): of each chosen expert and its tokens."""
+    x, weight, *bias, ids = node.inputs
+    assert x is not None
+    assert weight is not None
+    out, names = node.out.name, [to.name(v) for v in bias if v is not None]
+    chosen, matrices = to.name(ids), to.name(weight)
+    hit = to.add("Unique", [chosen], [f"{out}_hit"])
+    to.add("Shape", [chosen], [f"{out}_rows"])
+    to.add("Concat", [f"{out}_rows", to.const([node.out.shape[2]])], [f"{out}_shape"], axis=0)
+    to.add("Expand", [to.const(0, np.float32), f"{out}_shape"], [f"{out}_none"])
+    # names with a slash are the loop's own: no tensor outside has one
+    if len(x.shape) == 2:
+        taken = [
+            helper.make_node("Gather", ["each/places", to.const(0)], ["each/tokens"], axis=0),
+            helper.make_node("Gather", [to.name(x), "each/tokens"], ["each/rows"], axis=0),
+        ]
+    else:
+        taken = [helper.make_node("GatherND", [to.name(x), "each/places_of_rows"], ["each/rows"])]
+    added = [helper.make_node("Gather", [name, "each/expert"], ["each/bias"], axis=0) for name in names]
+    body = [
+        helper.make_node("Identity", ["each/going"], ["each/goes_on"]),
+        helper.make_node("Gather", [hit, "each/turn"], ["each/expert"], axis=0),
+        helper.make_node("Equal", [chosen, "each/expert"], ["each/here"]),
+        helper.make_node("NonZero", ["each/here"], ["each/places"]),
+        helper.make_node("Transpose", ["each/places"], ["each/places_of_rows"], perm=[1, 0]),
+        *taken,
+        helper.make_node("Gather", [matrices, "each/expert"], ["each/matrix"], axis=0),
+        *added,
+        helper.make_node(
+            "Gemm", ["each/rows", "each/matrix", *(["each/bias"] if names else [])], ["each/made"],
+            transB=int(not node.attrs.get("transposed", False)),
+        ),
+        helper.make_node("ScatterND", ["each/held", "each/places_of_rows", "each/made"], ["each/after"]),
+    ]  # fmt: skip
+    infos = [
+        helper.make_tensor_value_info(f"each/{name}", kind, shape)
+        for name, kind, shape in (
+            ("turn", TensorProto.INT64, []), ("going", TensorProto.BOOL, []), ("held", TensorProto.FLOAT, None),
+            ("goes_on", TensorProto.BOOL, []), ("after", TensorProto.FLOAT, None),
+        )
+    ]  # fmt: skip
+    to.add("Size", [hit], [f"{out}_turns"])
+    graph = helper.make_graph(body, "expert", infos[:3], infos[3:])
+    to.add("Loop", [f"{out}_turns", "", f"{out}_none"], [out], body=graph)

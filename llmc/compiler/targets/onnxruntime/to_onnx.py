@@ -21,7 +21,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.attention import MICROSOFT, emit_attention
 from llmc.compiler.targets.onnxruntime.emitter import LOGIT_ROWS, ONNX_TYPES, OWN, ROWS, Emitter
-from llmc.compiler.targets.onnxruntime.experts import emit_experts
+from llmc.compiler.targets.onnxruntime.experts import emit_expert_linear, emit_experts
 from llmc.compiler.targets.onnxruntime.formats import MatrixFormat, OnnxOptions
 from llmc.compiler.targets.onnxruntime.kernels.limits import require_heads
 from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
@@ -305,7 +305,7 @@ class _Model(Emitter):
 
 
 _FUSED = {
-    "experts": emit_experts, "scaled_dot_product_attention": emit_whole_attention,
+    "experts": emit_experts, "expert_linear": emit_expert_linear, "scaled_dot_product_attention": emit_whole_attention,
     "embedding": _Model._embedding, "linear": _Model._linear, "gated_linear": _Model._linear,
     "rms_norm": _Model._rms_norm, "skip_rms_norm": _Model._skip_rms_norm, "gqa": _Model._gqa,
     "last_rows": _Model._last_rows, "split": _Model._split, "reshape": _Model._reshape, "view": _Model._reshape,

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from llmc.compiler.frontend import experts as _operators  # noqa: F401 - registers llmc's
 from llmc.compiler.program.ir import Graph
 from tests.compiler.targets.onnxruntime.sketch import Array, Sketch, by_onnx, weight_of
 
@@ -45,6 +47,25 @@ def test_results_are_the_chosen_experts_in_their_shares(tokens: int) -> None:
     (made,) = by_onnx(sketched(), feed)
     exact = wanted(**feed, gate_up=matrices[0], down=matrices[1])
     np.testing.assert_allclose(made, exact, atol=2e-5 * np.abs(exact).max(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["[out, in]", "[in, out]"])
+@pytest.mark.parametrize("of_each", [False, True], ids=["a token's row", "a row for each expert"])
+def test_products_that_nothing_fuses_are_those_of_the_operator(transposed: bool, of_each: bool) -> None:
+    s, tokens = Sketch(), 5
+    form = (COUNT, HIDDEN, FEATURES) if transposed else (COUNT, FEATURES, HIDDEN)
+    given_shape = (CHOSEN, HIDDEN) if of_each else (HIDDEN,)
+    x, ids = s.input("x", "T", *given_shape), s.input("ids", "T", CHOSEN, dtype="int64")
+    weight, bias = s.weight("weight", *form), s.weight("bias", COUNT, FEATURES)
+    made = s.expert_linear(x, weight, bias, ids, shape=("T", CHOSEN, FEATURES), transposed=transposed)
+    graph = s.done(made)
+    draw = np.random.default_rng(1)
+    feed = {"x": draw.normal(0, 1, (tokens, *given_shape)).astype(np.float32), "ids": given(tokens)["ids"]}
+    matrices = [torch.from_numpy(weight_of(n, shape)) for n, shape in (("weight", form), ("bias", (COUNT, FEATURES)))]
+    rows, chosen = (torch.from_numpy(feed[name]) for name in ("x", "ids"))
+    wanted = torch.ops.llmc.expert_linear(rows, *matrices, chosen, transposed)
+    (found,) = by_onnx(graph, feed)
+    np.testing.assert_allclose(found, wanted.numpy(), atol=2e-5, rtol=1e-5)
 
 
 def test_a_token_of_no_number_leaves_the_others_alone() -> None:

@@ -1,0 +1,37 @@
+"""gpt-oss: attention with sinks, windows in turn, and clamped experts whose gate and input lie in turn."""
+
+from __future__ import annotations
+
+from llmc.compiler.architectures.shared.base import Family
+from llmc.compiler.architectures.shared.cache import cache_in_turn
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, Experts, ExpertsSize, expert_layer
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.sharding import LAYER, Rule
+from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
+
+_ROUTER = ("router.weight", "router.bias", "experts.gate_up_proj_bias", "experts.down_proj_bias")
+
+FAMILY = Family(
+    model_class="GptOssForCausalLM",
+    layer=lambda config: [
+        *expert_layer(layer("qkvo" if config.get("attention_bias", True) else ""), _ROUTER),
+        "self_attn.sinks",
+    ],
+    reads=frozenset({
+        "num_local_experts", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit", "sliding_window", "layer_types",
+        "attention_bias",
+    }),
+    # original context: rope_parameters has it too; experts_per_token: the number under its older name
+    harmless=frozenset({
+        "router_aux_loss_coef", "output_router_logits", "initial_context_length", "experts_per_token",
+    }),
+    cache=cache_in_turn(2, 128),
+    experts=Experts(("num_local_experts",)),
+    sharding=(*EXPERT_RULES, Rule("attention sinks", LAYER + r"self_attn\.sinks", 0, "num_attention_heads")),
+    size=ExpertsSize.reading(("num_local_experts",), "num_experts_per_tok", biased=True),
+    fused={"linear": 3, "rms_norm": 0},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": WINDOW,
+        "swiglu_limit": 0.5, "attention_bias": True,
+    },
+)  # fmt: skip

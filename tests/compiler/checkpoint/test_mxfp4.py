@@ -1,0 +1,103 @@
+"""gpt-oss as it is published: experts in MXFP4, read as transformers reads them, and compiled like floats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.frontend.consumed import require_consumed
+from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.errors import CheckpointError
+from tests.compiler import tiny
+
+GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
+STATED = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+
+
+def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with random blocks and scales in the place of each expert's matrices [E, K, N]."""
+    draw = torch.Generator().manual_seed(3)
+    made = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            made[name] = tensor
+            continue
+        count, width, rows = tensor.shape
+        sizes = (count, rows, width // 32)
+        made[f"{name}_blocks"] = torch.randint(0, 256, (*sizes, 16), dtype=torch.uint8, generator=draw)
+        made[f"{name}_scales"] = torch.randint(118, 128, sizes, dtype=torch.uint8, generator=draw)
+    return made
+
+
+def write(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict, **config: Any) -> Path:
+    path = tiny.write_model(folder, "gpt_oss") / "model.safetensors"
+    save_file(change(packed(load_file(path))), path, {"format": "pt"})
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**stated, "quantization_config": STATED, **config}))
+    return folder
+
+
+def test_blocks_and_scales_are_the_floats_that_transformers_makes_of_them(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model")
+    stored, found = load_file(folder / "model.safetensors"), open_checkpoint(folder)
+    wanted = convert_moe_packed_tensors(stored[f"{GATE_UP}_blocks"], stored[f"{GATE_UP}_scales"], dtype=torch.float32)
+    np.testing.assert_array_equal(found.tensor(GATE_UP), wanted.numpy())
+    assert found.shape(GATE_UP) == tuple(wanted.shape)
+    assert set(found.tensor_names()) == set(tiny.model("gpt_oss").state_dict())
+
+
+def test_the_model_is_complete_and_no_quantization_is_left_over(tmp_path: Path) -> None:
+    found = open_checkpoint(write(tmp_path / "model"))
+    require_consumed(found)
+    load_real_model(found)
+
+
+def test_extreme_scales_are_exact_and_those_that_overflow_are_refused(tmp_path: Path) -> None:
+    def scaled(to: int) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+        return lambda held: (
+            held
+            | {
+                f"{GATE_UP}_scales": torch.full_like(held[f"{GATE_UP}_scales"], to),
+                f"{GATE_UP}_blocks": torch.full_like(held[f"{GATE_UP}_blocks"], 0x17),
+            }
+        )
+
+    least = open_checkpoint(write(tmp_path / "least", scaled(0))).tensor(GATE_UP)
+    assert sorted({float(x) for x in least.ravel()}) == [0.5 * 2.0**-127, 6 * 2.0**-127]
+    with pytest.raises(CheckpointError, match="gate_up_proj holds a non-finite value"):
+        open_checkpoint(write(tmp_path / "most", scaled(254))).tensor(GATE_UP)
+    with pytest.raises(CheckpointError, match="gate_up_proj_scales holds a scale of 255, which is no number"):
+        open_checkpoint(write(tmp_path / "none", scaled(255))).tensor(GATE_UP)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda held: {n: t for n, t in held.items() if n != f"{GATE_UP}_scales"}, "_blocks has no .*_scales"),
+        (lambda held: held | {f"{GATE_UP}_scales": held[f"{GATE_UP}_scales"][:, :7].clone()}, r"not \[E, N, G, 16\]"),
+        (lambda held: held | {f"{GATE_UP}_blocks": held[f"{GATE_UP}_blocks"].char()}, "has type I8, not U8"),
+    ],
+    ids=["no scales", "other sizes", "another type"],
+)
+def test_damaged_blocks_are_refused(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], why: str, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "model", change)
+    with pytest.raises(CheckpointError, match=why):
+        open_checkpoint(folder).tensor(GATE_UP)
+
+
+def test_another_quantization_is_refused_by_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", quantization_config={"quant_method": "fp8"})
+    with pytest.raises(CheckpointError, match=r"quantization_config: \{'quant_method': 'fp8'\}, which nothing reads"):
+        require_consumed(open_checkpoint(folder))
