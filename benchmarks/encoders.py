@@ -27,13 +27,16 @@ ENGINES = {
     "llmc bf16": ("llmc", "bf16"),
     "llmc f32": ("llmc", "f32"),
     "llmc int8": ("llmc", "int8"),
-    "sentence-transformers f32": ("sentence-transformers", "float32"),
-    "sentence-transformers bf16": ("sentence-transformers", "bfloat16"),
-    "openvino-genai bf16": ("openvino-genai", "bf16"),
-    "openvino-genai bf16 sorted": ("openvino-genai", "bf16-sorted"),
-    "openvino-genai f32": ("openvino-genai", "f32"),
-    "openvino-genai f32 sorted": ("openvino-genai", "f32-sorted"),
+    "sentence-transformers f32": ("sentence-transformers", "float32-32"),
+    "sentence-transformers bf16": ("sentence-transformers", "bfloat16-32"),
+    "sentence-transformers bf16, 64": ("sentence-transformers", "bfloat16-64"),
+    "openvino-genai bf16": ("openvino-genai", "bf16-32"),
+    "openvino-genai bf16 sorted": ("openvino-genai", "bf16-32-sorted"),
+    "openvino-genai bf16 sorted, 64": ("openvino-genai", "bf16-64-sorted"),
+    "openvino-genai f32": ("openvino-genai", "f32-32"),
+    "openvino-genai f32 sorted": ("openvino-genai", "f32-32-sorted"),
 }
+"""Precision, texts of a batch (32 unless the name says another number), and whether the caller sorted them."""
 BATCH = 32
 VOCABULARY = 30522
 
@@ -157,14 +160,20 @@ def main() -> None:
         "padding_to_the_longest_of_32": 1 - sum(lengths) / sum(max(b) * len(b) for b in in_order),
         "padding_to_the_longest": 1 - sum(lengths) / (max(lengths) * len(lengths)),
     }  # fmt: skip
+    result["ratios"] = {
+        form: rates[f"llmc {form}"] / max(rate for n, rate in rates.items() if form in n and not n.startswith("llmc"))
+        for form in ("bf16", "f32")
+    }
     if asked.json:
         print(json.dumps(result))
         return
     print(f"{len(texts)} sentences, {sum(lengths)} tokens (longest {max(lengths)}), {threads} threads")
     for name, rate in sorted(rates.items(), key=lambda item: -item[1]):
-        print(f"{name:28} {rate:8.1f} sentences/s   least cosine to f32 {cosines[name]:.5f}")
+        print(f"{name:30} {rate:8.1f} sentences/s   least cosine to f32 {cosines[name]:.5f}")
     for what in ("llmc_padding", "padding_to_the_longest_of_32", "padding_to_the_longest"):
         print(f"{what.replace('_', ' '):28} {result[what]:8.1%}")
+    for form, ratio in result["ratios"].items():
+        print(f"{form}: llmc has {ratio:.2f} × of the best peer")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-BATCH = 32
-
 
 def prepare(folder: Path) -> None:
     """The model and the tokenizer in OpenVINO's form, float32, for its pipeline."""
@@ -59,8 +57,9 @@ def sentence_transformers_engine(how: str, folder: Path, threads: int) -> Callab
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(threads)
-    model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, how)})
-    return lambda texts: (model.encode(texts, batch_size=BATCH, show_progress_bar=False), {})
+    dtype, batch = how.split("-")
+    model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
+    return lambda texts: (model.encode(texts, batch_size=int(batch), show_progress_bar=False), {})
 
 
 def openvino_engine(how: str, folder: Path, threads: int) -> Callable[[list[str]], tuple[Any, Any]]:
@@ -71,7 +70,8 @@ def openvino_engine(how: str, folder: Path, threads: int) -> Callable[[list[str]
     config = genai.TextEmbeddingPipeline.Config()
     config.normalize = True
     config.pooling_type = genai.TextEmbeddingPipeline.PoolingType.MEAN
-    precision, _, ordered = how.partition("-")
+    precision, size, *ordered = how.split("-")
+    batch = int(size)
     pipe = genai.TextEmbeddingPipeline(
         str(folder), "CPU", config, INFERENCE_PRECISION_HINT=precision, INFERENCE_NUM_THREADS=threads
     )
@@ -79,8 +79,8 @@ def openvino_engine(how: str, folder: Path, threads: int) -> Callable[[list[str]
     def run(texts: list[str]) -> tuple[Any, Any]:
         order = sorted(range(len(texts)), key=lambda i: len(texts[i])) if ordered else range(len(texts))
         found: list[Any] = []
-        for at in range(0, len(texts), BATCH):
-            found += pipe.embed_documents([texts[i] for i in list(order)[at : at + BATCH]])
+        for at in range(0, len(texts), batch):
+            found += pipe.embed_documents([texts[i] for i in list(order)[at : at + batch]])
         vectors = np.empty((len(texts), len(found[0])), np.float32)
         vectors[list(order)] = found
         return vectors, {}

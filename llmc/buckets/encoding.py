@@ -51,6 +51,15 @@ class EncodePlan(Plan):
             by_length.setdefault(bucket.query, []).append(str(bucket.batch))
         lines = [f"{len(self.buckets)} buckets to {self.task}, texts of at most {self.limits.max_model_len} tokens"]
         lines += [f"  {length} tokens: {', '.join(found)} texts" for length, found in sorted(by_length.items())]
+        facts = self.provenance.facts
+        if "padding" in facts:
+            alone, together, longest = (
+                f"{float(facts[name]):.1%}" for name in ("padding", "padding_in_batches", "padding_to_the_longest")
+            )
+            lines.append(
+                f"  {facts['texts']} recorded texts, {facts['tokens']} tokens: padding {alone} of what is computed, "
+                f"{together} in sorted batches, and {longest} if all were as long as the longest"
+            )
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:

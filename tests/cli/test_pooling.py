@@ -132,3 +132,17 @@ def test_files_and_plan_of_a_bundle_are_shown(llmc: Llmc, folder: Path, here: Pa
     assert "--plot draws plans to generate" in llmc("plan", "show", "plan.json", "--plot", "a.html").failed(2)
     said = llmc("plan", "evaluate", "plan.json", "--traffic", "t.csv").failed(2)
     assert said.startswith("plan.json: a plan to embed, which generates nothing")
+
+
+def test_recorded_texts_choose_the_buckets(llmc: Llmc, folder: Path, here: Path) -> None:
+    (here / "texts.csv").write_text("prompt_tokens,output_tokens\n" + "9,0\n" * 30 + "40,0\n" * 3)
+    words = ("--traffic", "texts.csv", "--max-num-seqs", 1, "--max-graphs", 3)
+    ran = llmc("plan", folder / "embed", *words, "-o", "plan.json")
+    assert ran.out.splitlines()[1:4] == ["  9 tokens: 1 texts", "  40 tokens: 1 texts", "  64 tokens: 1 texts"]
+    assert "33 recorded texts, 390 tokens: padding 0.0% of what is computed" in ran.out
+    assert "70.5% if all were as long as the longest" in ran.out
+    found = llmc("compile", folder / "embed", "--plan", "plan.json", "--device", "fake", "-o", "planned.llmc", "--json")
+    assert found.json["built"] == 3
+    said = llmc("plan", folder / "embed", *words, "--max-waste", "5%").failed(2)
+    assert "is planned by its limits, and by --traffic with --max-graphs; leave out --max-waste" in said
+    assert "cannot read" in llmc("plan", folder / "embed", "--traffic", "nothere.csv").failed(2)

@@ -67,6 +67,8 @@ class Trace:
     gets the time of the one before. The first is at second 0. Requests without a prompt or without output (failed ones)
     are left out. A prompt that was wholly in the cache still has its last token computed.
 
+    Texts to embed or score (`generates` False) have no output, and count without.
+
     Of a file of histograms the requests are drawn, at that end of their intervals which `end` says (lengths.py).
 
     path            where the file is
@@ -92,7 +94,9 @@ class Trace:
         fields: Fields | None = None,
         end: End = "middle",
         progress: Progress | None = None,
+        generates: bool = True,
     ) -> None:
+        self._generates = generates
         self._file = TraceFile(path)
         self._progress = progress
         self._fields = fields or {}
@@ -164,7 +168,7 @@ class Trace:
         now = 0.0
         found = False
         for stamp, prompt, output, cached in rows:
-            if prompt == 0 or output == 0:
+            if prompt == 0 or (output == 0 and self._generates):
                 self.skipped_empty += 1
                 continue
             if cached > prompt:

@@ -15,6 +15,7 @@ from llmc.artifacts.bundle.stored import remember_bundle
 from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.local.origins import remember_recorded
 from llmc.buckets.encoding import EncodePlan, encode_plan
+from llmc.buckets.encoding_traffic import traffic_plan
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.sentence_files import labels_of, read_description, task_of
 from llmc.compiler.pipeline.compile import CompileResult, Reporter
@@ -48,7 +49,8 @@ def settled_task(checkpoint: Checkpoint, asked: str | None) -> Task | None:
 
 
 def plan_encoder(checkpoint: Checkpoint, task: Task, **limits: Any) -> EncodePlan:
-    """The plan for a checkpoint; `limits`: max_model_len, max_num_seqs, max_num_batched_tokens, where given.
+    """The plan for a checkpoint; `limits`: max_model_len, max_num_seqs, max_num_batched_tokens, where given; for
+    recorded texts also `texts`, `max_graphs` and `facts` (buckets/encoding_traffic.py).
 
     Raises InputError for a length that the model's positions do not reach.
     """
@@ -57,6 +59,8 @@ def plan_encoder(checkpoint: Checkpoint, task: Task, **limits: Any) -> EncodePla
     if asked is not None and asked > longest:
         raise InputError(f"--max-model-len {asked} is above the {longest} tokens of {checkpoint.asked}; lower it")
     given = {k: v for k, v in limits.items() if v is not None and k != "max_model_len"}
+    if "texts" in given:
+        return traffic_plan(task, max_length=asked or longest, **given)
     return encode_plan(task, asked or longest, **given)
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.buckets.encoding_batches import Batch, batches
 from llmc.errors import InputError
 from llmc.runtime.executors.encoders import open_encoder
 from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS, require_outputs
-from llmc.runtime.pooling.batching import Batch, batches
 from llmc.runtime.pooling.modules import POOLING, WEIGHTS, Description, Normalize
 from llmc.runtime.pooling.pool import activated, embed, normalised
 from llmc.runtime.pooling.tokens import Encoded, Pair, Tokens, of_ids

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.buckets.encoding import EncodePlan, encode_plan
-from llmc.runtime.pooling.batching import STEP_TOKENS, batches
+from llmc.buckets.encoding_batches import STEP_TOKENS, batches
 
 PLAN = encode_plan("embed", 700, 8)
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=60)
@@ -30,6 +30,12 @@ def test_every_row_runs_once_in_a_batch_that_covers_it(lengths: list[int], exact
 def test_neighbours_in_length_share_batches() -> None:
     made = batches([3, 700, 4, 690, 5], PLAN, exact=True)
     assert [batch.rows for batch in made] == [(1,), (3,), (4, 2, 0)]
+
+
+def test_shorter_texts_join_a_longer_bucket_only_where_it_has_places_left() -> None:
+    made = batches([700, 690, 680, 3, 4, 5, 6], PLAN, exact=False)
+    assert [(batch.batch, batch.tokens) for batch in made] == [(4, 700), (4, 16)]
+    assert [len(batch.rows) for batch in made] == [4, 3]
 
 
 def test_a_plan_is_read_as_it_was_written() -> None:

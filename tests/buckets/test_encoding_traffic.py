@@ -1,0 +1,50 @@
+"""Buckets for recorded texts: the lengths that pad them least, and the padding that a plan leaves."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from llmc.buckets.encoding import EncodePlan, encode_plan
+from llmc.buckets.encoding_traffic import padding, traffic_plan
+from llmc.errors import InputError
+
+TEXTS = {5: 40, 6: 10, 11: 7, 30: 25, 31: 1, 90: 2}
+
+
+def computed(lengths: tuple[int, ...]) -> int:
+    return sum(min(size for size in lengths if size >= tokens) * number for tokens, number in TEXTS.items())
+
+
+def test_lengths_are_those_of_least_padding() -> None:
+    made = traffic_plan("embed", TEXTS, 128, max_num_seqs=1, max_graphs=3)
+    found = tuple(bucket.query for bucket in made.buckets)
+    best = min(((*two, 128) for two in combinations(TEXTS, 2)), key=computed)
+    assert found == best == (6, 31, 128)
+    assert made.provenance.facts["padding"] == round(1 - sum(t * n for t, n in TEXTS.items()) / computed(best), 4)
+
+
+def test_every_length_has_its_batches_within_the_number_of_graphs() -> None:
+    made = traffic_plan("score", TEXTS, 128, max_num_seqs=4, max_graphs=8)
+    shapes = {(bucket.batch, bucket.query) for bucket in made.buckets}
+    assert shapes == {(batch, tokens) for batch in (1, 2, 4) for tokens in (31, 128)}, "a third length has no room"
+    assert len(traffic_plan("score", TEXTS, 128, max_num_seqs=4).buckets) <= len(encode_plan("score", 128, 4).buckets)
+    with pytest.raises(InputError, match="--max-graphs 2: one length alone takes 3"):
+        traffic_plan("embed", TEXTS, 128, max_num_seqs=4, max_graphs=2)
+
+
+def test_texts_pad_less_than_in_powers_of_two_and_far_less_than_to_the_longest() -> None:
+    made = traffic_plan("embed", TEXTS, 128, max_num_seqs=8)
+    powers = padding(encode_plan("embed", 128, 8), TEXTS)
+    found = made.provenance.facts
+    assert float(found["padding"]) < float(powers["padding"]) < float(powers["padding_to_the_longest"])
+    assert found["padding_to_the_longest"] == round(1 - 1298 / (90 * 85), 4)
+    assert "85 recorded texts, 1298 tokens: padding" in made.text()
+
+
+def test_longer_texts_count_as_the_longest_that_the_model_takes() -> None:
+    made = traffic_plan("embed", {10: 1, 500: 3}, 64, max_num_seqs=1, facts={"traffic_sha256": "0"})
+    assert [bucket.query for bucket in made.buckets] == [10, 64]
+    assert made.provenance.facts["tokens"] == 10 + 3 * 64
+    assert EncodePlan.from_json(made.to_json()) == made
