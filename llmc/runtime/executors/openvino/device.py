@@ -53,6 +53,11 @@ def with_threads(threads: int) -> dict[str, Any]:
     return {"INFERENCE_NUM_THREADS": threads} | pinned
 
 
+WHOLE_SHAPES = {"SNIPPETS_MODE": "DISABLE"}
+"""For the CPU plugin where all sizes are numbers: OpenVINO 2026.4.1 ends the process as it fuses an MLP of two products
+with an activation between them, whose input is also added to its result."""
+
+
 def has_device(name: str) -> bool:
     """Whether `name` ("CPU", "GPU", "GPU.1", "NPU") is here."""
     return any(name in (device, device.split(".")[0]) for device in open_core().available_devices)

@@ -10,7 +10,7 @@ import openvino as ov
 
 from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
-from llmc.runtime.executors.openvino.device import MappedWeights, open_core, version, with_threads
+from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, MappedWeights, open_core, version, with_threads
 from llmc.runtime.executors.openvino.device_blob import FORM, DeviceBlob
 from llmc.runtime.executors.openvino.plugins import plugin_name
 from llmc.runtime.executors.openvino.static_blob import open_blob
@@ -41,7 +41,7 @@ class StaticModels:
         self._top_k = top_k
         self._compilations = compilations
         self._weights = MappedWeights(bundle.files.path("weights"))
-        self._properties = with_threads(threads) if device == "CPU" else {}
+        self._properties = with_threads(threads) | WHOLE_SHAPES if device == "CPU" else {}
         self._open: OrderedDict[str, StaticRequest] = OrderedDict()
         each = max(1, bundle.files.path("weights").stat().st_size)
         self._most: float = max(LEAST_OPEN, _free_memory() // (2 * each))

@@ -18,13 +18,18 @@ from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.static import static_model
 from llmc.compiler.weights.recipes import write_weights
-from llmc.runtime.executors.openvino.device import open_core
+from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, open_core
 from tests.compiler import tiny
 from tests.compiler.frontend.test_frontend import Run, Tensors, fused
 
 Sizes = tuple[int, int, int]
 Format = Callable[[Constants], WeightFormat]
-EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "INFERENCE_NUM_THREADS": 1}
+EXACT = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    "INFERENCE_NUM_THREADS": 1,
+    **WHOLE_SHAPES,
+}
 POSITIONS = 128
 
 
