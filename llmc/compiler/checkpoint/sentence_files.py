@@ -122,7 +122,7 @@ def _longest(checkpoint: Checkpoint, folder: Path) -> int:
     reach = encoder_family(checkpoint.config).longest(checkpoint.config)
     said = _optional(folder / "sentence_bert_config.json").get("max_seq_length")
     said = said or _optional(folder / "tokenizer_config.json").get("model_max_length") or reach
-    if not isinstance(said, int | float) or said < 1:
+    if not isinstance(said, int | float) or not said >= 1:
         raise CheckpointError(f"{folder}: the longest text is {said!r} tokens, which is no length")
     return int(min(said, reach))
 
@@ -132,15 +132,22 @@ def _modules(checkpoint: Checkpoint, folder: Path) -> tuple[list[Module], dict[s
         return [Pool(("lasttoken" if encoder_family(checkpoint.config).causal else "mean",))], {}
     found: list[Module] = []
     arrays: dict[str, NDArray[Any]] = {}
+    width = 0
     for index, (kind, place) in enumerate(_listed(folder)):
         where = folder / place
         if kind == "Transformer":
             if index:
                 raise CheckpointError(f"{folder / MODULES}: module {index} is a second transformer")
         elif kind == "Pooling":
-            found.append(_pooling(where, checkpoint))
+            found.append(pooling := _pooling(where, checkpoint))
+            width = len(pooling.modes) * int(checkpoint.config.get("hidden_size", checkpoint.config.get("dim", 0)))
         elif kind == "Dense":
-            found.append(_dense(where, arrays, len(found)))
+            found.append(dense := _dense(where, arrays, len(found)))
+            if (given := arrays[dense.weight].shape[1]) != width:
+                raise CheckpointError(
+                    f"{where}: a dense layer of {given} inputs, behind a module that gives {width} numbers"
+                )
+            width = arrays[dense.weight].shape[0]
         elif kind == "Normalize":
             found.append(Normalize())
         else:
@@ -203,7 +210,7 @@ def _dense(where: Path, arrays: dict[str, NDArray[Any]], index: int) -> Dense:
     if not (where / "model.safetensors").is_file():
         raise CheckpointError(f"{where}: no model.safetensors with the weights of this dense layer; fetch it again")
     tensors = SafetensorsFile(where / "model.safetensors")
-    shape = (said["out_features"], said["in_features"])
+    shape = (said.get("out_features"), said.get("in_features"))
     bias = bool(said.get("bias", True))
     needed = {"linear.weight", *(["linear.bias"] if bias else [])}
     if set(tensors.tensors) != needed or tensors.tensors["linear.weight"].shape != shape:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import llmc
@@ -21,6 +22,7 @@ from llmc.compiler.targets.openvino.precision import computes_in
 from llmc.compiler.verification.encoding import LEAST_COSINE, MOST_LEAK
 from llmc.errors import CheckpointError, InputError, UnknownNameError, VerificationError
 from llmc.runtime.host import cpu_features
+from llmc.testing.toy import write_toy_encoder
 from tests.compiler.encoders_tiny import write_encoder, write_modules
 
 TEXTS = ["a", "a longer text, of more words", "some text", "the last one of all"]
@@ -137,6 +139,7 @@ def test_buckets_of_fixed_shapes_give_the_same_vectors(folder: Path, embedding: 
     assert np.allclose(found, [one.outputs.embedding for one in embedding.embed(TEXTS)], atol=1e-5)
 
 
+@pytest.mark.usefixtures("embedding")
 def test_a_device_without_a_form_for_encoders_is_refused_and_names_those_with_one(folder: Path) -> None:
     for device, said in (
         ("tpu", "--device tpu has no form for models that embed or score; take one of cpu, onnxruntime, openvino"),
@@ -195,6 +198,7 @@ def test_scores_are_those_of_the_classifier(folder: Path) -> None:
         assert one.outputs.score == pytest.approx(float(wanted), abs=1e-5)
 
 
+@pytest.mark.usefixtures("embedding")
 def test_graphs_that_do_not_match_the_reference_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmc.runtime.executors.openvino.encoder import OpenVinoEncoder
 
@@ -240,6 +244,56 @@ def test_a_pooling_file_that_names_what_is_not_there_is_refused_by_name(tmp_path
     (wrong / "modules.json").write_text(json.dumps(entries))
     with pytest.raises(CheckpointError, match=r"'custom.Pooling' is code of its own, which llmc does not run"):
         plan_encoder(open_checkpoint(wrong), "embed")
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ("{", "modules.json: cannot be read as a list of modules"),
+        ('{"a": 1}', "modules.json: cannot be read as a list of modules"),
+        (
+            [{"idx": 0, "type": "sentence_transformers.models.CNN", "path": ""}],
+            "module 0 is 'CNN', which llmc",
+        ),
+        ([{"idx": 0, "type": "sentence_transformers.models.Dense", "path": "../.."}], "leads out of the checkpoint"),
+        ([{"idx": 0, "type": "sentence_transformers.models.Transformer", "path": ""}], "one Pooling has to follow"),
+        (
+            [{"idx": 0, "type": "sentence_transformers.models.Dense", "path": "1_Pooling"}],
+            "a dense layer|safet",
+        ),
+    ],
+)
+def test_modules_that_llmc_does_not_compute_are_refused(tmp_path: Path, entries: object, said: str) -> None:
+    wrong = write_toy_encoder(tmp_path / "a")
+    (wrong / "modules.json").write_text(entries if isinstance(entries, str) else json.dumps(entries))
+    with pytest.raises(CheckpointError, match=said):
+        plan_encoder(open_checkpoint(wrong), "embed")
+
+
+def test_dense_layers_have_to_fit_each_other_and_their_weights(tmp_path: Path) -> None:
+    wrong = write_toy_encoder(tmp_path / "a")
+    listed = json.loads((wrong / "modules.json").read_text())
+    listed.append({"idx": 3, "type": "sentence_transformers.models.Dense", "path": "3_Dense"})
+    (wrong / "modules.json").write_text(json.dumps(listed))
+    (wrong / "3_Dense").mkdir()
+
+    def refused(width: int, **config: object) -> str:
+        save_file({"linear.weight": np.ones((2, width), np.float32)}, wrong / "3_Dense" / "model.safetensors")
+        (wrong / "3_Dense" / "config.json").write_text(json.dumps({"bias": False, **config}))
+        with pytest.raises(CheckpointError) as caught:
+            plan_encoder(open_checkpoint(wrong), "embed")
+        return str(caught.value)
+
+    assert "its weights are not those of a layer 8 → None" in refused(8, in_features=8)
+    assert "its weights are not those of a layer 8 → 2" in refused(9, in_features=8, out_features=2)
+    assert "a dense layer of 9 inputs, behind a module that gives 8" in refused(9, in_features=9, out_features=2)
+    assert "a dense layer with activation 'x'" in refused(8, activation_function="x")
+
+
+@pytest.mark.usefixtures("embedding")
+def test_a_reranker_without_a_head_is_refused(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the weights lack .*classifier.* that a model for --task score has"):
+        llmc.compile(folder / "bert", folder / "none.llmc", task="score", device="openvino", cache_dir=folder / "store")
 
 
 def test_prompts_that_are_not_there_and_lengths_that_are_too_long_are_refused(tmp_path: Path) -> None:
