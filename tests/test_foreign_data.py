@@ -292,7 +292,8 @@ def test_vocabulary_indexes(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie", [{"as_int": "a file"}, {"as_ints": ["a file"]}, {"as_float": None}, {"as_bool": 1}, {"as_string": "a file"}]
+    "lie",
+    [{"as_int": "a file"}, {"as_ints": ["a file"]}, {"as_float": "a file"}, {"as_bool": 1}, {"as_string": "a file"}],
 )
 def test_arguments_of_portable_programs_are_of_the_kind_that_they_say(lie: dict[str, Any]) -> None:
     """Else an operator that takes the name of a file could be given one."""
@@ -300,5 +301,6 @@ def test_arguments_of_portable_programs_are_of_the_kind_that_they_say(lie: dict[
     from llmc.runtime.portable_program import argument
 
     assert argument({"as_ints": [1, 2]}, {}.__getitem__) == [1, 2]
+    assert argument({"as_float": "-Infinity"}, {}.__getitem__) == float("-inf")
     with pytest.raises(ValueError, match="an argument is as_"):
         argument(lie, {}.__getitem__)

@@ -38,6 +38,7 @@ _GATE_UP = {
 _W123 = {"w1.weight": "gate_up_proj", "w3.weight": "gate_up_proj", "w2.weight": "down_proj"}
 CONVENTIONS = {
     "gate_up": Convention(_GATE_UP),
+    "gate_up-statics": Convention(_GATE_UP, ((r"^mlp\.moe_statics\.", "mlp.gate.moe_statics."),)),
     "w123": Convention(_W123, ((r"^block_sparse_moe\.", "mlp."),)),
     "w123-router": Convention(_W123, ((r"^block_sparse_moe\.", "mlp."), (r"^mlp\.gate\.weight$", "mlp.router.weight"))),
     "linear": Convention(

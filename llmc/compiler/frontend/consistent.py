@@ -17,9 +17,9 @@ from llmc.errors import CheckpointError
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """What families call the number of a layer's experts."""
-USED = ("num_experts_per_tok", "top_k_experts")
+USED = ("num_experts_per_tok", "top_k_experts", "moe_k")
 """What they call how many of these a token uses."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 

@@ -7,6 +7,7 @@ name. A key that is null switches nothing on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,12 @@ def require_consumed(checkpoint: Checkpoint) -> None:
         )
     needed = tensor_names(checkpoint.config)
     computed = (*COMPUTED, *family(checkpoint.config).computed)
-    tensors = [name for name in checkpoint.tensor_names() if name not in needed and not name.endswith(computed)]
+    ignored = family(checkpoint.config).ignored(checkpoint.config)
+    tensors = [
+        name
+        for name in checkpoint.tensor_names()
+        if name not in needed and not name.endswith(computed) and not (ignored and re.fullmatch(ignored, name))
+    ]
     if tensors:
         raise CheckpointError(
             f"{checkpoint.path}: nothing in architecture {checkpoint.config['model_type']!r} takes the tensors "

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llmc.compiler.architectures.shared.rope import BY_LENGTH
 from llmc.compiler.frontend.experts import registered
+from llmc.compiler.frontend.latent import trace_latents
 from llmc.compiler.frontend.own_attention import take_over
 from llmc.compiler.frontend.skeleton import build_skeleton
 
@@ -27,6 +28,7 @@ def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
     else:
         take_over(model, attention)
     _keep_frequencies(model)
+    trace_latents(model)
     if registered(attention):
         model.set_experts_implementation(attention)
     return model

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.experts import ExpertsSize
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import Weights
 from llmc.compiler.checkpoint import open_checkpoint
+from llmc.compiler.frontend.consumed import require_consumed, tensor_names
+from llmc.compiler.frontend.skeleton import build_skeleton
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
@@ -46,6 +52,41 @@ def test_a_token_reads_two_experts_of_eight() -> None:
 def test_numbers_of_experts_that_cannot_be_are_refused(changed: dict[str, object], why: str) -> None:
     with pytest.raises(CheckpointError, match=why):
         size_of(MIXTRAL_8X7B | changed, "config.json")
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    path = tiny.write_model(tmp_path / "model", "glm4_moe")
+    further, beyond = (f"model.layers.{i}.eh_proj.weight" for i in (2, 3))
+    tensors = load_file(path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text()) | {"num_mtp_layers": 1}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(tensors | {further: torch.zeros(1)}, path / "model.safetensors")
+    require_consumed(open_checkpoint(path))
+    save_file(tensors | {beyond: torch.zeros(1)}, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"takes the tensors {re.escape(beyond)}"):
+        require_consumed(open_checkpoint(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "dense"),
+    [
+        ("qwen3_moe", {"num_hidden_layers": 6, "mlp_only_layers": [1], "decoder_sparse_step": 2}, {0, 1, 2, 4}),
+        ("glm4_moe", {"num_hidden_layers": 4, "first_k_dense_replace": 3}, {0, 1, 2}),
+        ("ernie4_5_moe", {
+            "num_hidden_layers": 7, "moe_layer_start_index": 1, "moe_layer_end_index": 4, "moe_layer_interval": 2,
+        }, {0, 2, 4, 5, 6}),
+    ],
+)  # fmt: skip
+def test_layers_without_experts_are_those_that_transformers_builds(
+    name: str, changed: dict[str, object], dense: set[int]
+) -> None:
+    config = tiny.config(name) | changed
+    named = dict(build_skeleton(config).named_parameters())
+    assert tensor_names(config) == set(named)
+    sparse = {int(tensor.split(".")[2]) for tensor in named if ".mlp.experts." in tensor}
+    assert sparse == set(range(config["num_hidden_layers"])) - dense
+    matrices = sum(p.numel() for n, p in named.items() if p.dim() >= 2)
+    assert size_of(config, name).parameters == matrices
 
 
 def test_experts_of_a_checkpoint_are_counted_apart(tmp_path: Path) -> None:

@@ -48,6 +48,37 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "rope_type": "yarn", "truncate": False,
         }, "sliding_window": 128, "swiglu_limit": 7.0,
     },
+    "deepseek-ai/DeepSeek-V2-Lite": {
+        "model_type": "deepseek_v2", "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1,
+        "first_k_dense_replace": 1, "kv_lora_rank": 24, "moe_intermediate_size": 48, "moe_layer_freq": 1, "n_group": 1,
+        "n_routed_experts": 4, "n_shared_experts": 2, "norm_topk_prob": False, "num_experts_per_tok": 2,
+        "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rope_theta": 10000,
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        }, "routed_scaling_factor": 1.0, "scoring_func": "softmax", "seq_aux": True, "topk_group": 1,
+        "topk_method": "greedy", "v_head_dim": 16,
+    },
+    "deepseek-ai/DeepSeek-V3 in bfloat16": {
+        "model_type": "deepseek_v3", "attention_bias": False, "ep_size": 1, "first_k_dense_replace": 1,
+        "kv_lora_rank": 24, "moe_intermediate_size": 48, "moe_layer_freq": 1, "n_group": 2, "n_routed_experts": 8,
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_experts_per_tok": 2, "num_nextn_predict_layers": 1,
+        "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rope_theta": 10000,
+        "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 1, "topk_method": "noaux_tc",
+        "v_head_dim": 16,
+    },
+    "zai-org/GLM-4.5-Air": {
+        "model_type": "glm4_moe", "attention_bias": True, "first_k_dense_replace": 1, "head_dim": 16,
+        "moe_intermediate_size": 48, "n_group": 1, "n_routed_experts": 4, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_experts_per_tok": 2, "num_nextn_predict_layers": 1, "partial_rotary_factor": 0.5, "rope_scaling": None,
+        "rope_theta": 1000000, "routed_scaling_factor": 1.0, "topk_group": 1, "use_qk_norm": False, "pad_token_id": 9,
+    },
+    "baidu/ERNIE-4.5-21B-A3B-PT": {
+        "model_type": "ernie4_5_moe", "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_intermediate_size": 48,
+        "moe_k": 2, "moe_layer_end_index": 1, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 4,
+        "moe_num_shared_experts": 2, "moe_use_aux_free": True, "num_nextn_predict_layers": 1, "rope_theta": 500000,
+        "use_bias": False, "pad_token_id": 0,
+    },
     "CohereLabs/tiny-aya-earth": {
         "model_type": "cohere2", "attention_bias": False, "cache_implementation": "hybrid", "head_dim": 16,
         "layer_norm_eps": 1e-05, "layer_switch": 4, "logit_scale": 1.0,

@@ -65,6 +65,9 @@ class Family:
     """What the list of layers, the embedding and the head are called, and the other tensors outside layers."""
     computed: tuple[str, ...] = ()
     """Ends of names of tensors that published checkpoints have and that the configuration determines (causal masks)."""
+    ignored: Callable[[Config], str | None] = lambda config: None
+    """A pattern of whole names of tensors that checkpoints have for what is not compiled (layers that predict further
+    tokens), by configuration."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """Common keys of config.json → what its config.json calls them: {"hidden_size": "n_embd"}. Source: transformers'
     `attribute_map`, and what the model reads."""

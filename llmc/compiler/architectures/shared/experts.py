@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,13 +38,54 @@ def expert_layer(attention: Sequence[str], router: Sequence[str] = ("gate.weight
     return [*plain, *(f"{place}.{name}" for name in (*router, "experts.gate_up_proj", "experts.down_proj"))]
 
 
+Layers = Callable[[Mapping[str, Any]], Container[int]]
+"""The layers of a configuration, from 0, that have an MLP in the place of experts."""
+
+
+def first_dense(default: int) -> Layers:
+    """The first `first_k_dense_replace` layers, or `default`."""
+    return lambda config: range(int(config.get("first_k_dense_replace", default)))
+
+
+def not_sparse(config: Mapping[str, Any]) -> Container[int]:
+    """Those that `mlp_only_layers` names, and all but each `decoder_sparse_step`-th one."""
+    step, named = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or []
+    return {i for i in range(int(config["num_hidden_layers"])) if i in named or (i + 1) % step}
+
+
+def mixed_layers(
+    dense: Layers, attention: Callable[[Mapping[str, Any]], list[str]], router: Sequence[str]
+) -> Callable[[Mapping[str, Any], int], list[str]]:
+    """A family's `layer_at`: tensors of `attention` with its MLP, or with experts and `router` in its place."""
+
+    def layer_at(config: Mapping[str, Any], layer: int) -> list[str]:
+        plain = attention(config)
+        return plain if layer in dense(config) else expert_layer(plain, router)
+
+    return layer_at
+
+
+SHARED = tuple(f"shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+"""Experts that every token takes, as one MLP."""
+PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""The keys with the number of layers that checkpoints have behind the model's, to predict further tokens."""
+
+
+def further_layers(config: Mapping[str, Any]) -> str | None:
+    """A pattern of the tensors of `PREDICTORS`, which transformers does not load (`_keys_to_ignore_on_load_unexpected`
+    in 5.23's modeling files)."""
+    count, first = first_of(config, PREDICTORS), int(config["num_hidden_layers"])
+    numbers = "|".join(str(first + i) for i in range(count)) if isinstance(count, int) else ""
+    return rf"model\.layers\.(?:{numbers})\..+" if numbers else None
+
+
 def _whole(name: str, pattern: str) -> Rule:
     return Rule(name, LAYER + pattern, None)
 
 
 EXPERT_RULES = (
     *RULES,
-    _whole("routers", r"(?:mlp|block_sparse_moe)\.(?:gate|router|shared_expert_gate)\.(?:weight|bias)"),
+    _whole("routers", r"(?:mlp|block_sparse_moe)\.(?:gate|router|shared_expert_gate)\.(?:\w+\.)?\w*(?:weight|bias)"),
     _whole("experts", r"(?:mlp|block_sparse_moe)\.experts\.(?:gate_up|down)_proj(?:_bias)?"),
     _whole("shared experts", r"mlp\.shared_experts?\.(?:gate|up|down)_proj\.weight"),
 )
@@ -65,13 +106,25 @@ class ExpertsSize(ModelSize):
     """Features of the MLP that every token takes beside its experts."""
     biased: bool = False
     """Whether experts have biases."""
+    dense: int = 0
+    """Layers that have an MLP of `dense_width` features, and no experts."""
+    dense_width: int = 0
+    score_biases: bool = False
+    """Whether a router has a matrix of biases for the choice."""
+    shared_gate: bool = False
+    """Whether a gate says how much of the shared MLP a token takes."""
 
     @classmethod
     def reading(
         cls, experts: Sequence[str], chosen: str, width: str = "intermediate_size", shared: str | None = None,
-        *, biased: bool = False,
+        *, shared_count: str | None = None, dense: Layers | None = None, biased: bool = False,
+        score_biases: bool = False, tied: bool = False,
     ) -> Callable[[Mapping[str, Any], str], ModelSize]:  # fmt: skip
-        """A family's `size`, from the keys of config.json that hold these; `shared` may be absent there."""
+        """A family's `size`, from the keys of config.json that hold these.
+
+        `shared` is of the features of an MLP beside the experts, through a gate, `shared_count` of the number of shared
+        experts; both may be absent there. `tied`: the head is, unless the configuration says otherwise.
+        """
 
         def size(config: Mapping[str, Any], source: str) -> ModelSize:
             def of(*names: str) -> int:
@@ -83,25 +136,46 @@ class ExpertsSize(ModelSize):
                 return value
 
             beside = of(shared) if shared and config.get(shared) else 0
-            plain = asdict(ModelSize.of({**config, "intermediate_size": of(width)}, source))
+            beside += of(shared_count) * of(width) if shared_count and config.get(shared_count) else 0
+            alike = {"tie_word_embeddings": tied, **config, "intermediate_size": of(width)}
+            plain = asdict(ModelSize.of(alike, source))
             count = of(*experts)
             if of(chosen) > count:
                 raise CheckpointError(
                     f"{source}: {chosen} is {of(chosen)}, and {experts[0]} only {count}: correct them"
                 )
-            plain["intermediate"] = of(chosen) * of(width) + beside
-            return cls(**plain, experts=count, chosen=of(chosen), width=of(width), shared=beside, biased=biased)
+            without = dense(config) if dense else ()
+            dense_layers = sum(i in without for i in range(plain["layers"]))
+            dense_width = of("intermediate_size") if dense_layers else 0
+            plain |= cls._more(config, of)
+            plain["intermediate"] = max(of(chosen) * of(width) + beside, dense_width)
+            return cls(
+                **plain, experts=count, chosen=of(chosen), width=of(width), shared=beside, biased=biased,
+                dense=dense_layers, dense_width=dense_width, score_biases=score_biases,
+                shared_gate=bool(shared and beside),
+            )  # fmt: skip
 
         return size
 
+    @staticmethod
+    def _more(config: Mapping[str, Any], of: Callable[..., int]) -> dict[str, Any]:
+        """Fields that a subclass adds or has otherwise; `of` reads a size."""
+        return {}
+
+    @property
+    def attention_weights(self) -> int:
+        """Of one layer."""
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
     def _matrices(self, experts: int) -> list[Weights]:
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        gates = self.experts + (1 if self.shared else 0)
-        layer = attention + self.hidden * (gates + 3 * self.shared)
+        sparse = self.layers - self.dense
+        router = self.hidden * (self.experts + self.shared_gate) + self.experts * self.score_biases
+        mlps = sparse * (router + 3 * self.hidden * self.shared) + self.dense * 3 * self.hidden * self.dense_width
         biases = 2 * self.width + self.hidden if self.biased else 0
-        inner = self.layers * experts * (self.hidden * 3 * self.width + biases)
+        inner = sparse * experts * (self.hidden * 3 * self.width + biases)
         outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return [Weights(self.layers * layer), Weights(inner, experts=True), Weights(outer, outer=True)]
+        layers = Weights(self.layers * self.attention_weights + mlps)
+        return [layers, Weights(inner, experts=True), Weights(outer, outer=True)]
 
     @property
     def weights(self) -> list[Weights]:

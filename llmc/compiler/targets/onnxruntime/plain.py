@@ -58,6 +58,15 @@ def _square(to: Emitter, node: Node) -> None:
 
 
 def _clamp(to: Emitter, node: Node) -> None:
+    """Between numbers, or below or above tensors."""
+    if len(node.inputs) > 1:
+        name = to.name(node.inputs[0])
+        bounded = zip(("Max", "Min"), node.inputs[1:], strict=False)
+        for at, (op, bound) in enumerate(bounded):
+            if bound is not None:
+                name = to.add(op, [name, to.name(bound)], [f"{node.out.name}_{at}"])
+        to.add("Identity", [name], [node.out.name])
+        return
     bounds = [node.attrs.get(name) for name in ("min", "max")]
     names = ["" if bound is None else _number(to, bound, node.inputs[0]) for bound in bounds]
     to.add("Clip", [to.name(node.inputs[0]), *names], [node.out.name])
@@ -256,6 +265,15 @@ def _topk(to: Emitter, node: Node) -> None:
     )  # fmt: skip
 
 
+def _max(to: Emitter, node: Node) -> None:
+    """Of a dimension, with its index: the first of equal ones."""
+    if "dim" not in node.attrs or len(node.outputs) != 2:
+        raise CompileError(f"max of all values has no ONNX lowering (at {node.out})")
+    x, dim, kept = to.name(node.inputs[0]), int(node.attrs["dim"]), int(node.attrs.get("keepdim", False))
+    to.add("ReduceMax", [x, to.const([dim])], [node.outputs[0].name], keepdims=kept)
+    to.add("ArgMax", [x], [node.outputs[1].name], axis=dim, keepdims=kept)
+
+
 def _cumsum(to: Emitter, node: Node) -> None:
     to.add("CumSum", [to.name(node.inputs[0]), to.const(node.attrs["dim"])], [node.out.name])
 
@@ -321,10 +339,11 @@ PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {
     "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "to": _cast, "_to_copy": _cast, "type_as": _cast,
     "where": _where, "masked_fill": _masked_fill, "zeros_like": _filled(0), "ones_like": _filled(1),
     "full_like": _filled(None), "mean": _reduced("ReduceMean"), "sum": _reduced("ReduceSum"),
-    "amax": _reduced("ReduceMax"), "layer_norm": _layer_norm, "cat": _cat, "slice": _slice, "transpose": _transpose,
-    "permute": _permute, "unsqueeze": _unsqueeze, "stack": _stack, "expand": _expand, "softmax": _softmax,
-    "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
-    "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "split": _chunk_like, "split_with_sizes": _chunk_like,
+    "amax": _reduced("ReduceMax"), "layer_norm": _layer_norm, "cat": _cat, "concat": _cat, "slice": _slice,
+    "transpose": _transpose, "permute": _permute, "unsqueeze": _unsqueeze, "stack": _stack, "expand": _expand,
+    "softmax": _softmax, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
+    "scatter": _scatter, "topk": _topk, "max": _max, "cumsum": _cumsum, "split": _chunk_like,
+    "split_with_sizes": _chunk_like,
     "chunk": _chunk_like, "arange": _arange, "zeros": _constant(0), "new_ones": _constant(1), "add_": _binary("Add"),
     "min": _binary("Min"), "unbind": _unbind, "position_table": _position_table, "positions": _positions,
 }  # fmt: skip

@@ -73,7 +73,7 @@ def _addmm(self: Array, mat1: Array, mat2: Array, beta: float = 1, alpha: float 
 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
-    "sigmoid": jax.nn.sigmoid,
+    "sigmoid": jax.nn.sigmoid, "bitwise_not": operator.invert, "abs": jnp.abs, "reciprocal": jnp.reciprocal,
     "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp2": jnp.exp2,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
@@ -116,8 +116,13 @@ def _pow(self: Array, exponent: float) -> Array:
     return lax.integer_pow(self, int(exponent)) if float(exponent).is_integer() else self**exponent
 
 
-@_rule("clamp.default")
-def _clamp(self: Array, min: float | None = None, max: float | None = None) -> Array:  # noqa: A002 - ATen's names
+@_rule("pow.Scalar")
+def _power_of(self: float, exponent: Array) -> Array:
+    return jnp.power(self, exponent)
+
+
+@_rule("clamp.default", "clamp.Tensor")
+def _clamp(self: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A002 - ATen's names
     return jnp.clip(self, min, max)
 
 
@@ -170,6 +175,22 @@ def _topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
     return values, ids
 
 
+@_rule("max.dim")
+def _max(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    """With the index of the first of equal ones."""
+    return jnp.max(self, dim, keepdims=keepdim), jnp.argmax(self, dim, keepdims=keepdim)
+
+
+@_rule("masked_fill.Scalar")
+def _masked_fill(self: Array, mask: Array, value: float) -> Array:
+    return jnp.where(mask, jnp.asarray(value, self.dtype), self)
+
+
+@_rule("scatter.value")
+def _scatter(self: Array, dim: int, index: Array, value: float) -> Array:
+    return jnp.put_along_axis(self, index, jnp.asarray(value, self.dtype), axis=dim, inplace=False)
+
+
 # shapes
 
 
@@ -196,6 +217,11 @@ def _unsqueeze(self: Array, dim: int) -> Array:
 @_rule("squeeze.dim")
 def _squeeze(self: Array, dim: int) -> Array:
     return jnp.squeeze(self, dim) if self.shape[dim] == 1 else self
+
+
+@_rule("squeeze.default")
+def _squeeze_all(self: Array) -> Array:
+    return jnp.squeeze(self)
 
 
 @_rule("expand.default")
@@ -330,9 +356,19 @@ def _arange(end: int, dtype: Any = None, **_: Any) -> Array:
     return jnp.arange(end, dtype=dtype)
 
 
+@_rule("arange.start_step")
+def _arange_between(start: int, end: int, step: int = 1, dtype: Any = None, **_: Any) -> Array:
+    return jnp.arange(start, end, step, dtype=dtype)
+
+
 @_rule("zeros.default")
 def _zeros(size: Sequence[int], dtype: Any = None, **_: Any) -> Array:
     return jnp.zeros(tuple(size), dtype)
+
+
+@_rule("zeros_like.default")
+def _zeros_like(self: Array, dtype: Any = None, **_: Any) -> Array:
+    return jnp.zeros_like(self, dtype)
 
 
 @_rule("full.default")

@@ -1,0 +1,62 @@
+"""ERNIE 4.5 with experts: ERNIE's attention, experts in some layers, chosen with biases, beside shared ones."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from llmc.compiler.architectures.shared.base import Config, Family
+from llmc.compiler.architectures.shared.experts import (
+    EXPERT_RULES,
+    SHARED,
+    Experts,
+    ExpertsSize,
+    mixed_layers,
+)
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.tiny import TINY
+
+_COUNT = ("moe_num_experts", "num_experts")
+
+
+def _dense(config: Config) -> Container[int]:
+    """All outside the range of layers with experts, and in it all but each `moe_layer_interval`-th."""
+    layers, last = int(config["num_hidden_layers"]), int(config.get("moe_layer_end_index", -1))
+    sparse = range(int(config.get("moe_layer_start_index", 1)), (layers if last == -1 else last + 1))
+    return {i for i in range(layers) if i not in sparse or (i + 1) % int(config.get("moe_layer_interval", 1))}
+
+
+def _attention(config: Config) -> list[str]:
+    return layer("qkvo" if config.get("use_bias") else "", mlp_biases=bool(config.get("use_bias")))
+
+
+def _router(config: Config) -> list[str]:
+    shared = SHARED if config.get("moe_num_shared_experts", 2) else ()
+    biases = [name.replace(".weight", ".bias") for name in shared] if config.get("use_bias") else []
+    return ["gate.weight", "gate.moe_statics.e_score_correction_bias", *shared, *biases]
+
+
+FAMILY = Family(
+    model_class="Ernie4_5_MoeForCausalLM",
+    layer_at=lambda config, i: mixed_layers(_dense, _attention, _router(config))(config, i),
+    ignored=lambda config: r"model\.mtp_.+",
+    reads=frozenset({
+        *_COUNT, "moe_k", "moe_num_shared_experts", "moe_intermediate_size", "moe_layer_start_index",
+        "moe_layer_end_index", "moe_layer_interval", "moe_norm_min", "use_bias",
+    }),
+    allows={"moe_gate": ("topk",), "moe_use_aux_free": (True,)},
+    # a capacity is of training: transformers' experts take any number of tokens
+    harmless=frozenset({
+        "router_aux_loss_coef", "output_router_logits", "num_nextn_predict_layers", "moe_capacity",
+    }),
+    experts=Experts(_COUNT, "gate_up-statics"),
+    sharding=EXPERT_RULES,
+    size=ExpertsSize.reading(
+        _COUNT, "moe_k", "moe_intermediate_size", shared_count="moe_num_shared_experts", dense=_dense,
+        score_biases=True, tied=True,
+    ),
+    fused={"linear": 9, "rms_norm": 2},
+    tiny={
+        **TINY, "num_hidden_layers": 2, "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 48,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+    },
+)  # fmt: skip

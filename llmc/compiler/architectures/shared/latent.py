@@ -1,0 +1,99 @@
+"""Latent attention (MLA, DeepSeek V2 and V3): names, cache, sizes and splits.
+
+Queries may be made from a latent of their own; keys and values are made from one that all heads share, beside a rotated
+part of the key. transformers 5.23 (models/deepseek_v3, `expand_kv`) caches the latents and makes keys and values of all
+tokens at each step; here each token's are made once, and the cache holds them for each head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmc.compiler.architectures.shared.experts import EXPERT_RULES, ExpertsSize
+from llmc.compiler.architectures.shared.names import layer
+from llmc.compiler.architectures.shared.sharding import LAYER, Rule
+from llmc.compiler.architectures.shared.tiny import TINY
+from llmc.runtime.cache_shape import CacheShape, key_value
+
+READS = frozenset(
+    {"q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "attention_bias"}
+)
+"""Keys of config.json."""
+
+
+def latent_layer(config: Mapping[str, Any]) -> list[str]:
+    """Tensors of a layer with an MLP."""
+    rest = [name for name in layer() if not name.startswith("self_attn.")]
+    biased = ["kv_a_proj_with_mqa", "o_proj"]
+    parts = ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"]
+    if config.get("q_lora_rank", 1536) is None:
+        parts.append("q_proj")
+    else:
+        parts += ["q_a_proj", "q_a_layernorm", "q_b_proj"]
+        biased.append("q_a_proj")
+    biases = [f"self_attn.{part}.bias" for part in biased] if config.get("attention_bias") else []
+    return [*rest, *(f"self_attn.{part}.weight" for part in parts), *biases]
+
+
+def latent_cache(config: Mapping[str, Any]) -> CacheShape:
+    """A key and a value for each head, which differ in width."""
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    width = config.get("qk_nope_head_dim", 128) + config.get("qk_rope_head_dim", 64)
+    values = config.get("v_head_dim", 128)
+    return CacheShape(layers, tuple(t for i in range(layers) for t in key_value(i, heads, width, values)))
+
+
+_HEADS = ("num_attention_heads", "query heads", "q_proj, q_b_proj, kv_b_proj and o_proj")
+LATENT_RULES = (
+    *EXPERT_RULES,
+    Rule("heads of latents", LAYER + r"self_attn\.(?:q|kv)_b_proj\.weight", 0, *_HEADS),
+    Rule("latents", LAYER + r"self_attn\.(?:q_a_proj|kv_a_proj_with_mqa)\.(?:weight|bias)", None),
+)
+"""Every device makes the latents, and keys and values of its heads."""
+
+
+@dataclass(frozen=True)
+class LatentSize(ExpertsSize):
+    """With latent attention; `head_dim` is a key's, all heads have keys and values of their own."""
+
+    query_latent: int = 0
+    """Features that queries are made from; 0 where they are made from the hidden states."""
+    latent: int = 0
+    """Features that keys and values are made from."""
+    rotated: int = 0
+    """Values of a key that are rotated, which all heads share."""
+    value_dim: int = 0
+
+    @staticmethod
+    def _more(config: Mapping[str, Any], of: Callable[..., int]) -> dict[str, Any]:
+        rotated, heads = of("qk_rope_head_dim"), of("num_attention_heads")
+        return {
+            "query_latent": of("q_lora_rank") if config.get("q_lora_rank") is not None else 0,
+            "latent": of("kv_lora_rank"), "rotated": rotated, "value_dim": of("v_head_dim"),
+            "head_dim": of("qk_nope_head_dim") + rotated, "kv_heads": heads,
+        }  # fmt: skip
+
+    @property
+    def attention_weights(self) -> int:
+        """Of one layer."""
+        made = self.heads * self.head_dim
+        queries = self.query_latent * (self.hidden + made) if self.query_latent else self.hidden * made
+        unrotated = self.head_dim - self.rotated + self.value_dim
+        pairs = self.hidden * (self.latent + self.rotated) + self.latent * self.heads * unrotated
+        return queries + pairs + self.heads * self.value_dim * self.hidden
+
+    @property
+    def cache_values(self) -> int:
+        """Keys and values that one token leaves in the cache."""
+        return self.layers * self.heads * (self.head_dim + self.value_dim)
+
+
+LATENT_TINY: Mapping[str, Any] = {
+    **{name: value for name, value in TINY.items() if name != "head_dim"}, "num_key_value_heads": 4, "q_lora_rank": 40,
+    "kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12, "num_hidden_layers": 2,
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+"""What the families' tiny configurations have in common: a dense layer, then experts."""
