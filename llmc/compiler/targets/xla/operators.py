@@ -247,7 +247,7 @@ def _select(self: Array, dim: int, index: int) -> Array:
     return lax.index_in_dim(self, index, dim, keepdims=False)
 
 
-@_rule("cat.default")
+@_rule("cat.default", "concat.default")
 def _cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     return jnp.concatenate(tensors, dim)
 

@@ -100,6 +100,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("slice.Tensor", (X, 1, -2), {}),
     ("select.int", (X, 1, 2), {}),
     ("cat.default", ([X, Y], -1), {}),
+    ("concat.default", ([X, Y], -1), {}),
     ("stack.default", ([X, Y], -1), {}),
     ("flatten.using_ints", (X, -2), {}),
     ("flatten.using_ints", (X, 0, 1), {}),
