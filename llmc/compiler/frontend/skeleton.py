@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +25,21 @@ def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
     """The transformers configuration object of an HF-style `config` dict; raises CheckpointError."""
     model_type = require_supported(config)
     fields = {
-        k: v for k, v in config.items() if k not in ("model_type", "transformers_version", "dtype", "torch_dtype")
+        k: v
+        for k, v in _floats(config).items()
+        if k not in ("model_type", "transformers_version", "dtype", "torch_dtype")
     }
     transformers_logging.set_verbosity_error()
     try:
         return AutoConfig.for_model(model_type, **fields)
     except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as e:
         raise CheckpointError(f"the model configuration is not a valid {model_type} configuration: {e}") from e
+
+
+def _floats(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Infinity as a number, where transformers wrote it in its own form: {"__float__": "Infinity"}."""
+    decoded: dict[str, Any] = PretrainedConfig._decode_special_floats(dict(config))
+    return decoded
 
 
 def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
@@ -67,18 +76,26 @@ def _compute_buffers(module: nn.Module, model: PreTrainedModel) -> None:
     and over ones, and what it left as it was is not computed.
     """
     names = [name for name, buffer in module._buffers.items() if buffer is not None and buffer.is_meta]
+    for owner in (module, model.base_model):  # some models write what their layers hold
+        if names:
+            names = _left_by_rule(module, names, partial(model._init_weights, owner))
+    if names:
+        raise CheckpointError(
+            f"{type(module).__name__} holds a buffer {names[0]!r} that no checkpoint has and no rule of transformers "
+            "computes: the model is not supported"
+        )
+
+
+def _left_by_rule(module: nn.Module, names: list[str], rule: Callable[[], Any]) -> list[str]:
+    """The buffers of `names` that `rule` does not write."""
     written: list[Tensor] = []
-    for filler in (0, 1) if names else ():
+    for filler in (0, 1):
         for name in names:
             module._buffers[name] = torch.full_like(module._buffers[name], filler, device="cpu")
-        model._init_weights(module)
+        rule()
         written += [module._buffers[name] for name in names]
-    for name, first, second in zip(names, written, written[len(names) :], strict=False):
-        if not torch.equal(first, second):
-            raise CheckpointError(
-                f"{type(module).__name__} holds a buffer {name!r} that no checkpoint has and no rule of transformers "
-                "computes: the model is not supported"
-            )
+    pairs = zip(names, written, written[len(names) :], strict=False)
+    return [name for name, first, second in pairs if not torch.equal(first, second)]
 
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:

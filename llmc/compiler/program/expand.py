@@ -68,7 +68,7 @@ def _compute(written: Any, form: Sequence[Any], tensors: Sequence[Tensor]) -> li
     given = [next(left) if isinstance(part, _Hole) else part for part in form]
     held = next(t for t in reversed(given) if isinstance(t, Tensor) and t.is_floating_point())
     out, state = written(torch, *(_wide(t) for t in given))
-    return [out.to(tensors[0].dtype), state.to(held.dtype)]
+    return [out.to(tensors[0].dtype).contiguous(), state.to(held.dtype)]
 
 
 def _wide(value: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from torch import fx
 from torch.export import ExportedProgram
 
 from llmc.compiler.program.import_fx import Importer
-from llmc.compiler.program.ir import Graph, Value
+from llmc.compiler.program.ir import Graph
 from llmc.runtime.executors.encoders.base import LENGTHS, TOKEN_IDS, TYPE_IDS
 
 RESULT = "result"
@@ -31,12 +30,3 @@ class _EncoderImporter(Importer):
 
     def _names(self, users: int) -> tuple[list[str], list[str]]:
         return list(self.axes)[:users], [RESULT]
-
-    def _held(self, node: fx.Node, spec: Any) -> None:
-        """A table of float32 or int64, such as the frequencies of rotary positions."""
-        held = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
-        if isinstance(held, torch.Tensor):
-            dtype = torch.float32 if held.is_floating_point() else torch.int64
-            name = str(dtype).removeprefix("torch.")
-            value = self.values[node] = Value(f"table_{node.name}", tuple(held.shape), name)
-            self.out.tables[value] = held.detach().to(dtype).numpy()

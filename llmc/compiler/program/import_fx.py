@@ -80,7 +80,14 @@ class Importer:
         return _positional_nodes(self.graph)
 
     def _held(self, node: fx.Node, spec: Any) -> None:
-        """A buffer or a constant, which nothing but what is computed by position reads."""
+        """A buffer or a constant, as a table of float32 or int64; frequencies of rotary positions are read by tables of
+        positions alone."""
+        held = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
+        if isinstance(held, torch.Tensor):
+            dtype = torch.float32 if held.is_floating_point() else torch.int64
+            name = str(dtype).removeprefix("torch.")
+            value = self.values[node] = Value(f"table_{node.name}", tuple(held.shape), name)
+            self.out.tables[value] = held.detach().to(dtype).numpy()
 
     def _names(self, users: int) -> tuple[list[str], list[str]]:
         """Of inputs, of which there are so many, and of outputs."""

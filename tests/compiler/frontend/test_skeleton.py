@@ -15,6 +15,7 @@ from tests.compiler import tiny
 
 
 class Odd(nn.Module):
+    base_model = property(lambda self: self)
     """A model with a buffer that its rule writes, one of checkpoints, dropout, and maybe one that is nobody's."""
 
     def __init__(self, orphan: bool) -> None:

@@ -5,10 +5,12 @@ Source: transformers 5.23, configuration and modeling files of qwen3_5 and qwen3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from llmc.compiler.architectures.shared.experts import expert_layer
+from llmc.compiler.architectures.shared.hybrid import CountedSize
 from llmc.compiler.architectures.shared.names import layer
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
@@ -43,12 +45,17 @@ def types(config: Mapping[str, Any]) -> list[str]:
     return list(config.get("layer_types") or [FULL if (i + 1) % interval == 0 else LINEAR for i in count])
 
 
-def delta_layer(config: Mapping[str, Any], index: int) -> list[str]:
+APART = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+TOGETHER = ("in_proj_qkvz", "in_proj_ba")
+"""What a layer of the rule projects to: Qwen3.5's matrices, and Qwen3-Next's."""
+
+
+def delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str] = APART) -> list[str]:
     """Tensors of a layer whose MLP is dense."""
     parts = layer("qkvo" if config.get("attention_bias") else "", qk_norms=True)
     if types(config)[index] == FULL:
         return parts
-    made = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv1d", "norm", "out_proj")
+    made = (*projections, "conv1d", "norm", "out_proj")
     own = [*(f"linear_attn.{name}.weight" for name in made), "linear_attn.dt_bias", "linear_attn.A_log"]
     return own + [part for part in parts if not part.startswith("self_attn.")]
 
@@ -94,15 +101,49 @@ class DeltaSize(ModelSize):
 
     @property
     def weights(self) -> list[Weights]:
-        """As `ModelSize.weights`: queries come with a gate of their size."""
+        """As `ModelSize.weights`."""
+        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
+        return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), Weights(outer, outer=True)]
+
+    @property
+    def mixing(self) -> int:
+        """Weights of all layers without their MLPs: queries come with a gate of their size."""
         attention = self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
         linear = self.hidden * (self.projected + self.valued) + self.filters
-        mlp = 3 * self.hidden * self.intermediate
-        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        inner = self.attending * attention + (self.layers - self.attending) * linear + self.layers * mlp
-        return [Weights(inner), Weights(outer, outer=True)]
+        return self.attending * attention + (self.layers - self.attending) * linear
 
     @property
     def cache_values(self) -> int:
         """Of one token: states do not grow with it."""
         return 2 * self.attending * self.kv_heads * self.head_dim
+
+
+_SHARED = [f"shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")]
+EXPERT_READS = READS | {
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "attention_bias",
+}  # fmt: skip
+TINY_EXPERTS: Mapping[str, Any] = {
+    **TINY_DELTA, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}  # fmt: skip
+
+
+def expert_delta_layer(config: Mapping[str, Any], index: int, projections: Sequence[str] = APART) -> list[str]:
+    """Tensors of a layer with experts, and an MLP that all tokens take through a gate."""
+    parts = delta_layer(config, index, projections)
+    return expert_layer(parts, ("gate.weight", "shared_expert_gate.weight", *_SHARED))
+
+
+def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
+    """Sizes of a model of such layers. Raises CheckpointError."""
+    features = "moe_intermediate_size"
+    plain = DeltaSize.of({**config, "intermediate_size": config.get(features)}, source)
+    experts, shared = int(config["num_experts"]), int(config.get("shared_expert_intermediate_size") or 0)
+    beside = plain.hidden * (experts + 1 + 3 * shared)
+    each = plain.layers * 3 * plain.hidden * plain.intermediate
+    chosen = min(experts, int(config["num_experts_per_tok"]))
+    return CountedSize.counted(
+        {**config, "head_dim": plain.head_dim, "intermediate_size": chosen * plain.intermediate + shared}, source,
+        inner=plain.mixing + plain.layers * beside, attending=plain.attending, expert_weights=experts * each,
+        chosen_weights=chosen * each,
+    )  # fmt: skip
