@@ -15,8 +15,9 @@ from tests.compiler import tiny
 
 
 class Odd(nn.Module):
-    base_model = property(lambda self: self)
     """A model with a buffer that its rule writes, one of checkpoints, dropout, and maybe one that is nobody's."""
+
+    base_model = property(lambda self: self)
 
     def __init__(self, orphan: bool) -> None:
         super().__init__()
