@@ -271,16 +271,26 @@ class _Model(Emitter):
 
     def _gqa(self, node: Node) -> None:
         if self.options.panels:
-            require_heads(node.attrs, sinks=len(node.inputs) > 8)
-            q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs[:8])
-            self.add(
-                "Attention", [q, k, v, past_k, past_v, ROWS, *([cos, sin] if cos else [])],
-                [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
-                heads=node.attrs["heads"], kv_heads=node.attrs["kv_heads"], head_dim=node.attrs["head_dim"],
-                window=max(0, node.attrs["window"]), scale=node.attrs["scale"],
-            )  # fmt: skip
+            self._own_attention(node)
             return
         emit_attention(self, node)
+
+    def _own_attention(self, node: Node) -> None:
+        """A gqa node with llmc's kernel (kernels/source/attention.c)."""
+        attrs = node.attrs
+        require_heads(attrs)
+        q, k, v, past_k, past_v, _, cos, sin, *sinks = (self.name(x) for x in node.inputs)
+        slopes = self.const(attrs["slopes"], np.float32) if attrs.get("slopes") else ""
+        more = [cos, sin, *(sinks or [""]), slopes]
+        while more and not more[-1]:
+            more.pop()
+        self.add(
+            "Attention", [q, k, v, past_k, past_v, ROWS, *more],
+            [*(o.name for o in node.outputs), f"{node.out.name}_scratch"], OWN,
+            heads=attrs["heads"], kv_heads=attrs["kv_heads"], head_dim=attrs["head_dim"],
+            value_dim=attrs.get("value_dim", attrs["head_dim"]), window=max(0, attrs["window"]), scale=attrs["scale"],
+            softcap=float(attrs["softcap"]),
+        )  # fmt: skip
 
     def _last_rows(self, node: Node) -> None:
         self.shared["last_rows"] = LOGIT_ROWS

@@ -10,7 +10,7 @@ from typing import Any
 from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.runtime.host import KERNEL_FEATURES
 
-_LANES, _MOST_DIM, _MOST_GROUP = 16, 256, 48
+_LANES, _MOST_DIM = 16, 512
 
 
 def runs_on(features: Collection[str]) -> bool:
@@ -23,19 +23,10 @@ def takes_experts(features: int) -> bool:
     return features % _LANES == 0
 
 
-def require_heads(attrs: Mapping[str, Any], sinks: bool = False) -> None:
+def require_heads(attrs: Mapping[str, Any]) -> None:
     """Raise UnfitError for a gqa node (program/fuse.py) that the kernel does not take."""
-    dim, heads, kv_heads = (int(attrs[name]) for name in ("head_dim", "heads", "kv_heads"))
-    wide = int(attrs.get("value_dim", dim))
-    fits = dim % _LANES == 0 and dim == wide and dim <= _MOST_DIM and heads // kv_heads <= _MOST_GROUP
-    slopes = bool(attrs.get("slopes"))
-    if not fits or attrs["softcap"] or sinks or slopes:
-        more = [f", values of {wide}"] if wide != dim else []
-        more += [f", scores capped at {attrs['softcap']}"] if attrs["softcap"] else []
-        more += [", sinks"] if sinks else []
-        more += [", ALiBi"] if slopes else []
+    widest = max(int(attrs["head_dim"]), int(attrs.get("value_dim", 0)))
+    if widest > _MOST_DIM:
         raise unfit_for_kernels(
-            f"attention of {heads} heads of {dim} over {kv_heads}{''.join(more)}: llmc's "
-            f"kernels take heads of a multiple of {_LANES} up to {_MOST_DIM}, at most {_MOST_GROUP} to a group, not "
-            "capped, without sinks and without ALiBi"
+            f"attention of heads {widest} wide: llmc's kernels take heads of at most {_MOST_DIM} values"
         )

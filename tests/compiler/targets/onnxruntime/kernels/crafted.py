@@ -50,7 +50,7 @@ _APART = {"q": _zeros(1, 3, 64), "k": _zeros(1, 3, 32), "v": _zeros(1, 3, 32)}
 _INPUTS: dict[str, dict[str, Any]] = {
     "Attention": {
         "q": _zeros(1, 3, 128), "k": None, "v": None, "past_k": _cache(2, 2, 8, 16), "past_v": _cache(2, 2, 8, 16),
-        "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8),
+        "rows": _rows((0, 0, 0, 3)), "cos": _zeros(8, 8), "sin": _zeros(8, 8), "sinks": _zeros(4), "slopes": _zeros(4),
     },
     "Linear": {"x": _zeros(2, 64), "w": np.zeros(2 * (64 + 1024), np.uint8), "b": None},
     "Embedding": {"ids": np.zeros((1, 2), np.int64), "w": np.zeros(2 * (64 + 1024), np.uint8)},
@@ -62,7 +62,15 @@ _INPUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0}
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "Attention": {"heads": 4, "kv_heads": 2, "head_dim": 16, "window": 0, "scale": 0.25},
+    "Attention": {
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "value_dim": 16,
+        "window": 0,
+        "scale": 0.25,
+        "softcap": 0.0,
+    },
     "Linear": {**_MATRIX, "gated": 0},
     "Embedding": _MATRIX,
     "AddNorm": {"eps": 1e-5},
@@ -81,6 +89,7 @@ _OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedd
 
 _HEADS = "heads of this number or size are not supported"
 _ROW = "a row is outside of the tokens, the slots, the cache or the rotary tables"
+_EACH = "sinks and slopes have not one number for each head"
 _CACHES = "the caches have not the heads of k and v, or differ"
 _TABLES = "rotary tables are wider than a head, or differ"
 _TOKENS = "k and v have not the tokens of q, or not the width of their heads"
@@ -96,8 +105,15 @@ _PAIRS = "ids and shares are not of the tokens of x"
 GRAPHS = [
     *(Graph("Attention", {"heads": n}, _HEADS) for n in (0, -4, 3, 1 << 17, BIG)),
     *(Graph("Attention", {"kv_heads": n}, _HEADS) for n in (0, -1, 8, BIG)),
-    *(Graph("Attention", {"head_dim": n}, _HEADS) for n in (0, -16, 24, 272, BIG)),
-    Graph("Attention", {"heads": 98, "kv_heads": 2}, _HEADS),
+    *(Graph("Attention", {name: n}, _HEADS) for name in ("head_dim", "value_dim") for n in (0, -16, 513, BIG)),
+    *(Graph("Attention", {"softcap": n}, _HEADS) for n in (-1.0, float("inf"), float("nan"))),
+    Graph("Attention", {"head_dim": 24}, "q has not the width of its heads"),
+    Graph("Attention", {"value_dim": 24}, "q has not the width of its heads"),
+    Graph("Attention", {"value_dim": 24, "q": _zeros(1, 3, 144)}, _CACHES),
+    Graph("Attention", _APART | {"value_dim": 24}, _TOKENS),
+    *(Graph("Attention", {n: x}, _EACH) for n in ("sinks", "slopes") for x in (_zeros(3), _zeros(1, 4), _zeros(0))),
+    *(Graph("Attention", {name: np.float32(0)}, _EACH) for name in ("sinks", "slopes")),
+    *(Graph("Attention", {name: None}, "") for name in ("sinks", "slopes")),
     Graph("Attention", {"window": -1}, _HEADS),
     Graph("Attention", {"q": _zeros(1, 3, 64)}, "q has not the width of its heads"),
     Graph("Attention", {"q": _zeros(1, 3, 144)}, "q has not the width of its heads"),

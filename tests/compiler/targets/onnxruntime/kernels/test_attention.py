@@ -29,6 +29,12 @@ class Case:
     turned: int | None = None
     """Values of a head that turn; None: all."""
 
+    value_dim: int | None = None
+    """Width of values; None: as that of keys."""
+
+    softcap: float = 0.0
+    sinks: bool = False
+    slopes: bool = False
     packed: bool = True
     spare: int = 0
     """Tokens of no row, behind the others."""
@@ -36,11 +42,12 @@ class Case:
     def inputs(self, seed: int = 0) -> Arrays:
         random = np.random.default_rng(seed)
         tokens = sum(n for _, _, n in self.rows) + self.spare
-        widths = (self.heads, self.kv_heads, self.kv_heads)
-        parts = [random.normal(0, 1, (1, tokens, h * self.dim)).astype(np.float32) for h in widths]
-        cache = (self.slots, self.kv_heads, CAPACITY, self.dim)
+        parts = [random.normal(0, 1, (1, tokens, width)).astype(np.float32) for width in self.widths]
+        cache = (self.slots, self.kv_heads, CAPACITY)
         given: Arrays = {"q": np.concatenate(parts, -1)} if self.packed else dict(zip("qkv", parts, strict=True))
-        given |= {f"past_{n}": random.normal(0, 1, cache).astype(np.float16) for n in "kv"}
+        for name, width in (("past_k", self.dim), ("past_v", self.values)):
+            given[name] = random.normal(0, 1, (*cache, width)).astype(np.float16)
+        given |= {name: random.normal(0, 1, self.heads).astype(np.float32) for name in ("sinks", "slopes")}
         firsts = np.cumsum([0, *(n for _, _, n in self.rows)])
         listed = [(slot, past, firsts[i], n) for i, (slot, past, n) in enumerate(self.rows)]
         given["rows"] = np.array(listed, np.int64).reshape(-1, 4)
@@ -48,26 +55,36 @@ class Case:
         if half:
             angles = np.arange(CAPACITY)[:, None] * 100.0 ** (-np.arange(half) / half)
             given |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
-        return given
+        return {name: x for name, x in given.items() if getattr(self, name, True) or name == "rows"}
+
+    @property
+    def values(self) -> int:
+        return self.value_dim or self.dim
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        return self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.values
 
     def run(self, library: Path, given: Arrays) -> Arrays:
-        names = ["q", "k", "v", "past_k", "past_v", "rows", "cos", "sin"]
-        inputs = [(name, given.get(name)) for name in names]
+        names = ["q", "k", "v", "past_k", "past_v", "rows", "cos", "sin", "sinks", "slopes"]
+        while names[-1] not in given:
+            names.pop()
         return run(
-            library, "Attention", inputs[:6] if "cos" not in given else inputs, ["y", "k2", "v2", "-s"],
-            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.dim, window=self.window, scale=self.dim**-0.5,
+            library, "Attention", [(name, given.get(name)) for name in names], ["y", "k2", "v2", "-s"],
+            heads=self.heads, kv_heads=self.kv_heads, head_dim=self.dim, value_dim=self.values, window=self.window,
+            scale=self.dim**-0.5, softcap=self.softcap,
         )  # fmt: skip
 
     def wanted(self, given: Arrays) -> Arrays:
         if self.packed:
-            cuts = [self.heads * self.dim, (self.heads + self.kv_heads) * self.dim]
-            q, k, v = np.split(given["q"][0], cuts, axis=-1)
+            q, k, v = np.split(given["q"][0], np.cumsum(self.widths)[:2], axis=-1)
         else:
             q, k, v = (given[name][0] for name in "qkv")
-        q, k, v = (x.reshape(len(x), -1, self.dim).astype(np.float64) for x in (q, k, v))
+        dims = (self.heads, self.dim), (self.kv_heads, self.dim), (self.kv_heads, self.values)
+        q, k, v = (x.reshape(len(x), *size).astype(np.float64) for x, size in zip((q, k, v), dims, strict=True))
         keys, values = given["past_k"].copy(), given["past_v"].copy()
-        y = np.zeros((len(q), self.heads, self.dim))
-        for slot, past, first, count in given["rows"].tolist():
+        y = np.zeros((len(q), self.heads, self.values))
+        for slot, past, first, count in [row for row in given["rows"].tolist() if row[3]]:
             at = np.arange(past, past + count)
             keys[slot, :, at] = self._turn(k[first : first + count], at, given).astype(np.float32)
             values[slot, :, at] = v[first : first + count]
@@ -75,11 +92,16 @@ class Case:
             for h in range(self.heads):
                 own = slot, h // (self.heads // self.kv_heads)
                 scores = queries[:, h] @ keys[own][: past + count].astype(np.float64).T * self.dim**-0.5
+                if self.softcap:
+                    scores = self.softcap * np.tanh(scores / self.softcap)
+                if self.slopes:
+                    scores = scores + given["slopes"][h] * np.arange(past + count)
                 distance = at[:, None] - np.arange(past + count)[None]
                 seen = (distance >= 0) & ((distance < self.window) if self.window else True)
                 scores = np.where(seen, scores, -np.inf)
-                shares = np.exp(scores - scores.max(-1, keepdims=True))
-                shares /= shares.sum(-1, keepdims=True)
+                sink = np.full((count, 1), given["sinks"][h] if self.sinks else -np.inf)
+                shares = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), sink))
+                shares /= shares.sum(-1, keepdims=True) + np.exp(sink - np.maximum(scores.max(-1, keepdims=True), sink))
                 y[first : first + count, h] = shares @ values[own][: past + count].astype(np.float64)
         return {"y": y.reshape(1, len(q), -1).astype(np.float32), "k2": keys, "v2": values}
 
@@ -111,7 +133,20 @@ CASES = {
     "large groups": Case(40, 1, 32, [(0, 40, 3), (1, 2, 1)]),
     "wide heads": Case(4, 2, 256, [(0, 70, 11), (1, 2, 1)]),
     "128 wide": Case(4, 1, 128, [(0, 70, 11), (1, 99, 1)]),
-    "80 wide": Case(4, 2, 80, [(0, 70, 11), (1, 99, 1)]),
+    "72 wide": Case(4, 2, 72, [(0, 70, 11), (1, 99, 1)]),
+    "8 wide, without groups": Case(2, 2, 8, [(0, 70, 11), (1, 99, 1)]),
+    "of an odd width": Case(4, 2, 37, [(0, 70, 11), (1, 99, 1)], turned=20),
+    "512 wide": Case(4, 2, 512, [(0, 70, 11), (1, 99, 1)]),
+    "values narrower than keys": Case(4, 2, 192, [(0, 70, 11), (1, 99, 1)], value_dim=128, turned=64),
+    "values wider than keys, apart": Case(4, 2, 24, [(0, 70, 11), (1, 99, 1)], value_dim=40, packed=False),
+    "groups of more heads than are done at once": Case(142, 2, 64, [(0, 40, 3), (1, 2, 1)]),
+    "such groups, keys shared out": Case(71, 1, 64, [(2, 0, 0), (1, 1000, 1)]),
+    "scores that are capped": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], softcap=1.5),
+    "sinks": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1), (2, 0, 1)], sinks=True, window=20),
+    "sinks, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], sinks=True),
+    "ALiBi": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], slopes=True, turned=0),
+    "all of it": Case(6, 2, 40, [(0, 70, 11), (1, 600, 1)], value_dim=24, softcap=2.0, sinks=True, slopes=True,
+                      window=80, turned=16),
     "heads that turn in part": Case(4, 2, 64, [(0, 70, 11)], turned=32),
     "heads that do not turn": Case(4, 2, 64, [(0, 70, 11)], turned=0),
     "keys and values apart": Case(4, 2, 64, [(0, 70, 11), (1, 5, 1)], packed=False),
@@ -130,9 +165,10 @@ def test_attention(library: Path, case: Case) -> None:
         assert np.mean(apart > 0) < 1e-3
 
 
-@pytest.mark.parametrize("window", [0, 70, 600])
-def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, window: int) -> None:
-    together = Case(9, 3, 64, [(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], window=window)
+@pytest.mark.parametrize(("window", "more"), [(0, False), (70, True), (600, False)])
+def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, window: int, more: bool) -> None:
+    together = Case(9, 3, 64, [(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], window=window,
+                    softcap=5.0 * more, sinks=more)  # fmt: skip
     given = together.inputs()
     wanted = together.run(library, given)
     for slot, past, first, count in given["rows"].tolist():
@@ -167,6 +203,6 @@ def test_a_row_that_cannot_be_is_refused(library: Path, row: tuple[int, int, int
 
 
 def test_heads_of_another_size_are_refused(library: Path) -> None:
-    case = Case(4, 2, 24, [(0, 0, 1)])
+    case = Case(4, 2, 513, [(0, 0, 1)])
     with pytest.raises(Exception, match="heads of this number or size are not supported"):
         case.run(library, case.inputs())
