@@ -20,6 +20,7 @@ import transformers
 from llmc.artifacts.store.store import Store
 from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.families import family, size_of
+from llmc.compiler.architectures.shared.wrappers import WRAPPERS
 from llmc.compiler.checkpoint import read_config
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
@@ -42,6 +43,9 @@ checkpoint brings (`auto_map`) is never run. Every family is tested with random 
 greedy tokens, and the logits of ragged, padded, poisoned batches, are those of unbatched transformers (`pytest
 tests/models`; [a new family](adding-an-architecture.md)). A compile compares your own checkpoint too. One that does not
 match is refused.
+
+Of checkpoints with parts for images too (`model_type` {", ".join(f"`{name}`" for name in WRAPPERS)}) the text part is
+compiled, by its own family; the summary of the compile names what is left out. Images are not taken.
 
 `python -m scripts.models` writes this page. The columns of devices are what compiles of the tiny configurations gave on
 a CPU: for onnxruntime in int8, by llmc's [kernels](kernels.md) or by the runtime's own operators; for the others in

@@ -79,6 +79,9 @@ def print_result(result: CompileResult, as_json: bool) -> None:
         f"built {result.built}, from the store {result.reused}; native {result.native}, portable {result.portable}; "
         f"{result.bytes / 1e6:,.1f} MB, of which weights {result.weights_bytes / 1e6:,.1f} MB; {result.seconds:.1f} s"
     )
+    if result.left_out:
+        modules = ", ".join(f"{name} ({count} tensors)" for name, count in result.left_out.items())
+        typer.echo(f"the checkpoint's text part; left out: {modules}")
     if result.sample_top_k:
         typer.echo(f"graphs return the {result.sample_top_k} largest logits and their ids beside all logits")
     if result.analysis:

@@ -86,6 +86,8 @@ class Checkpoint(ABC):
         self.name = name
         self.asked = str(path)
         """What it was opened by: a path, the demo model's name or a hub name."""
+        self.left_out: Mapping[str, int] = {}
+        """Modules beside the text part, which is what is compiled → how many tensors they have (shared/wrappers.py)."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {str(self.path)!r})"

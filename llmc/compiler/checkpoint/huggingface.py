@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
+from llmc.compiler.architectures.shared.wrappers import text_config, text_tensors
 from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, FloatArray, unknown_tensor, without_place
 from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
 from llmc.errors import CheckpointError
@@ -44,8 +45,10 @@ class HuggingFaceCheckpoint(Checkpoint):
         self._config = read_config_file(path / CONFIG, facts)
         self._shards = {file: SafetensorsFile(path / file) for file in _weight_files(path)}
         owner = {name: shard for shard in self._shards.values() for name in shard.tensors}
-        stored = facts(self._config).names.in_full(owner) if facts else {name: name for name in owner}
-        self._stored = {name: (owner[short], short) for name, short in stored.items()}
+        text, self.left_out = text_tensors(read_json(path / CONFIG), owner)
+        held = {name: stored for stored, name in text.items()}
+        full = facts(self._config).names.in_full(held) if facts else {name: name for name in held}
+        self._stored = {name: (owner[held[short]], held[short]) for name, short in full.items()}
         self._check_index()
 
     def _check_index(self) -> None:
@@ -156,12 +159,13 @@ class HuggingFaceCheckpoint(Checkpoint):
 def read_config_file(path: Path, facts: Facts | None = None) -> dict[str, Any]:
     """A config.json, its rope fields moved to `rope_parameters` (transformers 5). Raises CheckpointError.
 
-    With `facts` it is in common terms too (`Family.in_common_terms`).
+    Of a model of several parts it is the text part's (`text_config`). With `facts` it is in common terms too
+    (`Family.in_common_terms`).
     """
     config = read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(f'{path}: not a model config: it has no "model_type"')
-    config = _with_rope_parameters(config)
+    config = _with_rope_parameters(text_config(config))
     return facts(config).in_common_terms(config) if facts else config
 
 

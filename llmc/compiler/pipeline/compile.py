@@ -101,6 +101,9 @@ class CompileResult:
     host_files: list[str] = field(default_factory=list)
     """Files for the device's own host that lie beside the bundle (`Target.host_files`)."""
 
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Modules beside the text part → how many tensors they have (`Checkpoint.left_out`)."""
+
     def to_json(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self)
@@ -152,7 +155,7 @@ def compile_bundle(
         weights_bytes=sum(final.blobs[d] for n, d in final.files.items() if n.startswith("weights")),
         specialised=bool(target.static_dims(options)), sample_top_k=options.sample_top_k,
         choice=choice, remaining=target.remaining(), analysis=made.analysis,
-        stages=seconds, verification=dict(final.verification),
+        stages=seconds, verification=dict(final.verification), left_out=dict(checkpoint.left_out),
     )  # fmt: skip
 
 

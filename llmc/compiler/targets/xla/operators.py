@@ -74,7 +74,7 @@ def _addmm(self: Array, mat1: Array, mat2: Array, beta: float = 1, alpha: float 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid, "bitwise_not": operator.invert, "abs": jnp.abs, "reciprocal": jnp.reciprocal,
-    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp2": jnp.exp2,
+    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp2": jnp.exp2, "square": jnp.square,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,

@@ -63,6 +63,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("arange.start_step", (2, 12, 3), {"dtype": torch.int32}),
     ("relu.default", (X,), {}),
     ("exp2.default", (X,), {}),
+    ("square.default", (X,), {}),
     ("sum.dim_IntList", (X, [-1], True), {}),
     ("sum.dim_IntList", (X, [0, 2]), {}),
     ("gelu.default", (X,), {}),
