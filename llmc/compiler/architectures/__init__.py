@@ -11,6 +11,7 @@ Nothing here imports a family, so that keys of code that only needs the names do
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pkgutil import iter_modules
 from typing import Any
 
@@ -19,7 +20,13 @@ from llmc.errors import CheckpointError
 
 def supported() -> list[str]:
     """The model types that may be compiled, sorted."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.ispkg)
+    return list(_files(tuple(__path__)))
+
+
+@cache
+def _files(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Read once: a compile asks hundreds of times."""
+    return tuple(sorted(module.name for module in iter_modules(folders) if not module.ispkg))
 
 
 def require_supported(config: Mapping[str, Any]) -> str:
