@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +27,7 @@ CONFIG = {
     "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "rope_theta": 10000.0, "tie_word_embeddings": True,
     "attention_bias": False, "mlp_bias": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+Make = Callable[[dict[str, Any], int], dict[str, torch.Tensor]]
 DEVIATION, EMBEDDING_DEVIATION = 0.02, 0.06
 
 
@@ -36,17 +39,18 @@ def main() -> None:
     write(args.out, args.seed)
 
 
-def write(out: Path, seed: int) -> None:
+def write(out: Path, seed: int, changes: dict[str, Any] | None = None, made: Make | None = None) -> None:
+    """The folder; of another family with `changes` of CONFIG and `made`, its tensors of a configuration and seed."""
     demo = open_checkpoint(DEMO)
     out.mkdir(parents=True, exist_ok=True)
     special = {name: demo.config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = CONFIG | {"vocab_size": demo.config["vocab_size"]} | special
+    config = CONFIG | {"vocab_size": demo.config["vocab_size"]} | special | (changes or {})
     (out / "config.json").write_text(json.dumps(config, indent=1))
     (out / "generation_config.json").write_text(json.dumps(special))
     tokenizer = {"tokenizer_class": "GPT2Tokenizer", "chat_template": demo.chat_template()}
     (out / "tokenizer_config.json").write_text(json.dumps(demo.special_tokens() | tokenizer, indent=1))
     (out / "tokenizer.json").write_bytes(demo.tokenizer_json())
-    save_file(weights(config, seed), out / "model.safetensors", {"format": "pt"})
+    save_file((made or weights)(config, seed), out / "model.safetensors", {"format": "pt"})
 
 
 def weights(config: dict, seed: int) -> dict[str, torch.Tensor]:
