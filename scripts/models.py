@@ -73,7 +73,7 @@ def computed(name: str) -> list[str]:
     try:
         size = size_of(published(made().to_dict() | {"model_type": name}), name)
     except (CheckpointError, TypeError, ValueError):
-        return [note, f"`{made.__name__}`", "not known", ""]
+        return [note, f"`{made.__name__}`", "not known", "not known"]
     needed = BYTES * (size.parameters + TOKENS * size.cache_values)
     fits = next((f"{memory:,} GiB" for memory in MEMORIES if needed <= memory << 30), f"over {MEMORIES[-1]:,} GiB")
     return [note, f"`{made.__name__}`", count(size.parameters), fits]

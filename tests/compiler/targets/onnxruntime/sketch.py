@@ -167,6 +167,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "attention": lambda node, *given: torch.ops.llmc.attention(*given, **node.attrs),
     "layer_norm": lambda node, x, weight, bias: torch.layer_norm(x, weight=weight, bias=bias, **node.attrs),
     "cat": lambda node, *given: torch.cat(given, **node.attrs),
+    "concat": lambda node, *given: torch.cat(given, **node.attrs),
     "view": lambda node, x: x.reshape(_sizes(node, x)),
     "reshape": lambda node, x: x.reshape(_sizes(node, x)),
 }

@@ -56,6 +56,12 @@ def chosen(s: Sketch, x: Value, k: int = 3, **attrs: Any) -> tuple[Value, Value]
     return values, ids
 
 
+def largest(s: Sketch, x: Value, keepdim: bool) -> tuple[Value, Value]:
+    shape = ("B", "Q", 1) if keepdim else ("B", "Q")
+    made = s.node("max", x, shapes=[shape] * 2, dtype=("float32", "int64"), dim=-1, keepdim=keepdim)
+    return made.outputs[0], made.outputs[1]
+
+
 def masks(op: str, count: int) -> Case:
     def made(s: Sketch, x: Value, y: Value) -> Value:
         both = [s.gt(v, other=0.25, dtype="bool") for v in (x, y)[:count]]
@@ -85,7 +91,8 @@ CASES: dict[str, list[Case]] = {
     "masked_fill": [masks("logical_not", 1)],
     "where": [lambda s, x, _: s.where(s.gt(x, other=0.0, dtype="bool"), x, other=-1.5, shape=x.shape),
               compared("le")],
-    "clamp": [lambda s, x, _: s.clamp(x, min=-0.5, max=0.5), lambda s, x, _: s.clamp(x, max=0.25)],
+    "clamp": [lambda s, x, _: s.clamp(x, min=-0.5, max=0.5), lambda s, x, _: s.clamp(x, max=0.25),
+              lambda s, x, y: s.clamp(x, y), lambda s, x, y: s.clamp(x, None, y)],
     "clamp_min": [lambda s, x, _: s.clamp_min(x, min=0.1)],
     "clamp_max": [lambda s, x, _: s.clamp_max(x, max=0.1)],
     **{op: [lambda s, x, _, op=op: s.to(getattr(s, op)(x, dtype="int64"))] for op in ("to", "_to_copy")},
@@ -108,6 +115,8 @@ CASES: dict[str, list[Case]] = {
     "baddbmm": [lambda s, x, y: s.baddbmm(
         s.weight("b", 1, 1, 1), x, s.transpose(y, dim0=1, dim1=2, shape=("B", WIDTH, "Q")), shape=("B", "Q", "Q"))],
     "cat": [lambda s, x, y: s.cat(x, y, dim=-1, shape=("B", "Q", 2 * WIDTH))],
+    "concat": [lambda s, x, y: s.concat(x, y, dim=-1, shape=("B", "Q", 2 * WIDTH))],
+    "max": [lambda s, x, _: largest(s, x, keepdim=True), lambda s, x, _: largest(s, x, keepdim=False)],
     "stack": [lambda s, x, y: s.stack(x, y, dim=-1, shape=("B", "Q", WIDTH, 2))],
     "slice": [lambda s, x, _: s.slice(x, dim=2, start=2, end=2**63 - 1, shape=("B", "Q", WIDTH - 2)),
               lambda s, x, _: s.slice(x, dim=2, start=None, end=WIDTH, step=2, shape=("B", "Q", WIDTH // 2))],
@@ -188,6 +197,7 @@ def test_every_operator_has_a_case() -> None:
         (lambda s, x, _: s.index(x, *[chosen(s, x)[1]] * 2), "along several dimensions"),
         (lambda s, x, _: s.repeat_interleave(x, repeats=2, dim=None), "repeat_interleave"),
         (lambda s, x, _: s.addmm(x, x, x, beta=2), "addmm with factors"),
+        (lambda s, x, _: s.max(x, shape=()), "max of all values"),
         (lambda s, x, _: s.chunk(x, dim=1, chunks=2), "chunk along a dimension of unknown size"),
     ],
 )
