@@ -125,6 +125,21 @@ class CacheShape:
         wanted = [(i, name, "kv", first.shape, None) for i in range(self.layers) for name in ("key", "value")]
         return Uniform(self.layers, *first.shape) if said == wanted else None
 
+    @cached_property
+    def groups(self) -> tuple[tuple[CacheTensor, ...], ...]:
+        """Tensors that may lie in one array, in the order of the first of each: those of one kind, name, size and
+        dtype. So a uniform cache has two groups, the keys and the values of all layers."""
+        found: dict[object, list[CacheTensor]] = {}
+        for t in self.tensors:
+            found.setdefault((t.kind, t.name, t.shape, t.dtype), []).append(t)
+        return tuple(tuple(group) for group in found.values())
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where each tensor is in `groups`: which of them, and which tensor there."""
+        found = {t: (i, j) for i, group in enumerate(self.groups) for j, t in enumerate(group)}
+        return tuple(found[t] for t in self.tensors)
+
     def of_layer(self, layer: int) -> tuple[CacheTensor, ...]:
         """The tensors of one layer, in order."""
         return tuple(t for t in self.tensors if t.layer == layer)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.base import Deployment, Lowered, Shape, Target
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.xla.build import Job, Machine
+    from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
     from llmc.runtime.accelerators import Cards
     from llmc.settings import Settings
@@ -227,10 +228,10 @@ class NeuronTarget(XlaTarget):
         """Lower the program at the bucket's sizes."""
         return Executable(self.build(self._job(lowered, shape, options), options), self.state)
 
-    def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions) -> Core:
+    def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:
         from llmc.compiler.targets.neuron.lowering import TopCore
 
-        core = super()._sharded(core, config, options)
+        core = super()._sharded(core, config, options, entries)
         return TopCore(core, options.sample_top_k) if options.sample_top_k else core
 
 

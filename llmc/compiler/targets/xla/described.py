@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.build import Machine
     from llmc.compiler.targets.xla.capacity import Need
     from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.xla.client import Platform
 
 _DEGREES = (2, 4, 8, 16, 32, 64)
@@ -74,6 +75,13 @@ class DescribedTarget(XlaTarget):
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
         topology = self.topology
         return topology.devices, f"topology {topology.name}"
+
+    def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
+        """Keys and values of one size in every layer: memory (capacity.py) counts no others."""
+        from llmc.compiler.architectures.shared.caches import uniform_cache_of
+
+        uniform_cache_of(config, self.name)
+        return super().cache_shape(config, options)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the devices that a graph is sharded over."""

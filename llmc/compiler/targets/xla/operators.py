@@ -74,7 +74,7 @@ def _addmm(self: Array, mat1: Array, mat2: Array, beta: float = 1, alpha: float 
 _UNARY: dict[str, Rule] = {
     "neg": operator.neg, "rsqrt": lax.rsqrt, "cos": jnp.cos, "sin": jnp.sin, "tanh": jnp.tanh, "silu": jax.nn.silu,
     "sigmoid": jax.nn.sigmoid, "bitwise_not": operator.invert, "abs": jnp.abs, "reciprocal": jnp.reciprocal,
-    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp2": jnp.exp2, "square": jnp.square,
+    "floor": jnp.floor, "log": jnp.log, "relu": jax.nn.relu, "exp": jnp.exp, "exp2": jnp.exp2, "square": jnp.square,
 }  # fmt: skip
 _BINARY: dict[str, Rule] = {
     "mul": operator.mul, "div": operator.truediv, "le": operator.le, "lt": operator.lt, "gt": operator.gt,
@@ -129,6 +129,13 @@ def _clamp(self: Array, min: Any = None, max: Any = None) -> Array:  # noqa: A00
 @_rule("gelu.default")
 def _gelu(self: Array, approximate: str = "none") -> Array:
     return jax.nn.gelu(self, approximate=approximate == "tanh")
+
+
+@_rule("softplus.default")
+def _softplus(self: Array, beta: float = 1, threshold: float = 20) -> Array:
+    """log(1 + exp(beta · x)) / beta, and x itself where beta · x is above the threshold."""
+    scaled = self * beta
+    return jnp.where(scaled > threshold, self, jax.nn.softplus(scaled) / beta)
 
 
 @_rule("softmax.int")
@@ -374,6 +381,11 @@ def _zeros_like(self: Array, dtype: Any = None, **_: Any) -> Array:
 @_rule("full.default")
 def _full(size: Sequence[int], fill_value: float, dtype: Any = None, **_: Any) -> Array:
     return jnp.full(tuple(size), fill_value, dtype)
+
+
+@_rule("new_zeros.default")
+def _new_zeros(self: Array, size: Sequence[int], dtype: Any = None, **_: Any) -> Array:
+    return jnp.zeros(tuple(size), self.dtype if dtype is None else dtype)
 
 
 @_rule("new_ones.default")

@@ -57,7 +57,7 @@ class RolledCore:
             for name, stack in stacks.items():
                 inside[name] = lax.dynamic_index_in_dim(stack, chosen[name], keepdims=False)
             if folded.cache:
-                inside |= zip(folded.cache, read(index), strict=True)
+                inside |= {name: read(group, index) for group, name in enumerate(folded.cache)}
             evaluate(program, folded.body, inside)
             key, value = folded.new_entries
             return tuple(inside[c.after] for c in folded.carries), (inside[key], inside[value])
@@ -71,7 +71,7 @@ class RolledCore:
         values |= {c.last: v for c, v in zip(folded.carries, carried, strict=True) if c.last is not None}
         evaluate(program, folded.epilogue, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        return Outcome(logits, tuple(top), keys, news)
+        return Outcome(logits, tuple(top), (keys, news))
 
 
 def _stack(arrays: Sequence[Array], names: Sequence[str]) -> Array:

@@ -70,7 +70,8 @@ def logits_dims(config: Mapping[str, Any], degree: int) -> Dims:
 
 
 class ShardedCore:
-    """A core over `degree` devices: says where its logits and new cache entries lie, for XLA to follow.
+    """A core over `degree` devices: says where its logits and new cache entries lie, for XLA to follow. `entries` are
+    the dims of the cache's arrays.
 
     Without it, where key/value heads do not divide, XLA splits the replicated cache while a step writes to it, and
     gathers all of it afterwards. New entries that lie as the cache does prevent that: they alone are gathered, once for
@@ -79,11 +80,11 @@ class ShardedCore:
     shardings name it.
     """
 
-    def __init__(self, core: Core, config: Mapping[str, Any], degree: int) -> None:
+    def __init__(self, core: Core, config: Mapping[str, Any], degree: int, entries: Sequence[Dims]) -> None:
         self.weights = core.weights
         self._core = core
         self._degree = degree
-        self._entries = cache_dims(config, degree)
+        self._entries = entries
         self._logits = logits_dims(config, degree)
 
     def run(
@@ -102,7 +103,7 @@ class ShardedCore:
             out = self._core.run(token_ids, past_lengths, new_lengths, read, weights)
         return out._replace(
             logits=lies(lies(out.logits, self._logits), (None, None)),
-            keys=lies(out.keys, self._entries), values=lies(out.values, self._entries),
+            entries=tuple(lies(new, dims) for new, dims in zip(out.entries, self._entries, strict=True)),
         )  # fmt: skip
 
 

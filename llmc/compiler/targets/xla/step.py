@@ -1,17 +1,18 @@
 """One bucket's step as a JAX function: the program over a cache that stays on the device, updated in place.
 
-    step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], keys, values, *weights)
-        → logits [B, V] float32, with `top` the largest of them and their ids, keys, values
+    step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *cache, *weights)
+        → logits [B, V] float32, with `top` the largest of them and their ids, *cache
 
-`keys` and `values` [layers, slots, kv_heads, capacity, head_dim] are donated: what comes back lies where they lay, and
-holds, beside what it held, the live tokens of the live rows. Integers are int32. Row b belongs to slot slots[b]; −1
-marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a slice and no gather.
+`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, capacity, head_dim],
+states [layers, slots, …]. The arrays are donated: what comes back lies where they lay, and holds, beside what it held,
+the live tokens and the states of the live rows. Integers are int32. Row b belongs to slot slots[b]; −1 marks a dummy
+row, which writes nothing. A decode step's row b is slot b, so that its cache is a slice and no gather.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import lax
@@ -20,18 +21,24 @@ from llmc.compiler.program.sized import BoundProgram
 from llmc.compiler.targets.xla.attention.cache_view import CacheView
 from llmc.compiler.targets.xla.evaluate import evaluate
 
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import Kind
+
 Array = Any
-Read = Callable[[Any], tuple[Any, Any]]
-"""From a layer's index (a number, or traced) to key and value of the rows, [B, kv_heads, S, head_dim], or to views."""
+Read = Callable[[int, Any], Any]
+"""From a group and a place in it (a number, or traced) to what the rows have of that tensor, as programs take it (keys
+and values [B, kv_heads, S, head_dim], states [B, …]), or to a view."""
+Places = Sequence[tuple[int, int]]
+"""Group, and place in it, of each of a program's cache tensors, in its order."""
 
 
 class Outcome(NamedTuple):
-    """What a core returns: logits, the largest of them if asked for, and new keys and values [layers, B, H, Q, D]."""
+    """What a core returns: logits, the largest of them if asked for, and what is new of each group: keys and values
+    [layers, B, H, Q, D], states [layers, B, …]."""
 
     logits: Array
     top: tuple[Array, ...]
-    keys: Array
-    values: Array
+    entries: tuple[Array, ...]
 
 
 class Core(Protocol):
@@ -48,10 +55,11 @@ class Core(Protocol):
 
 
 class FlatCore:
-    """A program run layer after layer, as it was traced."""
+    """A program run layer after layer, as it was traced. Without `places`, it has keys and values in turn."""
 
-    def __init__(self, program: BoundProgram) -> None:
+    def __init__(self, program: BoundProgram, places: Places | None = None) -> None:
         self._program = program
+        self._places = in_turn(len(program.new_entries)) if places is None else places
         self.weights = list(program.weights.values())
 
     def run(
@@ -61,40 +69,59 @@ class FlatCore:
         program = self._program
         values = {"token_ids": token_ids, "past_lengths": past_lengths, "new_lengths": new_lengths}
         values |= dict(zip(program.weights, weights, strict=True))
-        for layer in range(len(program.cache) // 2):
-            values[program.cache[2 * layer]], values[program.cache[2 * layer + 1]] = read(layer)
+        if program.cache:
+            values |= {name: read(*at) for name, at in zip(program.cache, self._places, strict=True)}
         evaluate(program, program.operations, values)
         logits, *top = (values[name] for name in program.outputs[: 3 if program.top else 1])
-        new = [values[name] for name in program.new_entries]
-        return Outcome(logits, tuple(top), jnp.stack(new[::2]), jnp.stack(new[1::2]))
+        return Outcome(logits, tuple(top), stacked([values[name] for name in program.new_entries], self._places))
+
+
+def in_turn(tensors: int) -> Places:
+    """The places of keys and values of one size: a key and a value of each layer."""
+    return [(i % 2, i // 2) for i in range(tensors)]
+
+
+def stacked(entries: Sequence[Array], places: Places) -> tuple[Array, ...]:
+    """New entries in a program's order as one array a group."""
+    groups: dict[int, list[Array]] = {}
+    for entry, (group, _) in zip(entries, places, strict=True):
+        groups.setdefault(group, []).append(entry)
+    return tuple(jnp.stack(groups[i]) for i in range(len(groups)))
 
 
 def step_function(
-    core: Core, phase: str, context: int, loops: bool = True, views: bool = False, dtype: str | None = None
-) -> Callable[..., tuple[Array, ...]]:
+    core: Core, phase: str, context: int, loops: bool = True, views: bool = False, dtype: str | None = None,
+    kinds: Sequence[Kind] = ("kv", "kv"),
+) -> Callable[..., tuple[Array, ...]]:  # fmt: skip
     """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
     operations of their own, for compilers that know no loops. With `views` the core's operators read the cache where it
-    lies (a program of dialect `read_only`). `dtype`: what the core computes in, where the cache is of another.
+    lies (a program of dialect `read_only`). `dtype`: what the core computes in, where keys and values are held in
+    another; states are held as the core takes them. `kinds` are those of the cache's arrays.
     """
 
     def step(
-        token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, keys: Array, values: Array,
-        *weights: Array,
-    ) -> tuple[Array, ...]:  # fmt: skip
+        token_ids: Array, past_lengths: Array, new_lengths: Array, slots: Array, *arrays: Array
+    ) -> tuple[Array, ...]:
+        cache, weights = arrays[: len(kinds)], arrays[len(kinds) :]
 
-        def read(layer: Any) -> tuple[Any, Any]:
-            found = CacheView(keys, layer, slots, phase, context), CacheView(values, layer, slots, phase, context)
+        def read(group: int, place: Any) -> Any:
+            if kinds[group] == "state":
+                return CacheView(cache[group], place, slots, phase, None).rows()
+            view = CacheView(cache[group], place, slots, phase, context)
             if views:
-                return found
-            key, value = (view.rows() for view in found)
-            return (key, value) if dtype is None else (key.astype(dtype), value.astype(dtype))
+                return view
+            return view.rows() if dtype is None else view.rows().astype(dtype)
 
         out = core.run(token_ids, past_lengths, new_lengths, read, weights)
         live = jnp.where(slots >= 0, new_lengths, 0)
         # adds 0, computed from the logits: so all reads of the cache come before the writes, and XLA copies nothing
-        past_lengths = past_lengths + (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)
-        places = (jnp.maximum(slots, 0), past_lengths, live)
-        written = _write(keys, out.keys, *places, loops), _write(values, out.values, *places, loops)
+        after = (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)
+        first = jnp.maximum(slots, 0)
+        written = [
+            _write(held, new, first, past_lengths + after, live, loops) if kind == "kv"
+            else _replace(held, new, first + after, live, loops)
+            for kind, held, new in zip(kinds, cache, out.entries, strict=True)
+        ]  # fmt: skip
         top = () if not out.top else (out.top[0].astype(jnp.float32), out.top[1].astype(jnp.int32))
         return out.logits.astype(jnp.float32), *top, *written
 
@@ -130,6 +157,25 @@ def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loo
         kept = ((token >= 0) & (token < live[b]))[:, None]
         return lax.dynamic_update_slice(cache, jnp.where(kept, made, held), at)
 
+    return _each(batch, row, cache, loops)
+
+
+def _replace(cache: Array, new: Array, slots: Array, live: Array, loops: bool) -> Array:
+    """`cache` with the new states of live rows, of `new` [layers, B, …], in the place of their slots' own."""
+    new = new.astype(cache.dtype)
+    batch, inner = new.shape[1], new.shape[2:]
+    sizes, start = (new.shape[0], 1, *inner), (0,) * len(inner)
+
+    def row(b: Array, cache: Array) -> Array:
+        at = (0, slots[b], *start)
+        held, made = lax.dynamic_slice(cache, at, sizes), lax.dynamic_slice(new, (0, b, *start), sizes)
+        return lax.dynamic_update_slice(cache, jnp.where(live[b] > 0, made, held), at)
+
+    return _each(batch, row, cache, loops)
+
+
+def _each(batch: int, row: Callable[[Any, Array], Array], cache: Array, loops: bool) -> Array:
+    """`cache` after `row` of every row, in turn."""
     if loops:
         written: Array = lax.fori_loop(0, batch, row, cache)
         return written

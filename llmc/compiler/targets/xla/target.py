@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
     from llmc.compiler.targets.xla.build import Job, Machine
-    from llmc.compiler.targets.xla.step import Core
+    from llmc.compiler.targets.xla.sharding import Dims
+    from llmc.compiler.targets.xla.step import Core, Places
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor, Kind
     from llmc.runtime.executors.xla.envelope import Tensor
 
 KEPT_PREFIXES = 2
@@ -117,7 +119,7 @@ class XlaTarget(XlaFormats):
         flags = self.settings.xla_flags
         return {**found, **({"XLA_FLAGS": flags} if flags else {})}
 
-    def _rolls(self, programs: Sequence[Program], options: CompileOptions) -> bool:
+    def _rolls(self, programs: Sequence[Program], cache: CacheShape, options: CompileOptions) -> bool:
         """Whether repeated layers become one scanned body: as asked, or where it is the default and can be done.
 
         Raises InputError where it is asked for and cannot.
@@ -129,6 +131,8 @@ class XlaTarget(XlaFormats):
         from llmc.compiler.targets.xla.scan_layers import NotRollableError, roll
 
         try:
+            if len({group for group, _ in cache.places}) != 2 or len(cache) != 2 * cache.layers:
+                raise NotRollableError("it has caches of several kinds")
             for program in programs:
                 roll(_parsed(program.paths[PROGRAM]).at(2, 4, 8 * (program.name == CACHED)))
         except NotRollableError as e:
@@ -148,10 +152,20 @@ class XlaTarget(XlaFormats):
         """Without and with a cache, as the plan needs."""
         from llmc.compiler.targets.xla.sharding import require_degree
 
+        self.cache_shape(stages.checkpoint.config, options)
         devices, where = self._devices(options)
         require_degree(TENSOR_PARALLEL.of(options), devices, stages.checkpoint.config, where)
         self._other_lowering(options)  # missing packages are reported before anything is made
         return both_weightless(stages, self._traced(options), self.dialect(options))
+
+    def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
+        """The shape of the model's cache. Raises CheckpointError for one that cannot be held, before anything is
+        traced."""
+        from llmc.compiler.architectures.shared.caches import cache_of, uniform_cache_of
+
+        if LOWERING.of(options) != "jax":
+            uniform_cache_of(config, f"{self.name} with {LOWERING.flag} {LOWERING.of(options)}")
+        return cache_of(config)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
         """The dialect that the model is traced in."""
@@ -164,7 +178,7 @@ class XlaTarget(XlaFormats):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""
         lowering = self._other_lowering(options)
-        rolled = self._rolls(programs, options)
+        rolled = self._rolls(programs, self.cache_shape(stages.checkpoint.config, options), options)
         stack = described_as(rolled, str(options.quantize))
         shared = shared_files(stages, programs[0], stack)
         described = json.loads(stages.store.get_bytes(described_stage(stages, programs[0], stack).digest))
@@ -235,27 +249,43 @@ class XlaTarget(XlaFormats):
 
     def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
         """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
-        from llmc.compiler.architectures.shared.caches import uniform_cache_of
-        from llmc.compiler.targets.xla.sharding import cache_dims, describe, weight_shardings
+        from llmc.compiler.targets.xla.sharding import describe, weight_shardings
 
         limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
-        shape = uniform_cache_of(config, self.name)
         rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
         slots = max(CACHE_SLOTS.of(options) or rows + KEPT_PREFIXES, rows)
         longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))
         capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         split = weight_shardings({d["name"]: tuple(d["shape"]) for d in described}, config, degree)
-        sizes = [shape.layers, slots, shape.kv_heads, capacity, shape.head_dim]
-        held = KV_CACHES[self.cache_dtype(options)]
-        cache_tensor = {"shape": sizes, "dtype": held, "dims": list(cache_dims(config, degree))}
         layout = {
-            "cache": [{"name": name, **cache_tensor} for name in ("keys", "values")],
+            "cache": [
+                self._cache_array(group, slots, capacity, config, options)
+                for group in self.cache_shape(config, options).groups
+            ],
             "weights": [
                 {"name": d["name"], "shape": d["shape"], "dtype": d["dtype"], "dims": list(split[d["name"]].dims)}
                 for d in described
             ],
         }  # fmt: skip
         return layout, describe(split, config, degree, {d["name"]: ITEM_BYTES[d["dtype"]] for d in described})
+
+    def _cache_array(
+        self, group: Sequence[CacheTensor], slots: int, capacity: int, config: Mapping[str, Any],
+        options: CompileOptions,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What all slots have of a group of tensors. States lie whole on every device."""
+        from llmc.compiler.targets.xla.sharding import cache_dims
+
+        first, degree = group[0], TENSOR_PARALLEL.of(options)
+        sizes = first.size(slots, capacity)
+        dtype = KV_CACHES[self.cache_dtype(options)] if first.kind == "kv" else DTYPES[options.dtype]
+        split = first.kind == "kv" and first.shape[0] % degree == 0
+        dims = cache_dims(config, degree) if split else (None,) * (1 + len(sizes))
+        return {
+            "name": {"key": "keys", "value": "values"}.get(first.name, first.name), "kind": first.kind,
+            "shape": [len(group), *sizes], "dtype": dtype if first.dtype is None else DTYPES[first.dtype],
+            "dims": list(dims),
+        }  # fmt: skip
 
     def _slot_stage(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> Entry:
         components = {
@@ -306,22 +336,29 @@ class XlaTarget(XlaFormats):
 
         assert isinstance(lowered, XlaLowered)
         batch, query, context = shape.sizes
-        core = self._core(lowered.inputs[CACHED if context else FIRST], shape.sizes, options, lowered.rolled)
-        layout = lowered.layout
+        layout, shared = lowered.layout, self.cache_shape(lowered.config, options)
+        core = self._core(
+            lowered.inputs[CACHED if context else FIRST], shape.sizes, options, lowered.rolled, shared.places
+        )
         weights = {tensor.name: tensor for tensor in tensors(layout["weights"])}
-        core = self._sharded(QuantisedCore(core, weights), lowered.config, options)
+        entries = [tensor.dims for tensor in tensors(layout["cache"])]
+        core = self._sharded(QuantisedCore(core, weights), lowered.config, options, entries)
         rows = [Tensor(name, (batch,), "int32", (None,)) for name in _STEP_INPUTS]
         rows[0] = Tensor("token_ids", (batch, query), "int32", (None, None))
         inputs = (*rows, *tensors(layout["cache"]), *(weights[name] for name in core.weights))
         views = self.dialect(options) == "read_only"
-        step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype])
-        return Job("step", step, inputs, (4, 5), str(shape), self._native(step, options))
+        kinds = kinds_of(layout["cache"])
+        step = step_function(core, shape.phase, context, self.loops, views, DTYPES[options.dtype], kinds)
+        donated = tuple(range(len(rows), len(rows) + len(kinds)))
+        return Job("step", step, inputs, donated, str(shape), self._native(step, options))
 
     def _native(self, step: Callable[..., Any], options: CompileOptions) -> Callable[..., Any] | None:
         """The step as it is compiled for the machine, where that is not the portable program."""
         return None
 
-    def _core(self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool) -> Core:
+    def _core(
+        self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool, places: Places
+    ) -> Core:
         if LOWERING.of(options) == "torch-xla":
             from llmc.compiler.targets.xla.torch_xla import find_python, torch_xla_core
 
@@ -330,13 +367,13 @@ class XlaTarget(XlaFormats):
         from llmc.compiler.targets.xla.step import FlatCore
 
         bound = _parsed(program).at(*sizes)
-        return roll(bound) if rolled else FlatCore(bound)
+        return roll(bound) if rolled else FlatCore(bound, places)
 
-    def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions) -> Core:
+    def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:
         from llmc.compiler.targets.xla.sharding import ShardedCore
 
         degree = TENSOR_PARALLEL.of(options)
-        return core if degree == 1 else ShardedCore(core, config, degree)
+        return core if degree == 1 else ShardedCore(core, config, degree, entries)
 
 
 def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -348,11 +385,16 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
     target = open_target(options.device)
     assert isinstance(target, XlaTarget)
     target.machine(options)  # JAX is configured before anything imports it
-    keys, values = tensors(cache)
+    donated = tuple(range(len(cache)))
     return {
-        name: target.build(Job("slots", function, inputs, (0, 1) if changes else (), name), options)
-        for name, (function, inputs, changes) in slot_programs(keys, values).items()
+        name: target.build(Job("slots", function, inputs, donated if changes else (), name), options)
+        for name, (function, inputs, changes) in slot_programs(tensors(cache), kinds_of(cache)).items()
     }
+
+
+def kinds_of(described: Sequence[Mapping[str, Any]]) -> list[Kind]:
+    """Kinds of the cache's arrays in a layout's description."""
+    return [d["kind"] for d in described]
 
 
 def tensors(described: Sequence[Mapping[str, Any]]) -> list[Tensor]:

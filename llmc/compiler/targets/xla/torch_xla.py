@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, stablehlo
@@ -28,7 +27,7 @@ from jax.interpreters import mlir
 
 from llmc.compiler.targets.xla import torch_xla_worker as worker
 from llmc.compiler.targets.xla.evaluate import narrowed
-from llmc.compiler.targets.xla.step import Array, Outcome, Read
+from llmc.compiler.targets.xla.step import Array, Outcome, Read, in_turn, stacked
 from llmc.errors import CompileError, DeviceError
 from llmc.paths import expanded
 from llmc.runtime import portable_program
@@ -146,7 +145,7 @@ class TorchXlaCore:
         self.weights: Sequence[str] = weight_names(program)
         self._inputs = inputs
         self._arguments = made.arguments
-        self._layers = (len(inputs) - len(FIXED_INPUTS) - len(self.weights)) // 2
+        self._cache = len(inputs) - len(FIXED_INPUTS) - len(self.weights)
         self._top = len(outputs) % 2 == 1 and graph["tensor_values"][outputs[2]]["dtype"] == _INT64
         if any(not 0 <= i < len(inputs) for i in made.arguments):
             raise CompileError(f"torch-xla's module takes inputs that the program has not: it has {len(inputs)}")
@@ -159,7 +158,7 @@ class TorchXlaCore:
         self, token_ids: Array, past_lengths: Array, new_lengths: Array, read: Read, weights: Sequence[Array]
     ) -> Outcome:
         """See `Core.run`; raises CompileError, naming it, for an input of another shape or dtype than the bucket's."""
-        cache = [entry for layer in range(self._layers) for entry in read(layer)]
+        cache = [read(*at) for at in in_turn(self._cache)]
         given = [token_ids, past_lengths, new_lengths, *cache, *weights]
         for name, expected, found in zip(self._inputs, self._expected, given, strict=True):
             if (expected.shape, expected.dtype) != (found.shape, found.dtype):
@@ -167,7 +166,7 @@ class TorchXlaCore:
                 raise CompileError(f"torch-xla's module takes {name} as {expected.str_short()}, not {took}")
         logits, *rest = _CALL.bind(*(given[i] for i in self._arguments), module=self._module)
         top, new = (rest[:2], rest[2:]) if self._top else ([], rest)
-        return Outcome(logits, tuple(top), jnp.stack(new[::2]), jnp.stack(new[1::2]))
+        return Outcome(logits, tuple(top), stacked(new, in_turn(len(new))))
 
 
 _INT64 = next(code for code, name in DTYPES.items() if name == "int64")

@@ -1,8 +1,9 @@
 """Steps over a cache that stays on the device, for XLA's programs, whoever compiled them.
 
-Keys and values of all slots lie on the device [layers, slots, kv_heads, capacity, head_dim], sized when the bundle was
-compiled. A step takes them, writes the live rows' live tokens into their slots, and gives them back in place; a larger
-bucket reads more of them. What else happens to slots (copies, import, export, poison) are programs of the bundle, too.
+The cache of all slots lies on the device, one array for each of `CacheShape.groups`: keys or values [layers, slots,
+kv_heads, capacity, head_dim], states [layers, slots, …], sized when the bundle was compiled. A step takes them, writes
+the live rows' live tokens and states into their slots, and gives them back in place; a larger bucket reads more tokens.
+What else happens to slots (copies, import, export, poison) are programs of the bundle, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
-from llmc.runtime.executors.base import require_held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.xla.compile_events import told
 from llmc.runtime.top_logits import TopLogits
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
+STEP_INPUTS = 4
+"""Of a step before the cache: token ids, past lengths, new lengths and slots."""
 SLOT_PROGRAMS = ("slot_copy", "slot_fill", "slot_read", "slot_write")
 
 
@@ -85,16 +87,19 @@ class SlotExecutor(StaticExecutor):
         self._programs: dict[str, SlotProgram] = {}
         self._slot_programs = {name: self._load(name, name) for name in SLOT_PROGRAMS}
         self._native = self._slot_programs["slot_fill"].native
-        keys, values = self._slot_programs["slot_fill"].header.inputs[:2]
-        _, held, _, longest, _ = keys.shape
+        self._shape = self.bundle.cache_shape
+        self._kinds = [group[0].kind for group in self._shape.groups]
+        cache = self._slot_programs["slot_fill"].header.inputs[: len(self._kinds)]
+        _, held, *_ = cache[0].shape
         if self.slots > held:
             raise InputError(
                 f"{self.bundle.path}: its cache holds {held} sequences, asked for {self.slots}; compile it with "
                 f"--cache-slots {self.slots}"
             )
-        self.capacity = min(self.capacity, longest)
+        longest = [t.shape[3] for kind, t in zip(self._kinds, cache, strict=True) if kind == "kv"]
+        self.capacity = min([self.capacity, *longest])
         with told(self.compilations.opened):
-            self._cache = [arrays.zeros(t) for t in (keys, values)]
+            self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
         self._used = [0] * self.slots
         self._outputs: list[Any] = []
@@ -106,7 +111,8 @@ class SlotExecutor(StaticExecutor):
     @property
     def cache_dtype(self) -> str:
         """As the programs were compiled for it; bfloat16 holds float8's numbers."""
-        return "f32" if self._slot_programs["slot_fill"].header.inputs[0].dtype == "float32" else "bf16"
+        held = {t.dtype for t in self._slot_programs["slot_fill"].header.inputs[: len(self._kinds)]}
+        return "f32" if "float32" in held else "bf16"
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
         """Open the named executables; the others open when first needed.
@@ -142,41 +148,35 @@ class SlotExecutor(StaticExecutor):
         slots[: len(step.slots)] = step.slots
         given = [a.astype(np.int32) for a in (step.token_ids, step.past_lengths, step.new_lengths)]
         with told(self.compilations.record):
-            *self._outputs, keys, values = program.run([*self._arrays.put(*given, slots), *self._cache, *weights])
-        self._cache = [keys, values]
+            made = program.run([*self._arrays.put(*given, slots), *self._cache, *weights])
+        first = len(made) - len(self._cache)
+        self._outputs, self._cache = made[:first], made[first:]
         for row, slot in enumerate(step.slots):
             self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache, on the device."""
-        require_held(self._used, source, length)
+        self._require_start(self._used, source, length)
         if source != target:
             self._change("slot_copy", *self._numbers(source, target, length))
         self._used[target] = length
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """The slot as it lies on the device, cut to `length` tokens, in float32."""
-        require_held(self._used, slot, length)
-        rows = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
-        keys, values = (self._arrays.fetch(r)[:, :, :length].astype(np.float32) for r in rows)
-        return [t for pair in zip(keys, values, strict=True) for t in pair]
+        self._require_start(self._used, slot, length)
+        made = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
+        rows = [self._arrays.fetch(r).astype(np.float32) for r in made]
+        rows = [row[:, :, :length] if kind == "kv" else row for kind, row in zip(self._kinds, rows, strict=True)]
+        return [rows[group][place] for group, place in self._shape.places]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Write a slot, rounded to the cache's dtype; in 8 bits, numbers beyond its range are its largest."""
-        from ml_dtypes import finfo
-
-        from llmc.runtime.executors.xla.weights import dtype_of
-
-        inputs = self._slot_programs["slot_write"].header.inputs
-        layers, _, heads, capacity, size = inputs[0].shape
-        length = self._check_prefix(prefix, 2 * layers)
-        dtype = dtype_of(inputs[0].dtype)
-        rows = np.zeros((2, layers, heads, capacity, size), dtype)
-        given = np.stack([np.stack(prefix[::2]), np.stack(prefix[1::2])])
-        if dtype.itemsize == 1:
-            given = np.clip(given, -float(finfo(dtype).max), float(finfo(dtype).max))
-        rows[:, :, :, :length] = given
-        self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs[4:], *rows))
+        length = self._check_prefix(prefix, len(self._shape))
+        inputs = self._slot_programs["slot_write"].header.inputs[len(self._cache) + 2 :]
+        rows = [_row_of(tensor) for tensor in inputs]
+        for (group, place), given in zip(self._shape.places, prefix, strict=True):
+            _fill_row(rows[group][place], given, length)
+        self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs, *rows))
         self._used[slot] = length
 
     def poison(self, slot: int, start: int, value: float) -> None:
@@ -202,8 +202,9 @@ class SlotExecutor(StaticExecutor):
         """An executable's program, and the weights that it takes."""
         if executable.blob not in self._bound:
             program = self._programs[executable.blob] = self._load(executable.blob, str(executable))
+            first = STEP_INPUTS + len(self._cache)
             with told(self.compilations.opened):
-                self._bound[executable.blob] = [self._arrays.weight(t) for t in program.header.inputs[6:]]
+                self._bound[executable.blob] = [self._arrays.weight(t) for t in program.header.inputs[first:]]
         return self._programs[executable.blob], self._bound[executable.blob]
 
     def _change(self, program: str, *arguments: Any) -> None:
@@ -212,3 +213,19 @@ class SlotExecutor(StaticExecutor):
 
     def _numbers(self, *numbers: int) -> list[Any]:
         return self._arrays.put(*(np.int32(n) for n in numbers))
+
+
+def _row_of(tensor: Tensor) -> NDArray[Any]:
+    from llmc.runtime.executors.xla.weights import dtype_of
+
+    return np.zeros(tensor.shape, dtype_of(tensor.dtype))
+
+
+def _fill_row(row: NDArray[Any], given: Array, length: int) -> None:
+    """Put a prefix's tensor into a row [heads, capacity, width], rounded as that holds numbers."""
+    from ml_dtypes import finfo
+
+    if row.dtype.itemsize == 1:
+        largest = float(finfo(row.dtype).max)
+        given = np.clip(given, -largest, largest)
+    row[:, :length] = given

@@ -73,7 +73,7 @@ def _report(
     split = weight_shardings(shapes, CONFIG, degree)
     whole, slots = (NamedSharding(mesh, PartitionSpec(*d)) for d in ((), cache_dims(CONFIG, degree)))
     lies = [whole] * 4 + [slots] * 2 + [NamedSharding(mesh, PartitionSpec(*s.dims)) for s in split.values()]
-    step = step_function(ShardedCore(core, CONFIG, degree), phase, CONTEXT)
+    step = step_function(ShardedCore(core, CONFIG, degree, [cache_dims(CONFIG, degree)] * 2), phase, CONTEXT)
     jitted = jax.jit(step, donate_argnums=(4, 5), keep_unused=True, out_shardings=(whole, slots, slots))
     inputs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in zip(given, lies, strict=True)]
     compiled = jitted.lower(*inputs).compile()

@@ -33,7 +33,7 @@ def xla_run(case: str) -> Run:
         core = FlatCore(traced.at(batch, query, context))
 
         def step(ids: Any, past: Any, new: Any, kept: Any, weights: Any) -> Any:
-            return core.run(ids, past, new, lambda layer: (kept[2 * layer], kept[2 * layer + 1]), weights)
+            return core.run(ids, past, new, lambda group, layer: kept[2 * layer + group], weights)
 
         return jax.jit(step), [tensors[name].numpy() for name in core.weights]
 
@@ -41,7 +41,7 @@ def xla_run(case: str) -> Run:
         step, weights = compiled(*ids.shape, kept[0].shape[2])
         integers = [t.numpy().astype(np.int32) for t in (ids, past, new)]
         out = step(*integers, [t.numpy() for t in kept], weights)
-        pairs = zip(np.array(out.keys), np.array(out.values), strict=True)
+        pairs = zip(*map(np.array, out.entries), strict=True)
         return [torch.from_numpy(np.array(out.logits)), *(torch.from_numpy(t) for pair in pairs for t in pair)]
 
     return run

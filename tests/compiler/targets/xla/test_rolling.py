@@ -86,9 +86,8 @@ def run(core: Any, arrays: Mapping[str, Any], case: str, bucket: str, dtype: str
         held[:, :, row, :, length:] = np.nan
 
     def step(ids: Any, past: Any, new: Any, held: Any, *arguments: Any) -> Any:
-        def read(layer: Any) -> tuple[Any, Any]:
-            key, value = (lax.dynamic_index_in_dim(side, layer, keepdims=False) for side in held)
-            return key, value
+        def read(group: int, layer: Any) -> Any:
+            return lax.dynamic_index_in_dim(held[group], layer, keepdims=False)
 
         return core.run(ids, past, new, read, arguments)
 
@@ -97,7 +96,7 @@ def run(core: Any, arrays: Mapping[str, Any], case: str, bucket: str, dtype: str
     counts = [jnp.asarray(a, "int32") for a in (ids, past, new)]
     with unoptimised():
         out = jax.jit(step)(*counts, jnp.asarray(held, dtype), *(arrays[name] for name in core.weights))
-    named = {"logits": out.logits, "keys": out.keys, "values": out.values}
+    named = {"logits": out.logits, **dict(zip(("keys", "values"), out.entries, strict=True))}
     named |= dict(zip(("largest", "ids"), out.top, strict=bool(out.top)))
     return {name: np.asarray(a, np.float32) for name, a in named.items()}
 

@@ -28,11 +28,11 @@ class EchoCore:
         from llmc.compiler.targets.xla.step import Outcome
 
         batch, query = token_ids.shape
-        rows = [read(layer) for layer in range(LAYERS)]
+        rows = [(read(0, layer), read(1, layer)) for layer in range(LAYERS)]
         logits = sum(k.sum((1, 2, 3)) + v.sum((1, 2, 3)) for k, v in rows)
         new = jnp.stack([token_ids + layer / 10 for layer in range(LAYERS)])
         new = jnp.broadcast_to(new[:, :, None, :, None], (LAYERS, batch, HEADS, query, SIZE)).astype(jnp.float32)
-        return Outcome(jnp.broadcast_to(logits[:, None], (batch, 5)) + 0 * weights[0].sum(), (), new, -new)
+        return Outcome(jnp.broadcast_to(logits[:, None], (batch, 5)) + 0 * weights[0].sum(), (), (new, -new))
 
 
 def run(

@@ -55,8 +55,8 @@ def jax_module(bucket: str, order: list[int]) -> bytes:
         values = dict(zip(order, arguments, strict=True))
         ids, past, new, *rest = (values[i] for i in range(len(order)))
         numbers = (a.astype(jnp.int32) for a in (ids, past, new))
-        out = core.run(*numbers, lambda i: rest[2 * i : 2 * i + 2], rest[len(cache) :])
-        pairs = [entry for pair in zip(out.keys, out.values, strict=True) for entry in pair]
+        out = core.run(*numbers, lambda group, layer: rest[2 * layer + group], rest[len(cache) :])
+        pairs = [entry for pair in zip(*out.entries, strict=True) for entry in pair]
         return (out.logits, *(t.astype(jnp.int64) if i else t for i, t in enumerate(out.top)), *pairs)
 
     with jax.enable_x64(True):

@@ -16,7 +16,8 @@ Array = Any
 @partial(jax.tree_util.register_dataclass, data_fields=["cache", "layer", "slots"], meta_fields=["phase", "context"])
 @dataclass(frozen=True)
 class CacheView:
-    """Keys or values [layers, slots, kv_heads, capacity, head_dim] of all layers, and which of them are meant."""
+    """One group of the cache's tensors, and which of them are meant: keys or values of several layers [layers, slots,
+    kv_heads, capacity, head_dim], or states [layers, slots, …]."""
 
     cache: Array
     layer: Any
@@ -24,18 +25,20 @@ class CacheView:
     slots: Array
     """[B]: the slot of each row, −1 for a dummy row. Row b of a decode step has slot b, or is a dummy row."""
     phase: str
-    context: int
-    """The tokens of a slot that may be live."""
+    context: int | None
+    """The tokens of a slot that may be live; None of states, which have no tokens."""
 
     def rows(self) -> Array:
-        """The first `context` tokens of each row's slot, [B, kv_heads, context, head_dim]."""
-        _, _, heads, _, size = self.cache.shape
+        """The first `context` tokens of each row's slot, [B, kv_heads, context, head_dim], or its state [B, …]."""
+        inner = self.cache.shape[2:]
+        if self.context is not None:
+            inner = (inner[0], self.context, inner[2])
         batch, zero = self.slots.shape[0], jnp.int32(0)
+        start = (zero,) * len(inner)
         if self.phase == "decode":
-            at = (self.layer, zero, zero, zero, zero)
-            return lax.dynamic_slice(self.cache, at, (1, batch, heads, self.context, size))[0]
-        sizes = (1, 1, heads, self.context, size)
-        places = [(self.layer, jnp.maximum(self.slots[b], 0), zero, zero, zero) for b in range(batch)]
+            return lax.dynamic_slice(self.cache, (self.layer, zero, *start), (1, batch, *inner))[0]
+        sizes = (1, 1, *inner)
+        places = [(self.layer, jnp.maximum(self.slots[b], 0), *start) for b in range(batch)]
         return jnp.concatenate([lax.dynamic_slice(self.cache, at, sizes)[0] for at in places])
 
 
