@@ -31,7 +31,7 @@ def flash_attention(
     """
     batch, heads, length, size = query.shape
     kv_heads = key.shape[1]
-    context = past[0].context if past else 0
+    context = (past[0].context or 0) if past else 0
     tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, context, query.dtype.itemsize)
     rows = jnp.swapaxes(query, 1, 2)
     inputs: tuple[Array, ...] = (rows, key, value)
