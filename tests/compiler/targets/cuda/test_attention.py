@@ -23,6 +23,7 @@ from llmc.compiler.targets.cuda.target import COMPILER_OPTIONS, CudaTarget
 from llmc.compiler.targets.cuda.topology import parse_topology
 from llmc.errors import InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.executors.envelope import Envelope
 from llmc.runtime.executors.xla.envelope import FORM
 from tests.compiler import tiny
@@ -79,7 +80,7 @@ def test_steps_are_rolled_only_where_it_is_asked_for(options: dict[str, object],
     asked = target.configure(CompileOptions.of("cuda:h100", dtype="bf16", **options))
 
     assert isinstance(target, CudaTarget)
-    assert target._rolls((), asked) is rolled
+    assert target._rolls((), CacheShape.plain(2, 1, 8), asked) is rolled
 
 
 @pytest.mark.parametrize(
