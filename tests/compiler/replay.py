@@ -41,7 +41,8 @@ def two_part_run(case: str) -> Run:
     shape = cache_of(tiny.config(case))
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        context = next((t.shape[2] for said, t in zip(shape, kept, strict=False) if said.kind == "kv"), 0)
+        sizes = [t.shape[2] for said, t in zip(shape, kept, strict=False) if said.kind == "kv"]
+        context = sizes[0] if sizes else len(kept)  # states alone are the same whatever the context
         program = specialised(case, *token_ids.shape, context)
         return list(program.run(token_ids, past, new, *kept, *(tensors[n] for n in program.weights)))
 

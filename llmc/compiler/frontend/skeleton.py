@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,11 @@ def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
                 setattr(module, name, nn.Identity())
     model.eval().requires_grad_(False)
     return model
+
+
+def cache_argument(model: nn.Module) -> str:
+    """The name under which a model takes and gives back its cache; models of Mamba layers alone have their own."""
+    return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
 
 
 def _hold_stored_buffers(module: nn.Module) -> None:

@@ -37,6 +37,7 @@ from llmc.compiler.frontend.in_place import without_writes
 from llmc.compiler.frontend.layer_kinds import LayerPlan, NotRepeatableError
 from llmc.compiler.frontend.recurrent.replace import STATES, StateCache, replace_functions
 from llmc.compiler.frontend.repeat import repeat
+from llmc.compiler.frontend.skeleton import cache_argument
 from llmc.compiler.frontend.traceable import as_fake, build_traceable
 from llmc.errors import CompileError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor
@@ -61,6 +62,7 @@ class Step(nn.Module):
         super().__init__()
         replace_functions(model)
         self.model = model
+        self.cache_argument = cache_argument(model)
         self.shape = shape
         self.dialect = dialect
         self.top_k = top_k
@@ -83,7 +85,8 @@ class Step(nn.Module):
         cache_object = StepCache(state)
         token, states = STATE.set(state), STATES.set(cache_object)
         try:
-            out = self.model(input_ids=token_ids, position_ids=positions, past_key_values=cache_object, use_cache=True)
+            given = {self.cache_argument: cache_object}
+            out = self.model(input_ids=token_ids, position_ids=positions, use_cache=True, **given)
         finally:
             STATE.reset(token)
             STATES.reset(states)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.rope import BY_LENGTH
 from llmc.compiler.frontend.experts import registered
 from llmc.compiler.frontend.latent import trace_latents
@@ -25,7 +26,7 @@ def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
     model = build_skeleton(config)
     if model._can_set_attn_implementation():
         model.set_attn_implementation(attention)
-    else:
+    elif cache_of(config).kv:
         take_over(model, attention)
     _keep_frequencies(model)
     trace_latents(model)

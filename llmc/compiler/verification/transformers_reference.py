@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.skeleton import cache_argument, load_real_model
 from llmc.settings import Settings
 
 
@@ -35,12 +35,12 @@ class TransformersReference:
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """Token by token over transformers' own cache."""
         made: list[int] = []
-        step, past = torch.tensor([list(prompt)]), None
+        step, past, name = torch.tensor([list(prompt)]), None, cache_argument(self._model)
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             while len(made) < count:
-                out: Any = self._model(step, past_key_values=past, use_cache=True, logits_to_keep=1)
-                past = out.past_key_values
+                out: Any = self._model(step, use_cache=True, logits_to_keep=1, **{name: past})
+                past = getattr(out, name)
                 made.append(int(out.logits[0, -1].argmax()))
                 step = torch.tensor([[made[-1]]])
         return made

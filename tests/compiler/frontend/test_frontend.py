@@ -190,7 +190,7 @@ def test_the_cpu_target_compiles_a_variant_from_a_checkpoint_on_disk(case: str, 
         assert llm.compilations == 0
 
 
-@pytest.mark.parametrize("model_type", ["ctrl", "mamba", None, 7])
+@pytest.mark.parametrize("model_type", ["ctrl", "rwkv", None, 7])
 def test_an_architecture_that_is_not_supported_is_refused_by_name(model_type: object) -> None:
     with pytest.raises(CheckpointError, match="is not supported") as refused:
         trace({"model_type": model_type, "vocab_size": 8}, "fused")

@@ -11,7 +11,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 HEADS: Mapping[str, tuple[str, ...]] = {
     HEAD: (
         EMBEDDING, "transformer.wte.weight", "transformer.word_embeddings.weight", "model.decoder.embed_tokens.weight",
-        "gpt_neox.embed_in.weight",
+        "gpt_neox.embed_in.weight", "backbone.embeddings.weight",
     ),
 }  # fmt: skip
 """Names of the families' heads → those of the embeddings that they may be tied to: a tied head is not stored."""
