@@ -57,8 +57,9 @@ FAMILY = Family(
     reads=frozenset({
         "attn_layer_indices", "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv",
         "mamba_expand", "mamba_conv_bias", "mamba_proj_bias", "time_step_limit", "partial_rotary_factor",
-        "attn_rotary_emb",
     }),
+    # transformers rotates half of a head whatever the key says; half of the published models' heads is this
+    allows={"attn_rotary_emb": (64,)},
     harmless=frozenset({"mamba_chunk_size", "num_logits_to_keep", "z_loss_coefficient"}),
     sharding=rules(
         NAMES, query=r"self_attn\.q_proj", keys=r"self_attn\.[kv]_proj", output=r"self_attn\.o_proj",

@@ -47,8 +47,7 @@ def _width(config: Config) -> int:
 
 
 def _derived(config: Config) -> dict[str, Any]:
-    theta = {"rope_theta": config.get("rope_theta") or config.get("theta")}
-    return {"tie_word_embeddings": config.get("tie_word_embeddings", config.get("tie_embedding", True)), **theta}
+    return {"tie_word_embeddings": config.get("tie_word_embeddings", config.get("tie_embedding", True))}
 
 
 def _cache(config: Config) -> CacheShape:
@@ -79,9 +78,12 @@ FAMILY = Family(
     unread=frozenset({"hidden_act", "rms_norm_eps"}),
     reads=frozenset({
         "norm_eps", "conv_bias", "conv_L_cache", "block_multiple_of", "block_ffn_dim_multiplier",
-        "block_auto_adjust_ff_dim", "block_ff_dim", "full_attn_idxs", "layer_types", "theta", "tie_embedding",
+        "block_auto_adjust_ff_dim", "block_ff_dim", "full_attn_idxs", "layer_types", "tie_embedding",
     }),
-    allows={"block_use_swiglu": (True,), "block_use_xavier_init": (True, False), "use_pos_enc": (True,)},
+    # transformers reads no `theta`: published configurations say rope_theta too, whose default this is
+    allows={
+        "block_use_swiglu": (True,), "block_use_xavier_init": (True, False), "use_pos_enc": (True,), "theta": (1e6,),
+    },
     harmless=frozenset({
         "block_mlp_init_scale", "block_out_init_scale", "block_norm_eps", "block_dim", "conv_dim", "conv_dim_out",
         "conv_use_xavier_init", "num_heads",
