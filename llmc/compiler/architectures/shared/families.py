@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,13 @@ def family(config: Config) -> Family:
 
 def by_gguf_architecture() -> dict[str, str]:
     """general.architecture of GGUF files → model type."""
-    known = {name: family({"model_type": name}).gguf for name in supported()}
+    return dict(_by_gguf_architecture(tuple(supported())))
+
+
+@cache
+def _by_gguf_architecture(names: tuple[str, ...]) -> dict[str, str]:
+    """Of these model types; found once, since opening a file asks several times."""
+    known = {name: family({"model_type": name}).gguf for name in names}
     return {gguf.architecture: name for name, gguf in known.items() if gguf is not None}
 
 
