@@ -24,16 +24,18 @@ from tests.models.texts import NEW, PROMPTS
 
 SIGLIP = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 IMAGES = {"image_size": 8, "patch_size": 4}
+_QWEN = {
+    "vision_config": {
+        "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
+        "out_hidden_size": 64, "num_position_embeddings": 16,
+    },
+    "tie_word_embeddings": False,
+}  # fmt: skip
 VISION: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": {**SIGLIP, **IMAGES, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4},
     "mistral3": {"vision_config": {**SIGLIP, **IMAGES, "model_type": "pixtral", "head_dim": 8}},
-    "qwen3_5": {
-        "vision_config": {
-            "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
-            "out_hidden_size": 64, "num_position_embeddings": 16,
-        },
-        "tie_word_embeddings": False,
-    },
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
 }  # fmt: skip
 
 

@@ -140,6 +140,14 @@ def test_tensors_that_are_computed_anyway_are_no_matter(folder: Path, name: str)
     require_consumed(open_checkpoint(folder))
 
 
+def test_layers_of_another_kind_than_their_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    folder = tiny.write_model(tmp_path, "jamba")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attn_layer_offset": 0}))
+    with pytest.raises(CheckpointError, match=r"takes the tensors model\.layers\.0\.mamba\.A_log"):
+        require_consumed(open_checkpoint(folder))
+
+
 @pytest.mark.parametrize("verify", ["sample", "none"])
 def test_a_compile_refuses_before_it_builds_anything(tmp_path: Path, verify: str) -> None:
     toy = Toy.make(tmp_path)

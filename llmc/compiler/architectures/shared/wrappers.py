@@ -33,6 +33,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper("gemma3_text", True, _LLAVA),
     "mistral3": Wrapper("mistral", True, _LLAVA),
     "qwen3_5": Wrapper("qwen3_5_text", False, ("visual", "mtp")),
+    "qwen3_5_moe": Wrapper("qwen3_5_moe_text", False, ("visual", "mtp")),
 }
 """Model type → what it wraps. Source: transformers 5.23, configuration_*.py (`sub_configs_defaults`,
 `tie_word_embeddings`), modeling_*.py (modules) and conversion_mapping.py ("llava": names of older checkpoints).
