@@ -41,6 +41,7 @@ CONVENTIONS = {
     "gate_up-statics": Convention(_GATE_UP, ((r"^mlp\.moe_statics\.", "mlp.gate.moe_statics."),)),
     "w123": Convention(_W123, ((r"^block_sparse_moe\.", "mlp."),)),
     "w123-router": Convention(_W123, ((r"^block_sparse_moe\.", "mlp."), (r"^mlp\.gate\.weight$", "mlp.router.weight"))),
+    "up_down": Convention({"up_proj.weight": "up_proj", "down_proj.weight": "down_proj"}),
     "linear": Convention(
         {},
         (

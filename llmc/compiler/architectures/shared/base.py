@@ -100,7 +100,7 @@ class Family:
     and v, o, the packed gate and up, and down; norms that take in a residual do not count."""
     tiny: Mapping[str, Any]
     """The smallest configuration that has all features of this family, for tests, without vocab_size. At most two
-    layers.
+    layers, four where each is one thing: attention, an MLP.
     """
 
     def in_common_terms(self, config: Config) -> dict[str, Any]:

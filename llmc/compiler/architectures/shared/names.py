@@ -11,7 +11,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 HEADS: Mapping[str, tuple[str, ...]] = {
     HEAD: (
         EMBEDDING, "transformer.wte.weight", "transformer.word_embeddings.weight", "model.decoder.embed_tokens.weight",
-        "gpt_neox.embed_in.weight", "backbone.embeddings.weight",
+        "gpt_neox.embed_in.weight", "backbone.embeddings.weight", "model.embeddings.weight",
     ),
 }  # fmt: skip
 """Names of the families' heads → those of the embeddings that they may be tied to: a tied head is not stored."""
@@ -32,6 +32,8 @@ class Names:
 
     stored: Mapping[str, str] = field(default_factory=dict)
     """Names in published checkpoints → transformers', where these differ: {"embed_out.weight": "lm_head.weight"}."""
+    stored_base: str = ""
+    """What published checkpoints have in place of `base`: "backbone."."""
 
     @property
     def base(self) -> str:
@@ -49,6 +51,8 @@ class Names:
 
         def full(name: str) -> str:
             name = self.stored.get(name, name)
+            if self.stored_base and name.startswith(self.stored_base):
+                return self.base + name.removeprefix(self.stored_base)
             return self.base + name if short and name not in HEADS else name
 
         return {full(name): name for name in stored}
