@@ -54,7 +54,7 @@ DTYPES = {
 _STRIDED = 7
 _MEMORY_FORMATS = {1: "contiguous_format", 4: "preserve_format"}
 _OPERATOR = re.compile(r"torch\.ops\.aten\.([A-Za-z_][A-Za-z0-9_]*)\.([A-Za-z_][A-Za-z0-9_]*)")
-_INFINITE = {"Infinity": math.inf, "-Infinity": -math.inf}
+INFINITE: Mapping[object, float] = {"Infinity": math.inf, "-Infinity": -math.inf}
 """How programs write them: torch 2.13, _export/serde/serialize.py."""
 _PLAIN: Mapping[str, tuple[type, ...]] = {"as_int": (int,), "as_float": (float, int), "as_bool": (bool,)}
 _LISTS = ("as_tensors", "as_optional_tensors", "as_sym_ints")
@@ -168,8 +168,8 @@ def argument(tagged: Mapping[str, Any], resolve: Resolve, device: Any = "cpu") -
     ((kind, value),) = tagged.items()
     if (types := _PLAIN.get(kind)) and type(value) in types:
         return value
-    if kind == "as_float" and isinstance(value, str) and value in _INFINITE:
-        return _INFINITE[value]
+    if kind == "as_float" and isinstance(value, str) and value in INFINITE:
+        return INFINITE[value]
     if (types := _PLAIN.get(kind.removesuffix("s"))) and isinstance(value, list) and {*map(type, value)} <= {*types}:
         return value
     if kind == "as_string" and value in _GELU_FORMS:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.errors import CompileError
-from llmc.runtime.portable_program import FIXED_INPUTS, Fields, output_names, weight_names
+from llmc.runtime.portable_program import FIXED_INPUTS, INFINITE, Fields, output_names, weight_names
 
 ATEN = "torch.ops.aten."
 OWN = "torch.ops.llmc."
@@ -207,6 +207,8 @@ class _Binding:
         ((kind, value),) = tagged.items()
         if kind in _ABSENT:
             return None
+        if kind == "as_float" and value in INFINITE:
+            return INFINITE[value]
         if kind in _LITERALS or kind == "as_string":
             return value
         if kind == "as_tensor":

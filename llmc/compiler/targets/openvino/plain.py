@@ -82,9 +82,12 @@ def _binary(emit: Callable[[Any, Any], Any], turned: bool = False) -> Emit:
 
 
 def _clamp(to: Building, node: Node) -> Any:
-    made = to.get(node.inputs[0])
-    for name, bound in (("min", ops.maximum), ("max", ops.minimum)):
-        if node.attrs.get(name) is not None:
+    """Bounds are numbers, or tensors behind the first input."""
+    made, bounds = to.get(node.inputs[0]), (*node.inputs[1:], None, None)
+    for name, bound, given in zip(("min", "max"), (ops.maximum, ops.minimum), bounds, strict=False):
+        if given is not None:
+            made = bound(made, _operand(to, given, node))
+        elif node.attrs.get(name) is not None:
             made = bound(made, _number(to, node.attrs[name], node.inputs[0]))
     return made
 
@@ -245,6 +248,12 @@ def _select(to: Building, node: Node) -> Any:
     return ops.gather(to.get(node.inputs[0]), small(node.attrs["index"]), small(_along(node)))
 
 
+def _unbind(to: Building, node: Node) -> Any:
+    """Each entry of a dimension."""
+    axis = to.constants.small(_along(node))
+    return [ops.gather(to.get(node.inputs[0]), to.constants.small(at), axis) for at in range(len(node.outputs))]
+
+
 def _index(to: Building, node: Node) -> Any:
     """Rows of a table, by a number of each token."""
     source, at = node.inputs[0], node.inputs[1]
@@ -275,6 +284,16 @@ def _topk(to: Building, node: Node) -> Any:
         "max" if largest else "min", "value" if ordered else "none", index_element_type="i64", stable=bool(ordered),
     )  # fmt: skip
     return list(made.outputs())
+
+
+def _max(to: Building, node: Node) -> Any:
+    """Along a dimension: the largest value, and its place, the first of equal ones."""
+    axis, small = _along(node), to.constants.small
+    made = opset15.topk(
+        to.get(node.inputs[0]), small(1), axis, "max", "value", index_element_type="i64", stable=True
+    )  # fmt: skip
+    outputs = list(made.outputs())
+    return outputs if node.attrs.get("keepdim") else [ops.squeeze(o, small([axis])) for o in outputs]
 
 
 def _cumsum(to: Building, node: Node) -> Any:
@@ -354,6 +373,8 @@ PLAIN: Mapping[str, Emit] = {
     "pow": _binary(ops.power), "rsub": _binary(ops.subtract, turned=True), "eq": _binary(ops.equal),
     "ne": _binary(ops.not_equal), "lt": _binary(ops.less), "le": _binary(ops.less_equal), "gt": _binary(ops.greater),
     "ge": _binary(ops.greater_equal), "maximum": _binary(ops.maximum), "minimum": _binary(ops.minimum),
+    "max": _max, "min": _binary(ops.minimum), "add_": _binary(ops.add),
+    "__and__": _binary(ops.logical_and), "unbind": _unbind,
     "logical_and": _binary(ops.logical_and), "bitwise_and": _binary(ops.logical_and),
     "logical_not": _unary(ops.logical_not), "bitwise_not": _unary(ops.logical_not), "neg": _unary(ops.negative),
     "abs": _unary(ops.abs), "tanh": _unary(ops.tanh), "sigmoid": _unary(ops.sigmoid), "relu": _unary(ops.relu),
@@ -365,7 +386,8 @@ PLAIN: Mapping[str, Emit] = {
     "mean": _reduced(ops.reduce_mean), "sum": _reduced(ops.reduce_sum), "amax": _reduced(ops.reduce_max),
     "softmax": _softmax, "layer_norm": _layer_norm, "reshape": _reshape, "view": _reshape, "flatten": _reshape,
     "unflatten": _reshape, "squeeze": _reshape, "unsqueeze": _reshape, "transpose": _transpose, "permute": _permute,
-    "slice": _slice, "split": _split, "split_with_sizes": _split, "chunk": _split, "cat": _cat, "stack": _stack,
+    "slice": _slice, "split": _split, "split_with_sizes": _split, "chunk": _split, "cat": _cat,
+    "concat": _cat, "stack": _stack,
     "expand": _expand, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
     "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "addmm": _addmm, "positions": _positions,
     "position_table": _position_table, "experts": _experts, "expert_linear": _expert_linear,

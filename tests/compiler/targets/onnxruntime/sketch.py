@@ -89,7 +89,12 @@ def by_torch(graph: Graph, feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any
     values = {v: torch.from_numpy(feed[name]) for name, v in graph.inputs.items()}
     values |= {v: torch.from_numpy(weight_of(name, v.shape)) for v, name in graph.weights.items()}
     values |= {v: torch.from_numpy(t) for v, t in graph.tables.items()}
+    pairs = [pair for name, v in graph.inputs.items() for pair in zip(v.shape, feed[name].shape, strict=True)]
+    symbols = {dim: size for dim, size in pairs if isinstance(dim, str)}
     for node in graph.nodes:
+        if node.op in _MADE:
+            values[node.out] = _MADE[node.op]([symbols.get(d, d) for d in node.out.shape])
+            continue
         given = [None if v is None else values[v] for v in node.inputs]
         made = (
             _OWN[node.op](node, *given) if node.op in _OWN else getattr(torch.ops.aten, node.op)(*given, **node.attrs)
@@ -151,6 +156,11 @@ def _position_table(node: Node, table: torch.Tensor, past: torch.Tensor, ids: to
     rows = table[past[:, None] + torch.arange(ids.shape[1])]
     return rows[:, None] if len(node.out.shape) == 4 else rows
 
+
+_MADE: dict[str, Callable[[list[Any]], torch.Tensor]] = {
+    "arange": lambda shape: torch.arange(shape[0]), "zeros": torch.zeros, "new_ones": torch.ones,
+}  # fmt: skip
+"""Of no other value: by the shape alone."""
 
 _OWN: dict[str, Callable[..., Any]] = {
     "position_table": _position_table,
