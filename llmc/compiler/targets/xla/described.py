@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.build import Machine
     from llmc.compiler.targets.xla.capacity import Need
     from llmc.compiler.targets.xla.machines import DescribedMachine
-    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.xla.client import Platform
 
 _DEGREES = (2, 4, 8, 16, 32, 64)
@@ -39,6 +38,8 @@ class DescribedTarget(XlaTarget):
     """XLA's."""
 
     hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
+    uniform_caches: ClassVar[bool] = True
+    """Memory (capacity.py) counts no others."""
     # verification compiles each program for this CPU first, and does not run the executables
     verifies_each: ClassVar[bool] = False
     verifies_portable: ClassVar[bool] = True
@@ -75,13 +76,6 @@ class DescribedTarget(XlaTarget):
     def _devices(self, options: CompileOptions) -> tuple[int, str]:
         topology = self.topology
         return topology.devices, f"topology {topology.name}"
-
-    def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
-        """Keys and values of one size in every layer: memory (capacity.py) counts no others."""
-        from llmc.compiler.architectures.shared.caches import uniform_cache_of
-
-        uniform_cache_of(config, self.name)
-        return super().cache_shape(config, options)
 
     def memory(self, options: CompileOptions) -> tuple[int, str] | None:
         """Of the devices that a graph is sharded over."""

@@ -80,6 +80,8 @@ class XlaLowered(Lowered):
 class XlaTarget(XlaFormats):
     """See the module's docstring."""
 
+    uniform_caches: ClassVar[bool] = False
+    """Whether only keys and values of one size in every layer are held."""
     executor: ClassVar[str] = "xla"
     why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
@@ -165,6 +167,8 @@ class XlaTarget(XlaFormats):
 
         if LOWERING.of(options) != "jax":
             uniform_cache_of(config, f"{self.name} with {LOWERING.flag} {LOWERING.of(options)}")
+        if self.uniform_caches:
+            uniform_cache_of(config, self.name)
         return cache_of(config)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
