@@ -57,6 +57,20 @@ not those of every checkpoint: parameters by llmc's own estimate (matrices, with
 with the cache of one sequence of {TOKENS:,} tokens. None of these was run for the table.
 
 """
+TAIL = """
+## Images
+
+No family takes images. What that would need, so that nobody plans on half of it:
+
+- A graph of the vision tower and its projector for each bucket of images and patches. It has no cache, as graphs of
+  [encoders](encoders.md), and the planner would need the sizes of recorded images beside lengths of texts.
+- Prompt graphs that take rows of hidden states at marked tokens in place of embeddings, as one more input.
+- Positions of three axes (Qwen), attention in both directions among the tokens of one image (Gemma 3), features that
+  are added to several layers (Qwen3-VL): each is one more fact of a family, and one more input of attention.
+- Reading and resizing images in the runtime as transformers' processors do, with bounds on bytes and pixels; parts of a
+  message in the server; prefixes that are equal only if their images are.
+- A reference and a gate with images: the text part alone says nothing about them.
+"""
 COLUMNS = ("model_type", *DEVICES, "what it is", "configuration", "parameters", "fits")
 
 
@@ -129,7 +143,7 @@ def written(rows: Iterable[Sequence[str]]) -> str:
     """The page."""
     lines = [" | ".join([f"`{cells[0]}`", *cells[1:]]) for cells in rows]
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *(f"| {line} |" for line in lines)]
-    return HEAD + "\n".join(table) + "\n"
+    return HEAD + "\n".join(table) + "\n" + TAIL
 
 
 def main(names: Sequence[str]) -> None:
