@@ -334,7 +334,8 @@ def fuse_gated(graph: Graph, gate_width: int) -> None:
 
 
 def fuse_residual(graph: Graph) -> None:
-    """rms_norm(x + y) → skip_rms_norm, which also yields x + y."""
+    """rms_norm(x + y) → skip_rms_norm, which also yields x + y, where that is hidden states [B, Q, H]; a sum of heads
+    [B, H, Q, D] is a rotary embedding's."""
     m = Matcher(graph)
     fused: set[int] = set()
     for node in graph.nodes:
@@ -343,7 +344,7 @@ def fuse_residual(graph: Graph) -> None:
         total = m.made_by(node.inputs[0], "add")
         if total is None or len(total.inputs) != 2 or id(total) in fused or total.attrs.get("alpha", 1) != 1:
             continue
-        if any(v is None or v.shape != total.out.shape for v in total.inputs):
+        if len(total.out.shape) > 3 or any(v is None or v.shape != total.out.shape for v in total.inputs):
             continue
         fused.add(id(total))
         node.op, node.inputs = "skip_rms_norm", [*total.inputs, node.inputs[1]]
