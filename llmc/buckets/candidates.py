@@ -91,7 +91,7 @@ class Candidates:
         whole = [q for q in queries if q >= limits.longest_prompt]
         chunked = [q for q in reversed(queries) if q < limits.longest_prompt]
         for query in queries if self.phase == "decode" else [*whole, *chunked]:
-            needed = limits.longest_past if self.phase == "decode" else limits.longest_prompt - query
+            needed = limits.read(limits.longest_past if self.phase == "decode" else limits.longest_prompt - query)
             points = [[b, query, c] for c in contexts if c >= needed for b in batches]
             allowed = self.allowed(np.array(points, np.int64).reshape(-1, 3))
             if allowed.any():

@@ -66,7 +66,12 @@ def choose(
     chosen = spend(budget, problems, costs, DEFAULT_MAX_GRAPHS)
     if traffic is not None:
         notes += [Note("warning", text) for text in traffic.notes()]
-        if traffic.cached_requests and "prompt" in problems and not problems["prompt"].candidates.values[2].any():
+        if (
+            traffic.cached_requests
+            and "prompt" in problems
+            and limits.contexts
+            and not problems["prompt"].candidates.values[2].any()
+        ):
             text = (
                 f"{traffic.cached_requests} prompts find a part of themselves in the cache and compute it again, since "
                 "prompt buckets have context 0; give --prompt-context MIN,STEP,MAX to take over there"
@@ -103,7 +108,7 @@ def _grouping(prompt: Candidates) -> Grouping:
     if prompt.members is None:
         return FreeGrouping(prompt)
     limits = prompt.limits
-    decode = Bucket("decode", limits.max_num_seqs, 1, limits.max_model_len)
+    decode = Bucket("decode", limits.max_num_seqs, 1, limits.read(limits.max_model_len))
     return PlanGrouping(Plan(limits, (*(Bucket("prompt", *m) for m in prompt.members), decode), Provenance("part")))
 
 

@@ -9,6 +9,8 @@ Prompts may be split into smaller batches and into chunks. A bucket with query q
 tokens after 0 to c cached ones in any of its rows. From an empty cache a row can therefore always walk to
 exactly c, the same bucket taking every step, and then takes q more. So the longest prompt that has a path is
 the largest context + query of any prompt bucket, and every shorter one has a path too: one number proves all.
+
+Where graphs read no cached tokens (`Limits.contexts`), any bucket goes on from any past.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def gaps(limits: Limits, buckets: Iterable[Bucket], phase: Phase) -> list[Gap]:
 
 
 def _prompt_gaps(limits: Limits, buckets: list[Bucket]) -> list[Gap]:
-    reach = max((bucket.context + bucket.query for bucket in buckets), default=0)
+    reach = max((limits.reach(bucket) for bucket in buckets), default=0)
     if reach >= limits.longest_prompt:
         return []
     return [Gap("prompt", (1, limits.max_num_seqs), (reach + 1, limits.longest_prompt))]
@@ -69,7 +71,7 @@ def _decode_gaps(limits: Limits, buckets: list[Bucket]) -> list[Gap]:
     batches = sorted(longest, reverse=True)
     for batch, below in zip(batches, [*batches[1:], 0], strict=True):
         covered = max(covered, longest[batch])
-        if covered >= limits.longest_past:
+        if covered >= limits.read(limits.longest_past):
             break
         gap = Gap("decode", (below + 1, batch), (covered + 1, limits.longest_past))
         if found and found[-1].lengths == gap.lengths:

@@ -50,6 +50,13 @@ class Fields:
         """An integer, or None when the field is absent."""
         return self.integer(name) if name in self._values else None
 
+    def boolean(self, name: str) -> bool:
+        """True or false."""
+        value = self._take(name, "true or false")
+        if not isinstance(value, bool):
+            fail(self.document, self.path(name), "true or false", value)
+        return value
+
     def number(self, name: str) -> float:
         """A finite number; true and false are none, and neither are NaN and Infinity."""
         value = self._take(name, "a number")

@@ -52,13 +52,13 @@ def axes(limits: Limits, phase: Phase, strategy: Strategy, ranges: Mapping[Dimen
             phase,
             _axis(strategy, "decode_batch", ranges, seqs, seqs),
             None,
-            _axis(strategy, "decode_context", ranges, limits.longest_past, length),
+            _axis(strategy, "decode_context", ranges, limits.read(limits.longest_past), limits.read(length)),
         )
     return Axes(
         phase,
         _axis(strategy, "prompt_batch", ranges, seqs, seqs),
         _axis(strategy, "prompt_query", ranges, longest, length),
-        _axis(strategy, "prompt_context", ranges, longest - 1, length),
+        _axis(strategy, "prompt_context", ranges, limits.read(longest - 1), limits.read(length)),
     )
 
 
@@ -74,7 +74,7 @@ def candidates(limits: Limits, found: Axes) -> Candidates:
         (
             within(found.batches.values, limits.max_num_seqs),
             within(found.queries.values if found.queries else (1,), limits.max_model_len),
-            within(found.contexts.values, limits.max_model_len),
+            within(found.contexts.values, limits.read(limits.max_model_len)),
         ),
     )
 
@@ -82,7 +82,7 @@ def candidates(limits: Limits, found: Axes) -> Candidates:
 def _axis(strategy: Strategy, dimension: Dimension, ranges: Mapping[Dimension, Range], needed: int, limit: int) -> Axis:
     """The strategy's values, and a top where they stop below both the range's max and `needed`."""
     bounds = ranges[dimension]
-    values = strategy.values(dimension, bounds)
+    values = strategy.values(dimension, bounds) if bounds.max else [0]
     highest = max((value for value in values if value <= limit), default=-1)
     top = None
     if highest < min(bounds.max, needed):

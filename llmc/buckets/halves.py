@@ -35,7 +35,7 @@ def _every_decode(plan: Plan) -> Bucket:
 def _every_prompt(plan: Plan) -> Bucket:
     """Of the prompt buckets that reach the longest prompt, in chunks if need be, one of the fewest rows that takes the
     fewest steps."""
-    reaching = [b for b in plan.prompt if b.context + b.query >= plan.limits.longest_prompt]
+    reaching = [b for b in plan.prompt if plan.limits.reach(b) >= plan.limits.longest_prompt]
     if not reaching:
         raise InputError("the plan has no prompt bucket that reaches its longest prompt; plan anew")
     return min(reaching, key=lambda b: (b.batch, -b.query, b.context))

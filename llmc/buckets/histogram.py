@@ -23,15 +23,15 @@ class WasteHistogram:
     def __init__(self) -> None:
         self._counts = np.zeros(LINEAR_BINS + TAIL_BINS + 1, np.int64)
 
-    def add(self, real: Ints, padded: Ints) -> None:
-        """Count steps of `real` ≥ 1 tokens that ran as `padded` ≥ real ones, one for each pair [n]."""
+    def add(self, real: Ints, padded: Ints, times: int = 1) -> None:
+        """Count steps of `real` ≥ 1 tokens that ran as `padded` ≥ real ones, so many `times` for each pair [n]."""
         waste = padded / real - 1.0
         bins = np.rint(np.minimum(waste, 10.0) * BINS_PER_UNIT)
         tail = waste > 10.0
         if tail.any():
             bins[tail] += np.rint(np.log(waste[tail] / 10.0) * BINS_PER_UNIT)
             np.minimum(bins, LINEAR_BINS + TAIL_BINS, out=bins)
-        self._counts += np.bincount(bins.astype(np.int64), minlength=len(self._counts))
+        self._counts += times * np.bincount(bins.astype(np.int64), minlength=len(self._counts))
 
     def percentile(self, percent: int) -> float | None:
         """The least waste that at least `percent` (1 to 100) of all steps do not exceed; None without steps.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmc.errors import InputError
@@ -26,6 +26,8 @@ class Limits:
     block_size                tokens of one KV cache block, the unit that default ranges count in; default
                               128, or max_model_len where that is smaller
     max_prompt_len            longest prompt accepted; None: max_model_len − 1, room for one answer token
+    contexts                  whether graphs read cached tokens. False for a model that keeps states alone: all its
+                              buckets have context 0, which covers any number of tokens before a step (`reading`)
 
     Raises InputError, naming the limit, for a value that is not an integer or is out of range.
     """
@@ -35,6 +37,7 @@ class Limits:
     max_num_batched_tokens: int
     block_size: int
     max_prompt_len: int | None
+    contexts: bool
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class Limits:
         max_num_batched_tokens: int | None = None,
         block_size: int | None = None,
         max_prompt_len: int | None = None,
+        contexts: int = True,
     ) -> None:
         _require("max_model_len", max_model_len, 2)
         _require("max_num_seqs", max_num_seqs, 1)
@@ -64,6 +68,7 @@ class Limits:
         object.__setattr__(self, "max_num_batched_tokens", max_num_batched_tokens)
         object.__setattr__(self, "block_size", block_size)
         object.__setattr__(self, "max_prompt_len", max_prompt_len)
+        object.__setattr__(self, "contexts", bool(contexts))
 
     @property
     def longest_prompt(self) -> int:
@@ -75,12 +80,31 @@ class Limits:
         """Most tokens that can be in the cache when a decode step starts: all but the one it computes."""
         return self.max_model_len - 1
 
+    def read(self, cached: int) -> int:
+        """How many of `cached` tokens a step reads: what the context of its bucket has to cover."""
+        return cached if self.contexts else 0
+
+    def reach(self, bucket: Bucket) -> int:
+        """Tokens of the longest prompt that runs through a prompt bucket, in chunks where need be."""
+        return bucket.context + bucket.query if self.contexts else self.max_model_len
+
+    def padded(self, bucket: Bucket) -> int:
+        """A step's tokens in the unit that padding is counted in: cached ones of a decode step that reads them, else
+        new ones."""
+        return bucket.batch * bucket.context if bucket.phase == "decode" and self.contexts else bucket.tokens
+
+    def reading(self, contexts: bool) -> Limits:
+        """The same of a model whose graphs read cached tokens, or read none."""
+        return replace(self, contexts=contexts)
+
     def exceeded(self, bucket: Bucket) -> tuple[str, int, str, int] | None:
         """The first limit that `bucket` is above, as (what, its value, limit's name, limit); None within all."""
         if bucket.batch > self.max_num_seqs:
             return "batch", bucket.batch, "max_num_seqs", self.max_num_seqs
         if bucket.query > self.max_model_len:
             return "query", bucket.query, "max_model_len", self.max_model_len
+        if not self.contexts and bucket.context:
+            return "context", bucket.context, "that of a model that keeps states alone,", 0
         if bucket.context > self.max_model_len:
             return "context", bucket.context, "max_model_len", self.max_model_len
         if bucket.phase == "prompt" and bucket.tokens > self.max_num_batched_tokens:
@@ -93,7 +117,7 @@ class Limits:
         return f"{found[0]} {found[1]} is above {found[2]} {found[3]}" if found else None
 
     def to_dict(self) -> dict[str, int]:
-        """The limits as JSON holds them; max_prompt_len only where it is set."""
+        """The limits as JSON holds them; max_prompt_len only where it is set, contexts only where it is false."""
         fields = {
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -102,6 +126,8 @@ class Limits:
         }
         if self.max_prompt_len is not None:
             fields["max_prompt_len"] = self.max_prompt_len
+        if not self.contexts:
+            fields["contexts"] = False
         return fields
 
 

@@ -5,7 +5,7 @@ File format, JSON in UTF-8, keys sorted, no time or host in it, so that equal pl
     plan       = { "schema": 1, "limits": limits, "prompt": [bucket…], "decode": [bucket…],
                    "provenance": provenance }
     limits     = { "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"
-                   [, "max_prompt_len"] }
+                   [, "max_prompt_len"] [, "contexts": false] }
     bucket     = [ batch, query, context ]       ascending; query is 1 in "decode"; context in tokens
     provenance = { "strategy", "parameters", "origins", "notes" [, "facts"] }      see provenance.py
 """
@@ -76,8 +76,10 @@ class Plan:
         """(context, query) of the prompt buckets that no other exceeds in both, ascending by context.
 
         After `past` cached tokens, one run takes at most the query of the first pair whose context is that
-        large.
+        large. Where graphs read no cached tokens, the largest query always.
         """
+        if not self.limits.contexts:
+            return ((self.limits.max_model_len, max(bucket.query for bucket in self.prompt)),)
         reach: list[tuple[int, int]] = []
         for context, query in sorted({(bucket.context, bucket.query) for bucket in self.prompt}, reverse=True):
             if not reach or query > reach[-1][1]:
@@ -94,7 +96,7 @@ class Plan:
         `batch` sequences of at most `query` new tokens (decode: 1) and `context` cached tokens each. Takes
         O(log n), about a microsecond; the first call builds the index.
         """
-        return self._tables[phase].find(batch, query, context)
+        return self._tables[phase].find(batch, query, self.limits.read(context))
 
     def digest(self) -> str:
         """SHA-256 of `to_json`, in hexadecimal: equal for equal plans, on every host."""
@@ -160,6 +162,7 @@ class Plan:
 
 def limits_from(fields: Fields) -> Limits:
     """The limits that a JSON object holds. Raises InputError naming the field."""
+    contexts = "contexts" not in fields.names() or fields.boolean("contexts")
     values = (
         fields.integer("max_model_len"),
         fields.integer("max_num_seqs"),
@@ -169,7 +172,7 @@ def limits_from(fields: Fields) -> Limits:
     )
     fields.finish()
     try:
-        return Limits(*values)
+        return Limits(*values).reading(contexts)
     except InputError as error:
         raise InputError(f"{fields.document}: field 'limits': {error}") from None
 

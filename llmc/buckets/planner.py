@@ -5,7 +5,7 @@ adds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -97,6 +97,8 @@ def plan_from(
     """
     proposal = _propose(inputs)
     buckets, notes, facts = choose(inputs.limits, proposal, inputs.traffic, budget, graph_costs)
+    if not inputs.limits.contexts and not proposal.free and not budget.given() and inputs.bucket_file is None:
+        notes += _without_contexts(inputs, proposal)
     provenance = Provenance(
         proposal.name,
         {dimension: bounds.numbers() for dimension, bounds in proposal.ranges.values.items()},
@@ -110,6 +112,20 @@ def plan_from(
 def frontier_from(inputs: PlanInputs, counts: Sequence[int] = COUNTS) -> list[FrontierPoint]:
     """The least waste for each number of graphs per phase. Raises as `plan_from`."""
     return points(open_problems(inputs.limits, _propose(inputs), inputs.traffic), counts)
+
+
+def _without_contexts(inputs: PlanInputs, proposal: Proposal) -> list[Note]:
+    """What the rules would add for a model of these limits whose graphs read cached tokens."""
+    try:
+        whole = _propose(replace(inputs, limits=inputs.limits.reading(True)))
+    except InputError:  # too many
+        return []
+    text = "the model keeps states alone, so its graphs need no contexts: {} in place of {}"
+    return [
+        Note("dropped", text.format(len(few), len(many)), phase, len(many) - len(few))
+        for phase in PHASES
+        if len(many := whole.buckets.get(phase, [])) > len(few := proposal.buckets[phase])
+    ]
 
 
 def _propose(inputs: PlanInputs) -> Proposal:

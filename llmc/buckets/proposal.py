@@ -56,12 +56,13 @@ def complete(limits: Limits, phase: Phase, buckets: list[Bucket], notes: list[No
         return buckets
     if phase == "prompt":
         query = max(bucket.query for bucket in buckets)
-        added = Bucket("prompt", 1, query, in_blocks(limits, limits.longest_prompt - query))
+        added = Bucket("prompt", 1, query, limits.read(in_blocks(limits, limits.longest_prompt - query)))
         low, high = missing[0].lengths
         why = f"{added}, prompts of {low} to {high} tokens run through it in chunks"
     else:
-        enough = [bucket.context for bucket in buckets if bucket.context >= limits.longest_past]
-        context = min(enough, default=in_blocks(limits, limits.longest_past))
+        longest = limits.read(limits.longest_past)
+        enough = [bucket.context for bucket in buckets if bucket.context >= longest]
+        context = min(enough, default=in_blocks(limits, longest))
         added = Bucket("decode", limits.max_num_seqs, 1, context)
         why = f"{added}, for {'; '.join(map(str, missing))}"
     notes.append(Note("added", why, phase, 1))
@@ -87,7 +88,7 @@ def free_candidates(limits: Limits, phase: Phase, values: Axes, notes: list[Note
         why = f"context {contexts[-1]}, through which prompts above {largest} tokens run in chunks"
     else:
         batches = np.union1d(batches, [limits.max_num_seqs])
-        contexts = np.union1d(contexts, [in_blocks(limits, limits.longest_past)])
+        contexts = np.union1d(contexts, [limits.read(in_blocks(limits, limits.longest_past))])
         why = f"batch {batches[-1]} and context {contexts[-1]}, the largest decode step"
     notes.append(Note("warning", f"the {phase} ranges alone do not cover the limits: {why}, may be chosen too", phase))
     return replace(found, values=(batches, queries, contexts))

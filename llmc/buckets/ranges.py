@@ -55,6 +55,9 @@ def resolve(
     for dimension in DIMENSIONS:
         name, rule = rules[phase_of(dimension)]
         flag = flags.get(dimension)
+        if dimension.endswith("_context") and not limits.contexts:
+            _leave_contexts(found, dimension, settings, flag)
+            continue
         if flag is not None:
             bounds, given = flag, dict.fromkeys(flag.numbers(), "flag")
             _warn_overruled(found, dimension, settings, flag)
@@ -75,6 +78,15 @@ def resolve(
             f"{gap.variable} has no effect: it is the step of --prompt-seq of powers-of-two-tpu alone"
         )
     return found
+
+
+def _leave_contexts(found: Ranges, dimension: Dimension, settings: Settings, flag: Range | None) -> None:
+    """Context 0 alone, whatever was asked for: the graphs read no cached tokens."""
+    asked = [] if flag is None else [flag.source]
+    asked += [number.variable for (known, _), number in settings.bucket_numbers.items() if known == dimension]
+    found.warnings += [f"{source} has no effect: the model keeps states alone, so contexts are 0" for source in asked]
+    found.values[dimension] = Range(0, 1, 0)
+    found.origins |= {f"{dimension}.{number}": "model config" for number in BOUNDS}
 
 
 def _warn_overruled(found: Ranges, dimension: Dimension, settings: Settings, flag: Range) -> None:

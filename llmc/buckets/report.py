@@ -57,7 +57,8 @@ def text(plan: Plan) -> str:
     origins = plan.provenance.origins
     lines = [_with_origin(f"strategy {plan.provenance.strategy}", origins.get("strategy"))]
     for name, value in plan.limits.to_dict().items():
-        lines.append(_with_origin(f"{name} {value}", origins.get(name)))
+        what = f"{name} {value}" if name != "contexts" else "contexts: none, the model keeps states alone"
+        lines.append(_with_origin(what, origins.get(name)))
     lines += ["", *table([HEADER, *(row.cells() for row in dimension_rows(plan))]), ""]
     lines.append(f"buckets: {len(plan.prompt)} prompt, {len(plan.decode)} decode")
     lines += _expectation(plan)

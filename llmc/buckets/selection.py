@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.candidates import Candidates
 from llmc.buckets.cost import cost
+from llmc.buckets.limits import Limits
 from llmc.buckets.objective import Objective, Points
 from llmc.buckets.optimise import frontier
 from llmc.buckets.traffic.demand import Observed
@@ -109,17 +110,17 @@ class PhaseProblem:
         ragged = observed.exact / real - 1 if real else 0.0
         for graphs, choice in zip(counts, choices or [], strict=True):
             buckets = tuple(Bucket(phase, *point) for point in choice.buckets)
-            padded = _padded_tokens(demand.points, demand.weights, buckets)
+            padded = _padded_tokens(demand.points, demand.weights, buckets, self.candidates.limits)
             waste = padded / real - 1 if real else None
             found = Chosen(buckets, choice.cost, choice.bound, waste, ragged, steps)
             yield graphs, ((choice.cost + price) / max(1.0, real), found)
 
 
-def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[Bucket, ...]) -> float:
+def _padded_tokens(points: Points, weights: NDArray[np.float64], buckets: tuple[Bucket, ...], limits: Limits) -> float:
     """Tokens that the steps take when each runs in the bucket that lookup would choose."""
     padded = np.full(len(points), np.nan)
     for bucket in sorted(buckets, key=lambda b: (cost(b), b), reverse=True):
         size = np.array([bucket.batch, bucket.query, bucket.context])
         covered = (points <= size).all(axis=1)
-        padded[covered] = bucket.batch * (bucket.query if bucket.phase == "prompt" else bucket.context)
+        padded[covered] = limits.padded(bucket)
     return float((padded * weights).sum())

@@ -38,7 +38,7 @@ class Usage:
         self.plan = plan
         self.buckets = plan.prompt if phase == "prompt" else plan.decode
         self.places = {bucket: place for place, bucket in enumerate(self.buckets)}
-        sizes = [bucket.tokens if phase == "prompt" else bucket.batch * bucket.context for bucket in self.buckets]
+        sizes = [plan.limits.padded(bucket) for bucket in self.buckets]
         self.padded = np.array(sizes, np.int64)
         self.steps, self.rows, self.real = np.zeros((3, len(sizes)), np.int64)
         self.histogram = WasteHistogram()
@@ -136,6 +136,9 @@ class DecodeUsage(Usage):
     def _count_runs(self, batch: int, runs: Ints) -> None:
         """Count `runs` [n, 3] of (longest, total, steps), all of one batch."""
         longest, total, steps = runs.T
+        if not self.plan.limits.contexts:
+            self._count_computed(batch, steps)
+            return
         lasts, places = self._staircase(batch)
         covered = np.clip((lasts[-1] + 1 if len(lasts) else 0) - longest, 0, steps)
         self.uncovered += int((steps - covered).sum())
@@ -153,6 +156,17 @@ class DecodeUsage(Usage):
         self.exact += batch * int((count * start + count * (count - 1) // 2).sum())
         self.count(places[stair], count, batch * count, count * begin + batch * (count * (count - 1) // 2))
         self._count_waste(batch, begin, count, self.padded[places[stair]])
+
+    def _count_computed(self, batch: int, steps: Ints) -> None:
+        """Count steps of `batch` sequences that read no cached tokens: one bucket takes them all, a token a row."""
+        bucket, total = self.plan.lookup("decode", batch, 1, 0), int(steps.sum())
+        if bucket is None:
+            self.uncovered += total
+            return
+        self.exact += batch * total
+        place = np.array([self.places[bucket]])
+        self.count(place, total, np.array([batch * total]), np.array([batch * total]))
+        self.histogram.add(np.array([batch]), self.padded[place], total)
 
     def _count_waste(self, batch: int, begin: Ints, count: Ints, padded: Ints) -> None:
         """Put the `count` steps of every piece into the histogram; the first has `begin` real tokens."""

@@ -164,11 +164,14 @@ class CacheShape:
         """Numbers that one token leaves in the cache, where no window drops any."""
         return sum(t.values for t in self.kv)
 
+    def state_bytes(self, value_bytes: int) -> int:
+        """Bytes of one sequence's states, with `value_bytes` a number unless a tensor has a dtype of its own."""
+        return sum(t.values * (value_bytes if t.dtype is None else _BYTES[t.dtype]) for t in self.states)
+
     def nbytes(self, tokens: int, dtype: Dtype) -> int:
         """Bytes of one sequence of `tokens` tokens, in `dtype` unless a tensor has one of its own."""
-        return sum(
-            t.values * (tokens if t.kind == "kv" else 1) * _BYTES[t.dtype or dtype] for t in self.tensors
-        )  # fmt: skip
+        grown = sum(t.values * _BYTES[t.dtype or dtype] for t in self.kv)
+        return tokens * grown + self.state_bytes(_BYTES[dtype])
 
     def to_json(self) -> list[dict[str, Any]]:
         """`model.cache` of a manifest."""

@@ -24,14 +24,14 @@ def longest_query(limits: Limits) -> int:
 
 
 def prompt_context_blocks(limits: Limits) -> int:
-    """KV cache blocks of the longest prompt context, the vendor guide's C, or 0 where no prompt needs any.
+    """KV cache blocks of the longest prompt context, the vendor guide's C, or 0 where no prompt or graph needs any.
 
     A prompt that fits in the largest query runs from an empty cache. Where longer ones are admitted:
     (length − block_size) // block_size, and from max_model_len 8192 on (length − T) // block_size; at least 1. The
     length is max_model_len, or max_prompt_len where that is set.
     """
     largest = longest_query(limits)
-    if largest >= limits.longest_prompt:
+    if largest >= limits.longest_prompt or not limits.contexts:
         return 0
     query = largest if limits.max_model_len >= LONG_MODEL_LEN else min(limits.block_size, largest)
     return max(1, ((limits.max_prompt_len or limits.max_model_len) - query) // limits.block_size)

@@ -95,6 +95,11 @@ def observe(
                     count.add(step)
         else:
             batch, longest, total, left = event
+            if not decode.limits.contexts:
+                real["decode"] += batch * left
+                decode_exact += batch * left
+                decode_counts[batch][0] += left
+                continue
             growth = batch * (left * (left - 1) // 2)
             real["decode"] += total * left + growth
             decode_exact += batch * longest * left + growth
@@ -118,7 +123,8 @@ def observe(
 def _demand(candidates: Candidates, steps: Iterable[tuple[Step, int]]) -> Demand:
     """The steps rounded up to the candidates' values, merged."""
     counted = sorted(steps)
-    points = np.array([step for step, _ in counted], np.int64).reshape(-1, 3)
+    read = candidates.limits.read
+    points = np.array([(*sizes, read(context)) for (*sizes, context), _ in counted], np.int64).reshape(-1, 3)
     weights = np.array([number for _, number in counted], np.float64)
     rounded = np.stack([candidates.round_up(i, points[:, i]) for i in range(3)], axis=1)
     return Demand(rounded, weights)
@@ -140,7 +146,7 @@ def uniform(grid: Candidates, widest: int) -> Observed:
     points = _product(grid.values).astype(np.int64)
     keep = grid.allowed(points)
     # sequences of each batch, times the tokens of each length summed over the lengths that round up to it
-    column = 1 if grid.phase == "prompt" else 2
+    column = 2 if grid.phase == "decode" and grid.limits.contexts else 1
     centres = [values - (gap - 1) / 2 for values, gap in zip(grid.values[1:], lengths, strict=True)]
     tokens = _product([sequences, *lengths]).prod(axis=1) * _product([steps, *centres])[:, column]
     real = float(tokens[keep].sum())

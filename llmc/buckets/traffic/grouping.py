@@ -60,7 +60,8 @@ class FreeGrouping:
         self._most_tokens = candidates.limits.max_num_batched_tokens
         self._candidates = candidates
         self._largest = int(candidates.values[1][-1])
-        self._last = int(candidates.values[2][-1])
+        limits = candidates.limits
+        self._last = int(candidates.values[2][-1]) if limits.contexts else limits.longest_prompt
         self._batches = candidates.round_up(0, np.arange(1, self.widest + 1))
 
     def steps(self, group: PromptGroup) -> list[Step]:
@@ -92,7 +93,7 @@ class FreeGrouping:
         count = len(ordered)
         exact = np.array(ordered, np.int64)
         new = self._candidates.round_up(1, exact[:, 0])
-        past = self._candidates.round_up(2, exact[:, 1])
+        past = self._candidates.round_up(2, exact[:, 1] if self._candidates.limits.contexts else 0 * exact[:, 1])
         best = np.zeros(count + 1)
         begins = np.zeros(count + 1, np.int64)
         for end in range(1, count + 1):

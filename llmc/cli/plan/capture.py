@@ -73,6 +73,8 @@ def capture(
     weights, token = size("--weight-memory", weight_memory), size("--kv-bytes-per-token", kv_bytes_per_token)
     graph = size("--graph-bytes-per-token", graph_bytes_per_token)
     footprint = None if model is None else _footprint(model, made, device, dtype, bench, settings)
+    if footprint is not None and footprint.state_bytes:
+        raise InputError(f"{model}: a model that keeps states is not captured so far; llmc plan MODEL sizes its states")
     if footprint is not None:
         weights = footprint.weight_bytes if weights is None else weights
         token = footprint.cache_token_bytes if token is None else token

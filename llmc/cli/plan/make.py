@@ -66,8 +66,10 @@ def plan(
 ) -> None:
     """Choose the buckets to compile, and report what they are and why. Compiles nothing.
 
-    Every plan covers every request its limits admit; what that adds to the ranges, or drops from them, is
-    reported. A model in a folder called show is ./show. For other servers: llmc plan tune|export|check --server NAME.
+    Every plan covers every request its limits admit; what that adds to the ranges, or drops from them, is reported. A
+    model that keeps states and no cached tokens gets buckets of context 0 alone; of a model of experts the report has
+    the active parameters too. A model in a folder called show is ./show. For other servers: llmc plan
+    tune|export|check --server NAME.
 
     \b
     Example:

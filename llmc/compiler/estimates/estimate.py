@@ -63,7 +63,7 @@ def beyond(
         flags = [*fewer, *(["--max-compile-time"] if many else []), "--jobs"]
         found.append(_sentence(f"compiling takes about {seconds / 60:,.0f} minutes, above an hour", flags))
     shrinks = {
-        "weights": smaller, "KV cache": ["--max-num-seqs", "--max-model-len"],
+        "weights": smaller, "KV cache": ["--max-num-seqs", "--max-model-len"], "states": ["--max-num-seqs"],
         "graph memory": [
             *fewer, *(["--max-graph-memory"] if many else []), *smaller, "--max-num-batched-tokens"
         ],

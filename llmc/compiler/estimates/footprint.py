@@ -139,9 +139,12 @@ class Footprint:
     @property
     def cache_token_bytes(self) -> int:
         """Bytes of one token in the KV cache, all layers. Raises CheckpointError for a model of unknown sizes."""
-        if self._model is None:
-            raise CheckpointError("the model's sizes are not known, so its KV cache cannot be estimated")
-        return self._model.cache_values * self._target.cache_bytes(self._options)
+        return self._cached().cache_values * self._target.cache_bytes(self._options)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one sequence, all layers; 0 for most models. Raises CheckpointError as above."""
+        return self._cached().state_bytes(self._target.cache_bytes(self._options))
 
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
@@ -179,10 +182,11 @@ class Footprint:
         return found if self._model is None else [*found, *self._memory(self._model), self._graph_memory(buckets)]
 
     def _memory(self, model: ModelSize) -> list[Estimate]:
-        limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
         weights, count = self.weight_bytes, sum(one.count for one in self._weights)
         bits = 8 * weights / count
         source = f"{count / 1e6:,.1f} M parameters × {bits:.3g} bits on average"
+        if (active := model.active_parameters) < model.parameters:
+            source += f"; {active / 1e6:,.1f} M active, which one token reads"
         half = {"bfloat16": "bf16", "float16": "f16"}.get(self._half)
         if bits == 32 and half in self._target.dtypes:
             source += f" (the config says {self._half}: --dtype {half} holds half of it)"
@@ -192,16 +196,25 @@ class Footprint:
             source = f"as they are in {self._bundle.folder}"
         if (devices := self._target.devices(self._options)) > 1:
             source += f"; about {weights / devices / 1e9:.2f} GB on each of {devices} devices"
-        return [
-            Estimate("weights", weights, "bytes", source),
-            Estimate(
+        return [Estimate("weights", weights, "bytes", source), *self._cache(model)]
+
+    def _cache(self, model: ModelSize) -> list[Estimate]:
+        """What grows with tokens, and what a sequence has once; a model without either is left out."""
+        limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
+        found = []
+        if model.cache_values:
+            grown = Estimate(
                 "KV cache",
-                limits.max_num_seqs * limits.max_model_len * model.cache_values * value_bytes,
+                limits.max_num_seqs * limits.max_model_len * self.cache_token_bytes,
                 "bytes",
                 f"{limits.max_num_seqs} sequences × {limits.max_model_len} tokens × {model.cache_values:,} values × "
                 f"{value_bytes} bytes",
-            ),
-        ]
+            )
+            found.append(grown)
+        if each := self.state_bytes:
+            source = f"{limits.max_num_seqs} sequences × {each:,} bytes, for any number of tokens"
+            found.append(Estimate("states", limits.max_num_seqs * each, "bytes", source))
+        return found
 
     def text(self, buckets: Sequence[Bucket]) -> str:
         """The estimates as a table, each with its source; ends in a newline."""
@@ -275,6 +288,11 @@ class Footprint:
                 f", else {source}" * (found < len(shapes))
             )
         return Estimate("graph memory", total, "bytes", source)
+
+    def _cached(self) -> ModelSize:
+        if self._model is None:
+            raise CheckpointError("the model's sizes are not known, so its KV cache cannot be estimated")
+        return self._model
 
     def _sized(self) -> ModelSize:
         if self._model is None:

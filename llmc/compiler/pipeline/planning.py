@@ -14,11 +14,12 @@ from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.planner import BucketFile, ContextUnit, PlanInputs, frontier_from, plan_from
 from llmc.buckets.strategies.base import Dimension, Range
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.rope import positions
 from llmc.compiler.checkpoint import Checkpoint, read_config
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
-from llmc.errors import InputError, UnknownNameError
+from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.settings import LIMIT_VARIABLES, Settings
 
 RangeLike = Range | Sequence[int] | None
@@ -86,8 +87,10 @@ class PlanArguments:
                 given["max_num_seqs"], origins["max_num_seqs"] = most, f"device {self.device}"
         named = "--max-model-len" if self.max_model_len is not None else LIMIT_VARIABLES["max_model_len"]
         length, origin = _model_length(given.pop("max_model_len", None), self.model, named)
-        limits = Limits(length, **given)
+        limits = Limits(length, **given).reading(_reads_tokens(self.model))
         default = dict.fromkeys(limits.to_dict(), "default")
+        if not limits.contexts:
+            origins["contexts"] = "model config"
         return limits, {**default, "max_model_len": origin, **origins}
 
     @property
@@ -189,6 +192,18 @@ def _model_length(flag: int | None, source: str | Checkpoint | None, named: str)
     if flag > longest:
         raise InputError(f"{named} {flag} is above the {longest} positions of {_named(source)}; lower it")
     return flag, "flag"
+
+
+def _reads_tokens(source: str | Checkpoint | None) -> bool:
+    """Whether a model's graphs read cached tokens, as far as its configuration says: one that keeps states alone reads
+    none."""
+    if source is None:
+        return True
+    try:
+        cache = cache_of(read_config(source))
+    except CheckpointError:
+        return True
+    return bool(cache.kv) or not cache.states
 
 
 def _named(source: str | Checkpoint) -> str:

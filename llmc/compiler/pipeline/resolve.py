@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint import Checkpoint, open_checkpoint
 from llmc.compiler.model_size import weights_of
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.base import Deployment
+from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest import Manifest
@@ -44,6 +46,11 @@ class Job:
         settled = target.configure(asked)
         target.require_supported(checkpoint.config)
         target.require_consumed(checkpoint)
+        if not plan.limits.contexts and cache_of(checkpoint.config).kv:
+            raise InputError(
+                f"the plan is for a model that keeps states alone ('contexts' is false), and {checkpoint.name} reads "
+                "cached tokens; plan for this model"
+            )
         settled.require_vocabulary(checkpoint.name, int(checkpoint.config["vocab_size"]))
         return cls(checkpoint, plan, target, asked, settled, why)
 

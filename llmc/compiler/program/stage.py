@@ -113,6 +113,7 @@ def _cache(stages: Stages) -> str:
 def both_weightless(
     stages: Stages, options: CompileOptions, dialect: WeightlessDialect = "two_part"
 ) -> list[WeightlessProgram]:
-    """Without and with a cache, as the plan needs."""
-    needed = sorted({bucket.context > 0 for bucket in stages.plan.buckets})
+    """Without and with a cache, as the plan needs; where graphs read no cached tokens, all of them take states."""
+    states = not stages.plan.limits.contexts
+    needed = sorted({bucket.context > 0 or states for bucket in stages.plan.buckets})
     return [traced_weightless(stages, options, cached, dialect) for cached in needed]

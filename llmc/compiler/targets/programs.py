@@ -86,7 +86,7 @@ class ProgramTarget(StaticTarget):
         from llmc.runtime.portable_program import PortableProgram, write_archive
 
         batch, query, context = shape.sizes
-        program = self._load(lowered.inputs[CACHED if context else FIRST])
+        program = self._load(_program(lowered, context))
         data = write_archive(specialise(program, batch, query, context))
         try:
             PortableProgram.parse(data)
@@ -99,7 +99,7 @@ class ProgramTarget(StaticTarget):
         from llmc.compiler.program.sized import TracedProgram
 
         for shape in shapes:
-            path = lowered.inputs[CACHED if shape.sizes[2] else FIRST]
+            path = _program(lowered, shape.sizes[2])
             yield str(shape), TracedProgram.parse(path.read_bytes()).at(*shape.sizes).text()
 
     def _load(self, path: Path) -> dict[str, Any]:
@@ -107,3 +107,8 @@ class ProgramTarget(StaticTarget):
         if path not in self._traced:
             self._traced[path] = json.loads(path.read_bytes())
         return self._traced[path]
+
+
+def _program(lowered: Lowered, context: int) -> Path:
+    """The traced program of a shape: that with a cache also at context 0 where the plan has no other."""
+    return lowered.inputs[CACHED if context or FIRST not in lowered.inputs else FIRST]

@@ -120,6 +120,11 @@ class Executor(ABC):
         return bool(self.bundle.cache_shape.states)
 
     @cached_property
+    def reads_tokens(self) -> bool:
+        """Whether the cache has tensors that grow with tokens. Without, a step's context says nothing of its past."""
+        return bool(self.bundle.cache_shape.kv)
+
+    @cached_property
     def top_k(self) -> int:
         """How many of the largest logits the graphs return beside all of them; 0: all of them only."""
         return self.bundle.option("sample_top_k", 0)
@@ -243,8 +248,9 @@ class Executor(ABC):
             raise InputError(f"slots {step.slots}: two rows of one step share a slot")
         if not ((step.new_lengths >= 1) & (step.new_lengths <= step.query)).all():
             raise InputError(f"new lengths {step.new_lengths.tolist()} are not within 1 … {step.query}")
-        if not ((step.past_lengths >= 0) & (step.past_lengths <= step.context)).all():
-            raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {step.context}")
+        most = step.context if self.reads_tokens else self.capacity
+        if not ((step.past_lengths >= 0) & (step.past_lengths <= most)).all():
+            raise InputError(f"past lengths {step.past_lengths.tolist()} are not within 0 … {most}")
         longest = max(int((step.past_lengths + step.new_lengths).max()), step.context)
         if longest > self.capacity:
             raise InputError(f"the step reaches {longest} tokens; the cache holds {self.capacity}")

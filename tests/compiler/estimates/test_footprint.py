@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,13 @@ from llmc.buckets.bench_file import Bench, Measurement
 from llmc.buckets.bucket import Bucket
 from llmc.buckets.limits import Limits
 from llmc.buckets.planner import make_plan
+from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.architectures.shared.size import ModelSize, Weights
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.targets import open_target
 from llmc.errors import ArtifactError, CheckpointError, InputError
+from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
 from llmc.settings import Settings
 from tests.toy import Toy
 
@@ -204,3 +207,45 @@ def test_weights_for_the_runtimes_kernels_are_there_twice(quantize, measured):
     options = CompileOptions.of("onnxruntime", quantize=quantize, kernels="onnxruntime")
     found = Footprint(None, open_target("onnxruntime"), options, Limits(256, 2), weights=DEMO)
     assert found.weight_bytes == pytest.approx(measured, rel=0.01)
+
+
+STATES = (CacheTensor(1, "conv", "state", (8, 3)), CacheTensor(1, "recurrent", "state", (4, 16, 16), dtype="f32"))
+
+
+def cached(*tensors):
+    """The memory of an 8B model with such a cache, in bf16 where a tensor has no dtype of its own."""
+    size = replace(ModelSize.of(LLAMA_8B, "config.json"), cache=CacheShape(2, tensors))
+    options = CompileOptions.of("hpu", dtype="bf16")
+    found = Footprint(size, open_target("hpu"), options, Limits(2048, 4))
+    return found, {one.name: one for one in found.estimates(GUIDE)}
+
+
+def test_states_count_once_a_sequence_and_unequal_heads_as_they_are():
+    found, estimates = cached(*key_value(0, 2, 24, 16), *STATES)
+    assert found.cache_token_bytes == 2 * (2 * 24 + 2 * 16)
+    assert estimates["KV cache"].value == 4 * 2048 * found.cache_token_bytes
+    assert found.state_bytes == 2 * 8 * 3 + 4 * 4 * 16 * 16
+    assert estimates["states"].value == 4 * found.state_bytes
+    assert estimates["states"].source == f"4 sequences × {found.state_bytes:,} bytes, for any number of tokens"
+
+
+def test_a_model_that_keeps_states_alone_has_no_kv_cache_and_a_plain_one_no_states():
+    _, estimates = cached(*STATES)
+    assert "KV cache" not in estimates and estimates["states"].value == 4 * (48 + 4096)
+    assert "states" not in {one.name for one in footprint().estimates(GUIDE)}
+
+
+def test_a_plain_decoders_cache_is_what_its_sizes_say():
+    of_family, of_sizes = size_of(LLAMA_8B, "config.json"), ModelSize.of(LLAMA_8B, "config.json")
+    assert of_family.cache is not None and of_sizes.cache is None
+    assert of_family.cache_values == of_sizes.cache_values == 2 * 32 * 8 * 128
+
+
+def test_active_parameters_stand_beside_all_where_there_are_experts():
+    mixtral = LLAMA_8B | {
+        "model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    sizes = Footprint(size_of(mixtral, "it"), open_target("hpu"), CompileOptions.of("hpu"), Limits(2048, 4))
+    weights = next(one for one in sizes.estimates(GUIDE) if one.name == "weights")
+    assert weights.source.startswith("46,702.5 M parameters × 32 bits on average; 12,879.7 M active")
+    assert "active" not in next(one.source for one in footprint().estimates(GUIDE) if one.name == "weights")

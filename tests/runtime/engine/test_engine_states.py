@@ -10,22 +10,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.buckets.plan import Plan
+from llmc.buckets.provenance import Provenance
+from llmc.compiler.pipeline import resolve
 from llmc.compiler.verification.toy_reference import ToyReference
 from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.engine.engine import Engine
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.engine.speculation.verifying import require_verifiable
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.fake.executor import FakeExecutor
-from llmc.runtime.step import exact
+from llmc.runtime.step import exact, pad
 from llmc.testing.toy import VOCAB
 from tests.manifests import edit_manifest
 from tests.toy import Toy, reference
 
 SLOTS, HIDDEN = 6, 8
+ALONE = Plan(
+    Limits(32, 4, 64, 8).reading(False),
+    tuple(Bucket("prompt", *sizes, 0) for sizes in ((1, 4), (4, 8))) + tuple(Bucket("decode", b, 1, 0) for b in (1, 4)),
+    Provenance("test"),
+)
+"""Its buckets have context 0, whatever a sequence has behind it."""
 KINDS = {
     "static": ("fake", True),
+    "contextless": ("fake", True),
     "exact": ("fake", False),
     "ragged": ("fake:ragged", False),
     "paged": ("fake:paged=96", False),
@@ -51,7 +64,10 @@ def stateful(toy: Toy) -> Callable[[str], Path]:
         device, specialise = KINDS[kind]
         path = toy.bundle.with_name(f"bundle-{kind}")
         if not path.exists():
-            toy.compile(bundle=path, device=device, specialise=specialise)
+            alone = {"plan": ALONE, "verify": "none"} if kind == "contextless" else {}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(resolve, "cache_of", lambda config: CacheShape.from_json(1, [STATE]))
+                toy.compile(bundle=path, device=device, specialise=specialise, **alone)
             edit_manifest(path, lambda manifest: manifest["model"].update(cache=[STATE]))
         return path
 
@@ -148,3 +164,16 @@ def test_states_are_neither_handed_over_nor_speculated_from(stateful: Callable[[
         executor.import_prefix(1, executor.export_prefix(0, 2))
     with pytest.raises(InputError, match="leave speculation out"):
         require_verifiable(executor)
+
+
+def test_a_past_beyond_what_slots_hold_is_refused_where_contexts_say_nothing_of_it(
+    stateful: Callable[[str], Path],
+) -> None:
+    executor = opened(stateful("contextless"))
+    with pytest.raises(InputError, match=rf"past lengths \[{executor.capacity + 1}\] are not within 0"):
+        executor.run(pad(ALONE.decode[0], [0], [[5]], [executor.capacity + 1]))
+
+
+def test_a_plan_without_contexts_is_refused_for_a_model_that_reads_cached_tokens(toy: Toy) -> None:
+    with pytest.raises(InputError, match=r"'contexts' is false.* reads cached tokens; plan for this model"):
+        toy.compile(plan=ALONE, bundle=toy.bundle.with_name("refused"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from llmc.compiler.architectures import require_supported, supported
 from llmc.compiler.architectures.shared.base import Family
+from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.architectures.shared.base import Config
@@ -41,5 +44,10 @@ def family_or_plain(config: Config) -> Family:
 
 
 def size_of(config: Config, source: str) -> ModelSize:
-    """How large the model of any configuration is. Raises CheckpointError, naming `source`, where a size is missing."""
-    return family_or_plain(config).size(config, source)
+    """How large the model of any configuration is, with its cache as its family says. Raises CheckpointError, naming
+    `source`, where a size is missing."""
+    found = family_or_plain(config)
+    size = found.size(config, source)
+    with suppress(KeyError, TypeError, ValueError, AttributeError, ArithmeticError, CheckpointError):
+        size = replace(size, cache=found.cache(config))  # else the sizes say what a plain decoder's is
+    return size

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class ModelSize:
     """The sizes of a decoder: `layers` of attention (grouped heads) and an MLP, tied head or not.
 
     The MLP is gated, of three matrices, or of `mlp_matrices`; `positions` are the rows of a table of learned ones.
+    `cache`: None for a key and a value of one size in every layer.
     """
 
     layers: int
@@ -40,6 +44,7 @@ class ModelSize:
     tied: bool
     mlp_matrices: int = field(default=3, kw_only=True)
     positions: int = field(default=0, kw_only=True)
+    cache: CacheShape | None = field(default=None, kw_only=True)
 
     @classmethod
     def ungated(cls, config: Mapping[str, Any], source: str) -> ModelSize:
@@ -86,7 +91,17 @@ class ModelSize:
     @property
     def cache_values(self) -> int:
         """Keys and values that one token leaves in the cache."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return 2 * self.layers * self.kv_heads * self.head_dim if self.cache is None else self.cache.token_values
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token's step reads: all, where there are no experts."""
+        return self.parameters
+
+    def state_bytes(self, value_bytes: int) -> int:
+        """Bytes of the states of one sequence, which are as many for any number of its tokens; `value_bytes` for each
+        number of a state that names no dtype."""
+        return 0 if self.cache is None else self.cache.state_bytes(value_bytes)
 
     @property
     def activations(self) -> int:

@@ -105,12 +105,12 @@ class Prefill:
 
 def _caps(plan: Plan, budget: int) -> tuple[list[int], list[int]]:
     """Bucket sizes in tokens, ascending, the first of them `budget` if any bucket is that small, and the longest prompt
-    that buckets up to each size can run: a bucket's context and query, as coverage proves. Only sizes that reach
+    that buckets up to each size can run, as coverage proves. Only sizes that reach
     further than smaller ones."""
     reach: dict[int, int] = {}
     for bucket in plan.prompt:
         cap = max(bucket.tokens, budget)
-        reach[cap] = max(reach.get(cap, 0), bucket.context + bucket.query)
+        reach[cap] = max(reach.get(cap, 0), plan.limits.reach(bucket))
     caps: list[int] = []
     reaches: list[int] = []
     for cap in sorted(reach):

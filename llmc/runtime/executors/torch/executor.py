@@ -189,7 +189,7 @@ class TorchExecutor(StaticExecutor):
             program = PortableProgram.parse(data, self._runs_on)
             if program.sizes != (executable.batch, executable.query):
                 raise ValueError(f"its batch and query are {program.sizes}")
-            if program.cache_inputs != (self._tensors if executable.context else 0):
+            if program.cache_inputs != (self._tensors if executable.context or not self.reads_tokens else 0):
                 raise ValueError(f"it takes {program.cache_inputs} cache tensors")
             if program.outputs != 1 + 2 * bool(self.top_k) + self._tensors:
                 raise ValueError(f"it returns {program.outputs} tensors")
