@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmc.artifacts.digest import digest_bytes
@@ -117,3 +117,8 @@ def both_weightless(
     states = not stages.plan.limits.contexts
     needed = sorted({bucket.context > 0 or states for bucket in stages.plan.buckets})
     return [traced_weightless(stages, options, cached, dialect) for cached in needed]
+
+
+def program_for(context: int, traced: Container[str]) -> str:
+    """Which of the programs that were traced computes a shape: CACHED also at context 0 where there is no other."""
+    return CACHED if context or FIRST not in traced else FIRST

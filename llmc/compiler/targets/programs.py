@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
-from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, both_weightless
+from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, State, StaticTarget
 from llmc.compiler.targets.costs import WEIGHTS as WEIGHTS_COST
@@ -86,7 +86,7 @@ class ProgramTarget(StaticTarget):
         from llmc.runtime.portable_program import PortableProgram, write_archive
 
         batch, query, context = shape.sizes
-        program = self._load(_program(lowered, context))
+        program = self._load(lowered.inputs[program_for(context, lowered.inputs)])
         data = write_archive(specialise(program, batch, query, context))
         try:
             PortableProgram.parse(data)
@@ -99,7 +99,7 @@ class ProgramTarget(StaticTarget):
         from llmc.compiler.program.sized import TracedProgram
 
         for shape in shapes:
-            path = _program(lowered, shape.sizes[2])
+            path = lowered.inputs[program_for(shape.sizes[2], lowered.inputs)]
             yield str(shape), TracedProgram.parse(path.read_bytes()).at(*shape.sizes).text()
 
     def _load(self, path: Path) -> dict[str, Any]:
@@ -107,8 +107,3 @@ class ProgramTarget(StaticTarget):
         if path not in self._traced:
             self._traced[path] = json.loads(path.read_bytes())
         return self._traced[path]
-
-
-def _program(lowered: Lowered, context: int) -> Path:
-    """The traced program of a shape: that with a cache also at context 0 where the plan has no other."""
-    return lowered.inputs[CACHED if context or FIRST not in lowered.inputs else FIRST]

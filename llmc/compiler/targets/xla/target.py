@@ -22,7 +22,7 @@ from llmc.artifacts.log import logger
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions, Option
 from llmc.compiler.program.program import PROGRAM, Program
-from llmc.compiler.program.stage import CACHED, DTYPES, FIRST, WeightlessDialect, both_weightless
+from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_weightless, program_for
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
@@ -342,7 +342,7 @@ class XlaTarget(XlaFormats):
         batch, query, context = shape.sizes
         layout, shared = lowered.layout, self.cache_shape(lowered.config, options)
         core = self._core(
-            lowered.inputs[CACHED if context else FIRST], shape.sizes, options, lowered.rolled, shared.places
+            lowered.inputs[program_for(context, lowered.inputs)], shape.sizes, options, lowered.rolled, shared.places
         )
         weights = {tensor.name: tensor for tensor in tensors(layout["weights"])}
         entries = [tensor.dims for tensor in tensors(layout["cache"])]
