@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llmc
 from llmc.artifacts.store.store import Store
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
@@ -26,3 +27,19 @@ def test_every_bucket_is_verified_and_greedy_tokens_are_transformers_own(statefu
     with BundleLLM(path, threads=1) as llm:
         made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
     assert [output.outputs[0].token_ids for output in made] == continued(stateful)
+
+
+def test_a_model_that_keeps_states_alone_runs_by_a_plan_without_contexts(tmp_path: Path) -> None:
+    model = str(tiny.write_model(tmp_path / "model", "mamba2"))
+    plan = llmc.plan(model, max_model_len=64, max_num_seqs=2, block_size=32)
+    assert {bucket.context for bucket in plan.buckets} == {0}
+    path = tmp_path / "bundle"
+    result = llmc.compile(
+        model, path, plan=plan, device="hpu", quantize="none", verify="all", cache_dir=tmp_path / "store"
+    )
+    assert result.verification is not None
+    assert result.verification["max_abs"] < 1e-3
+    assert result.verification["longest"] > 32, "beyond the largest query"
+    with BundleLLM(path, threads=1) as llm:
+        made = llm.generate(list(PROMPTS), SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True))
+    assert [output.outputs[0].token_ids for output in made] == continued("mamba2")

@@ -121,8 +121,9 @@ class Executor(ABC):
 
     @cached_property
     def reads_tokens(self) -> bool:
-        """Whether the cache has tensors that grow with tokens. Without, a step's context says nothing of its past."""
-        return bool(self.bundle.cache_shape.kv)
+        """Whether the plan's graphs read cached tokens. Else a step's context says nothing of its past, and all graphs
+        take the states."""
+        return self.bundle.plan.limits.contexts
 
     @cached_property
     def top_k(self) -> int:
