@@ -15,7 +15,8 @@ def _layer(config: Config) -> list[str]:
 FAMILY = Family(
     model_class="HunYuanDenseV1ForCausalLM",
     layer=_layer,
-    reads=frozenset({"attention_bias", "alpha"}),
+    reads=frozenset({"attention_bias"}),
+    rope={"dynamic": frozenset({"alpha"})},
     allows={"use_qk_norm": (True,), "use_cla": (False,)},
     harmless=frozenset({"eod_token_id"}),
     tiny={

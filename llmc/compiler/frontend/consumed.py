@@ -17,6 +17,7 @@ from llmc.compiler.frontend.consistent import require_consistent
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from llmc.compiler.architectures.shared.base import Family
     from llmc.compiler.checkpoint.base import Checkpoint
 
 SHOWN = 3
@@ -66,27 +67,28 @@ def _left_over_keys(config: Mapping[str, Any]) -> Iterator[str]:
         if value is None or name in known or any(value == allowed for allowed in neutral.get(name, ())):
             continue
         if name == "rope_scaling" and not config.get("rope_parameters"):  # transformers reads it only then
-            yield from _left_over_rope(name, value, own.reads)
+            yield from _left_over_rope(name, value, own)
         else:
             yield f"{name}: {value!r:.60}"
     if config.get("rope_parameters"):
-        yield from _left_over_rope("rope_parameters", config["rope_parameters"], own.reads)
+        yield from _left_over_rope("rope_parameters", config["rope_parameters"], own)
 
 
-def _left_over_rope(where: str, rope: Any, reads: frozenset[str]) -> Iterator[str]:
+def _left_over_rope(where: str, rope: Any, own: Family) -> Iterator[str]:
     if not isinstance(rope, Mapping):
         yield f"{where}: {rope!r:.60}"
         return
-    if "layer_types" in reads and rope and all(isinstance(part, Mapping) for part in rope.values()):
+    if "layer_types" in own.reads and rope and all(isinstance(part, Mapping) for part in rope.values()):
         for kind, part in rope.items():
-            yield from _left_over_rope(f"{where}.{kind}", part, reads)
+            yield from _left_over_rope(f"{where}.{kind}", part, own)
         return
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ROPE:
         yield f"{where}.rope_type: {kind!r:.60}"
         return
+    read = ROPE[kind] | own.reads | own.rope.get(kind, frozenset()) | {"rope_type", "type", "rope_theta"}
     for name, value in rope.items():
-        if value is None or name in ("rope_type", "type", "rope_theta") or name in ROPE[kind] | reads:
+        if value is None or name in read:
             continue
         if not any(value == allowed for allowed in NEUTRAL.get(name, ())):
             yield f"{where}.{name}: {value!r:.60}"

@@ -79,6 +79,9 @@ class Family:
     """
     reads: frozenset[str] = frozenset()
     """Keys of config.json that its model reads beside those that all read (shared/config_keys.py)."""
+    rope: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Members of rope_parameters that its model reads, by type ("dynamic"), beside those of all
+    (shared/config_keys.py, ROPE)."""
     allows: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that it does not read, with the values that ask for what llmc does without them, where these differ from
     those for all families. Any other value is refused."""
