@@ -61,10 +61,10 @@ class Selective:
         return into_out + chosen + self.inner * (self.kernel + self.state)
 
     def cache(self, layer: int) -> list[CacheTensor]:
-        """The last tokens of the convolution, and the state."""
+        """The last tokens of the convolution, and the state, whose heads are channels."""
         return [
             CacheTensor(layer, "conv", "state", (self.kernel - 1, self.inner)),
-            CacheTensor(layer, "recurrent", "state", (self.inner, self.state), dtype="f32"),
+            CacheTensor(layer, "recurrent", "state", (self.inner, 1, self.state), dtype="f32"),
         ]
 
 

@@ -143,14 +143,14 @@ def _mamba(
     """Mamba's first form: every channel is a head of one value, and each column of its state fades at its own rate."""
     cache = STATES.get()
     x = hidden_states.transpose(1, 2)
-    state = cache.recurrent(x.shape[0], *A.shape)
+    shape = (x.shape[0], A.shape[0], 1, A.shape[1])
     out, state = torch.ops.llmc.state_scan(
         x.unsqueeze(-1), _step(dt.transpose(1, 2), delta_bias, delta_softplus), A, B.transpose(1, 2).unsqueeze(2),
-        C.transpose(1, 2).unsqueeze(2), state.unsqueeze(2), *cache.lengths,
+        C.transpose(1, 2).unsqueeze(2), cache.recurrent(*shape), *cache.lengths,
     )  # fmt: skip
     out = out.squeeze(-1)
     out = (out if D is None else out + x * D).transpose(1, 2)
-    return (out if z is None else out * torch.nn.functional.silu(z)), state.squeeze(2)
+    return (out if z is None else out * torch.nn.functional.silu(z)), state
 
 
 def _step(dt: Tensor, bias: Tensor | None, softplus: bool) -> Tensor:

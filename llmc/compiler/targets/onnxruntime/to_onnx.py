@@ -7,7 +7,8 @@ are wanted as indices into [B · Q], and logits are [R, V]. A step that samples 
 layers have a state it takes new_lengths, too.
 
 With llmc's own operators (onnxruntime/kernels) a graph takes `rows` [N, 4] int64 instead of past_lengths: rows of any
-lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches are float16.
+lengths lie end to end in token_ids, and each is (slot, tokens in the cache, first token, tokens). Caches of keys and
+values are float16, and states, replaced in place, float32.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from llmc.compiler.targets.onnxruntime.kernels.panels import panel_bytes
 from llmc.compiler.targets.onnxruntime.onnx_model import shorten
 from llmc.compiler.targets.onnxruntime.plain import PLAIN
 from llmc.compiler.targets.onnxruntime.recurrent import RECURRENT
+from llmc.compiler.targets.onnxruntime.recurrent_kernels import RECURRENT_KERNELS
 from llmc.compiler.targets.onnxruntime.whole_attention import emit_whole_attention
-from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
 
@@ -69,9 +70,7 @@ class _Model(Emitter):
             elif node.op in PLAIN:
                 PLAIN[node.op](self, node)
             elif node.op in RECURRENT:
-                if self.options.panels:
-                    raise unfit_for_kernels(f"{node.op}: llmc's kernels have no layers with a state")
-                RECURRENT[node.op](self, node)
+                (RECURRENT_KERNELS if self.options.panels else RECURRENT)[node.op](self, node)
             else:
                 raise CompileError(f"operator {node.op!r} has no ONNX lowering (at {node.out})")
         outputs = []
@@ -83,8 +82,10 @@ class _Model(Emitter):
             inputs = [self._rows() if info.name == "past_lengths" else info for info in inputs]
             for info in (*inputs, *outputs):
                 if info.name.startswith(("past_", "present_")):
-                    info.type.tensor_type.elem_type = TensorProto.FLOAT16
-                    info.type.tensor_type.shape.dim[0].dim_param = "P"
+                    dims = info.type.tensor_type.shape.dim
+                    dims[0].dim_param = "P"
+                    if any(dim.dim_param for dim in dims[1:]):  # a state has no dimension of tokens
+                        info.type.tensor_type.elem_type = TensorProto.FLOAT16
         if "last_rows" in self.shared:
             read = any("new_lengths" in node.input for node in self.nodes)
             at = next(i for i, info in enumerate(inputs) if info.name == "new_lengths")

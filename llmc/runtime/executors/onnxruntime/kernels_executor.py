@@ -2,7 +2,7 @@
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
 told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] in
-float16 for each layer's keys and values.
+float16 for each layer's keys and values. States are replaced in place, [slots, *shape] in float32.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
             self._results = self._buffers(max(len(wanted), self.slots))
         if self._request is None:
             session = self._executables.session(self._executables.executable(step))
-            views = self._cache.home.rows(0, self.slots)
-            caches = {t.entry: (view, view) for t, view in zip(self.bundle.cache_shape.kv, views, strict=True)}
+            shape, cache = self.bundle.cache_shape, self._cache
+            views = zip((*shape.kv, *shape.states), (*cache.home.rows(0, self.slots), *cache.states), strict=True)
+            caches = {t.entry: (view, view) for t, view in views}
             self._request = _Request(session, caches)
         self._request.run({"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}, self._results)
         self._cache.end_at_home(step)

@@ -59,6 +59,18 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "x": _zeros(2, 64), "ids": np.array([[0, 2], [1, 2]]), "shares": _zeros(2, 2),
         "gate_up": np.zeros(3 * 4 * (64 + 1024), np.uint8), "down": np.zeros(3 * 4 * (64 + 512), np.uint8),
     },
+    "CausalConv": {
+        "x": _zeros(1, 3, 20), "w": _zeros(20, 4), "b": _zeros(20), "state": _zeros(2, 3, 20),
+        "rows": _rows((1, 5, 0, 3)),
+    },
+    "GatedDelta": {
+        "query": _zeros(1, 3, 2, 8), "key": _zeros(1, 3, 2, 8), "value": _zeros(1, 3, 4, 6), "decay": _zeros(1, 3, 4),
+        "beta": _zeros(1, 3, 4), "state": _zeros(2, 4, 8, 6), "rows": _rows((1, 5, 0, 3)),
+    },
+    "StateScan": {
+        "x": _zeros(1, 3, 4, 6), "step": _zeros(1, 3, 4), "rate": _zeros(4), "write": _zeros(1, 3, 2, 8),
+        "read": _zeros(1, 3, 2, 8), "state": _zeros(2, 4, 6, 8), "rows": _rows((1, 5, 0, 3)),
+    },
 }  # fmt: skip
 _MATRIX = {"rows": 32, "width": 64, "group": 32, "bits": 8, "offsets": 0}
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
@@ -83,9 +95,12 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
         "bits": 8,
         "offsets": 0,
     },
+    "CausalConv": {"silu": 1},
+    "GatedDelta": {"normalise": 1, "eps": 1e-6},
+    "StateScan": {},
 }
 _OUTPUTS = {"Attention": ["y", "k2", "v2", "-s"], "Linear": ["y", "-s"], "Embedding": ["y"], "AddNorm": ["y", "s"],
-            "Experts": ["y"]}  # fmt: skip
+            "Experts": ["y"], **{op: ["y", "after"] for op in ("CausalConv", "GatedDelta", "StateScan")}}  # fmt: skip
 
 _HEADS = "heads of this number or size are not supported"
 _ROW = "a row is outside of the tokens, the slots, the cache or the rotary tables"
@@ -100,6 +115,9 @@ _BIAS = "a bias has a number for each row, and a gate has none"
 _SHAPES = "inputs of shapes that do not belong together"
 _EXPERTS = "there are 1 to 65536 experts, of a multiple of 16 features"
 _OTHERS = "panels of other matrices"
+_STATES = ("CausalConv", "GatedDelta", "StateScan")
+_FILTERS = "weights of shapes that do not belong to the channels"
+_ORDER = "a row begins before the one before it ends"
 _PAIRS = "ids and shares are not of the tokens of x"
 
 GRAPHS = [
@@ -208,7 +226,40 @@ GRAPHS = [
     Graph("Experts", {"shares": _zeros(2, 3)}, _PAIRS),
     Graph("Experts", {"shares": _zeros(2)}, _RANK),
     *(Graph("Experts", {name: None}, _MISSING) for name in ("x", "ids", "shares", "gate_up", "down")),
+    *(
+        Graph(op, {"rows": _rows(row)}, _ROW)
+        for op in _STATES
+        for row in ((2, 0, 0, 3), (-1, 0, 0, 3), (0, 0, 0, 4), (0, 0, 1, 3), (0, -1, 0, 3), (0, BIG * 2 - 1, 0, 3),
+                    (0, 0, -1, 3), (0, 0, 0, -1), (0, 0, BIG, 3))
+    ),
+    *(Graph(op, {"rows": _rows((0, 0, 1, 2), (1, 0, 0, 1))}, _ORDER) for op in _STATES),
+    *(Graph(op, {"rows": _rows((0, 0, 3))}, "a row has not four numbers") for op in _STATES),
+    *(Graph(op, {"state": _zeros(2, 4)}, _RANK) for op in _STATES),
+    *(Graph(op, {name: None}, _MISSING) for op in _STATES for name in _INPUTS[op] if name != "b"),
+    *(Graph("CausalConv", {"w": _zeros(*shape)}, _FILTERS) for shape in ((19, 4), (20, 1), (20, 65), (4, 20))),
+    *(Graph("CausalConv", {"b": b}, _FILTERS) for b in (_zeros(19), _zeros(1, 20), np.float32(0))),
+    *(Graph("CausalConv", {"state": _zeros(2, *shape)}, "has not the tokens and channels")
+      for shape in ((4, 20), (3, 19))),
+    *(Graph("GatedDelta", {"value": _zeros(1, 3, heads, 6)}, _HEADS) for heads in (1, 3)),
+    Graph("GatedDelta", {name: _zeros(1, 3, 2, 1025) for name in ("query", "key")}, _HEADS),
+    Graph("GatedDelta", {name: _zeros(1, 3, 0, 8) for name in ("query", "key")}, _HEADS),
+    Graph("GatedDelta", {"key": _zeros(1, 3, 1, 8)}, "have not the shapes of queries and heads"),
+    Graph("GatedDelta", {"beta": _zeros(1, 3, 3)}, "have not the shapes of queries and heads"),
+    Graph("GatedDelta", {"decay": _zeros(1, 2, 4), "beta": _zeros(1, 2, 4)}, "have not the same tokens"),
+    Graph("GatedDelta", {"value": _zeros(1, 2, 4, 6)}, "have not the same tokens"),
+    *(Graph("GatedDelta", {"state": _zeros(*shape)}, "a state has not the heads")
+      for shape in ((2, 3, 8, 6), (2, 4, 6, 8), (2, 4, 8, 7))),
+    *(Graph("StateScan", {"x": _zeros(1, 3, heads, 6)}, _HEADS) for heads in (1, 3)),
+    Graph("StateScan", {"write": _zeros(1, 3, 0, 8), "read": _zeros(1, 3, 0, 8)}, _HEADS),
+    *(Graph("StateScan", {"rate": rate}, "have not the shapes of the heads")
+      for rate in (_zeros(3), _zeros(4, 7), _zeros(4, 8, 1))),
+    Graph("StateScan", {"read": _zeros(1, 3, 2, 7)}, "have not the shapes of the heads"),
+    Graph("StateScan", {"step": _zeros(1, 3, 3)}, "have not the shapes of the heads"),
+    Graph("StateScan", {"step": _zeros(1, 2, 4)}, "have not the same tokens"),
+    Graph("StateScan", {"state": _zeros(2, 4, 8, 6)}, "a state has not the heads"),
     # what is empty is no error
+    *(Graph(op, {"rows": np.zeros((0, 4), np.int64)}, "") for op in _STATES),
+    *(Graph(op, {"rows": _rows((0, 0, 0, 0), (1, 3, 3, 0))}, "") for op in _STATES),
     Graph("Linear", {"x": _zeros(0, 64)}, ""),
     Graph("Linear", {"x": _zeros(2, 0, 64), "gated": 1}, ""),
     Graph("Embedding", {"ids": np.zeros((0, 4), np.int64)}, ""),

@@ -177,8 +177,7 @@ def wide_weights(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("unfit", "why"),
     [("heads", "attention of heads 520 wide: llmc's kernels take heads of at most 512 values"),
-     ("weights", "v_proj.weight: weights are too large for the float16 scales of llmc's kernels"),
-     ("states", "causal_conv: llmc's kernels have no layers with a state")],
+     ("weights", "v_proj.weight: weights are too large for the float16 scales of llmc's kernels")],
 )  # fmt: skip
 def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str, why: str
@@ -186,8 +185,6 @@ def test_the_runtime_s_kernels_take_what_llmc_s_do_not(
     if unfit == "heads":
         monkeypatch.setitem(tiny.DEEP, "llama-wide-heads", {"head_dim": 520})
         model = tiny.write_model(tmp_path / "model", "llama-wide-heads")
-    elif unfit == "states":
-        model = tiny.write_model(tmp_path / "model", "qwen3_5_text")
     else:
         model = wide_weights(tmp_path)
     checked = {"verify": "none" if unfit == "weights" else "all"}
@@ -233,7 +230,7 @@ def test_a_manifest_that_says_less_than_its_kernels_need_opens_no_further(
             open_executor(Bundle.open(copy), 2, 2)
 
 
-@pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "mixtral", "gemma2", "bloom"])
+@pytest.mark.parametrize("case", [*tiny.REPRESENTATIVES, *tiny.VARIANTS, "mixtral", "gemma2", "bloom", "mamba"])
 def test_every_architecture_is_verified(library: Path, tmp_path: Path, case: str) -> None:
     result, path = compile_with(tiny.write_model(tmp_path / "model", case), tmp_path, quantize="int8")
     assert result.verification["leak"] == 0
@@ -315,6 +312,19 @@ def test_texts_are_the_same_alone_and_together_and_from_drafts(bundle: Path) -> 
     with BundleLLM(bundle, speculative_config={"method": "ngram", "num_speculative_tokens": 4}) as llm:
         drafted = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, greedy)]
     assert together == alone == drafted
+
+
+def test_texts_of_a_model_with_states_are_the_same_alone_and_together(library: Path, tmp_path: Path) -> None:
+    """Prompts that share a beginning, more of them than slots: states come and go with their slots."""
+    result, path = compile_with(tiny.write_model(tmp_path / "model", "qwen3_5_text"), tmp_path, quantize="int8")
+    assert result.verification["leak"] == 0
+    prompts = [list(range(3, 3 + n)) for n in (4, 9, 15, 11, 15, 1)]
+    greedy = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    with BundleLLM(path) as llm:
+        together = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, greedy)]
+    with BundleLLM(path) as llm:
+        alone = [list(llm.generate([p], greedy)[0].outputs[0].token_ids) for p in prompts]
+    assert together == alone
 
 
 def test_a_library_that_was_damaged_is_not_loaded(bundle: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ together in order; where few heads have many keys, threads share the parts (Dao 
 Blocks and parts begin at multiples of KEYS and PART, and all sums have one order: what a token gets does not depend on
 which tokens, and how many, it is computed with. */
 #include "operators.h"
+#include "rows.h"
 #include "tiles.h"
 
 enum {
@@ -34,10 +35,6 @@ typedef struct {
   int64_t heads, kv_heads, dim, value_dim, window;
   float scale, softcap;
 } Attention;
-
-typedef struct {
-  int64_t slot, past, first, count;
-} Row;
 
 typedef struct {
   int32_t row, block; /* a row's tokens are done block by block */
@@ -249,14 +246,13 @@ static Status *compute(void *kernel, Context *context) {
   const Attention *op = kernel;
   const int64_t dim = op->dim, value_dim = op->value_dim, width = op->heads * dim, made = op->heads * value_dim;
   const int64_t k_width = op->kv_heads * dim, v_width = op->kv_heads * value_dim, heads = op->heads / op->kv_heads;
-  Tensor q, k, v, past_k, past_v, rows, cos, sin, sinks, slopes;
+  Tensor q, k, v, past_k, past_v, cos, sin, sinks, slopes;
   Api api = op->api;
   TRY(input(api, context, 0, 0, &q));
   TRY(optional_input(api, context, 1, &k));
   TRY(optional_input(api, context, 2, &v));
   TRY(input(api, context, 3, 4, &past_k));
   TRY(input(api, context, 4, 4, &past_v));
-  TRY(input(api, context, 5, 2, &rows));
   TRY(optional_input(api, context, 6, &cos));
   TRY(optional_input(api, context, 7, &sin));
   TRY(optional_input(api, context, 8, &sinks));
@@ -273,12 +269,11 @@ static Status *compute(void *kernel, Context *context) {
   if ((sinks.there && (sinks.rank != 1 || sinks.dims[0] != op->heads)) ||
       (slopes.there && (slopes.rank != 1 || slopes.dims[0] != op->heads)))
     return fail(api, "llmc.Attention: sinks and slopes have not one number for each head");
-  if (rows.dims[1] != 4) return fail(api, "llmc.Attention: a row has not four numbers");
   Run run = {
       .op = op, .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
       .sinks = sinks.there ? sinks.data : NULL, .slopes = slopes.there ? slopes.data : NULL,
       .q_stride = q.dims[q.rank - 1], .k_stride = k_width, .v_stride = v_width, .turned = turns ? cos.dims[1] : 0,
-      .rows = rows.data, .count = rows.dims[0], .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,
+      .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,
   };
   if (packed) {
     run.k = run.q + width;
@@ -286,16 +281,9 @@ static Status *compute(void *kernel, Context *context) {
     run.k_stride = run.v_stride = run.q_stride;
   }
   const int64_t tokens = lines_of(&q), limit = turns ? least(run.capacity, cos.dims[0]) : run.capacity;
-  int64_t taken = 0, end = 0; /* of the tokens so far: how many are some row's, and where the last row ends */
-  for (int64_t n = 0; n < run.count; n++) {
-    const Row row = run.rows[n];
-    if (row.slot < 0 || row.slot >= past_k.dims[0] || row.count < 0 || row.count > limit || row.past < 0 ||
-        row.past > limit - row.count || row.count > tokens || row.first < 0 || row.first > tokens - row.count)
-      return fail(api, "llmc.Attention: a row is outside of the tokens, the slots, the cache or the rotary tables");
-    if (row.first < end) return fail(api, "llmc.Attention: a row begins before the one before it ends");
-    end = row.first + row.count;
-    taken += row.count;
-  }
+  Rows rows;
+  TRY(rows_input(api, context, 5, tokens, past_k.dims[0], limit, &rows));
+  run.rows = rows.each, run.count = rows.count;
   run.group = (heads + run.pieces - 1) / run.pieces;
   run.pieces = (heads + run.group - 1) / run.group; /* none is empty */
   run.tokens = ROWS / run.group;
@@ -313,9 +301,9 @@ static Status *compute(void *kernel, Context *context) {
   if (values != past_v.data) copy(past_v.data, values, places * value_dim);
   share_out(&run, scratch);
   run.y = y, run.keys = keys, run.values = values, run.units = scratch, run.partial = (float *)scratch + listed;
-  if (taken < tokens)
+  if (rows.taken < tokens)
     for (int64_t i = 0; i < tokens * made; i++) run.y[i] = 0.0f;
-  if (taken <= FEW_TOKENS) {
+  if (rows.taken <= FEW_TOKENS) {
     for (int64_t job = 0; job < run.count * op->kv_heads; job++) append(&run, (size_t)job);
   } else {
     TRY(parallel(api, context, (size_t)(run.count * op->kv_heads), append, &run));

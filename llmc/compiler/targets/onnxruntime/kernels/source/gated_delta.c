@@ -1,0 +1,154 @@
+/* GatedDelta(query, key [.., K, D], value [.., H, V], decay, beta [.., H], state [slots, H, D, V], rows int64 [N, 4];
+normalise, eps) → (y [.., H, V], state).
+
+The gated delta rule (Yang et al. 2024, "Gated Delta Networks") for rows of any lengths that lie end to end, T tokens in
+all. A token fades a head's state S, S = exp(decay) · S, corrects what it holds under its key, S += k ⊗ beta · (v − k · S),
+and reads it, y = q · S / √D. Heads share the K of queries and keys, H / K in a row. With `normalise` queries and keys are
+divided by √(their squares' sum + eps). y is zero for tokens of no row. Rows have a slot each.
+
+Columns of a state do not meet, so that a job has COLUMNS of them. With g = exp(decay) and S as it was, k · gS and q · gS
+are read in one pass, and y = q · gS + (q · k) · correction. */
+#include "operators.h"
+#include "states.h"
+#include "vector_math.h"
+
+enum { VECTORS = 4, COLUMNS = 16 * VECTORS, MOST_DIM = 1024 };
+
+typedef struct {
+  Api api;
+  int64_t normalise;
+  float eps;
+} GatedDelta;
+
+typedef struct {
+  const float *query, *key, *value, *decay, *beta;
+  float *y, *state;
+  const Row *rows;
+  int64_t heads, groups, dim, width, blocks; /* blocks of columns in a head */
+  const GatedDelta *op;
+} Run;
+
+static float dot(const float *a, const float *b, int64_t count) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < count; i += 16) {
+    const __mmask16 here = lanes_before(i, count);
+    sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(here, a + i), _mm512_maskz_loadu_ps(here, b + i), sum);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+/* 1 / √(squares' sum + eps), or 1 */
+static float shrink(const GatedDelta *op, const float *x, int64_t count) {
+  if (!op->normalise) return 1.0f;
+  return 1.0f / _mm512_cvtss_f32(_mm512_sqrt_ps(_mm512_set1_ps(dot(x, x, count) + op->eps)));
+}
+
+static void token(const Run *run, int64_t at, int64_t head, int64_t column, float *state) {
+  const int64_t dim = run->dim, width = run->width, group = head / (run->heads / run->groups);
+  const float *q = run->query + (at * run->groups + group) * dim, *k = run->key + (at * run->groups + group) * dim;
+  const float kept = _mm512_cvtss_f32(exp16(_mm512_set1_ps(run->decay[at * run->heads + head])));
+  const float k_scale = shrink(run->op, k, dim);
+  const float q_scale = shrink(run->op, q, dim) / _mm512_cvtss_f32(_mm512_sqrt_ps(_mm512_set1_ps((float)dim)));
+  const float met = dot(q, k, dim) * q_scale * k_scale;
+  __m512 known[VECTORS], asked[VECTORS], learnt[VECTORS];
+  __mmask16 here[VECTORS];
+  for (int i = 0; i < VECTORS; i++) {
+    known[i] = asked[i] = _mm512_setzero_ps();
+    here[i] = lanes_before(column + 16 * i, width);
+  }
+  for (int64_t d = 0; d < dim; d++) {
+    const __m512 each_k = _mm512_set1_ps(k[d]), each_q = _mm512_set1_ps(q[d]);
+    for (int i = 0; i < VECTORS; i++) {
+      const __m512 s = _mm512_maskz_loadu_ps(here[i], state + d * width + 16 * i);
+      known[i] = _mm512_fmadd_ps(each_k, s, known[i]);
+      asked[i] = _mm512_fmadd_ps(each_q, s, asked[i]);
+    }
+  }
+  const int64_t line = (at * run->heads + head) * width + column;
+  const __m512 rate = _mm512_set1_ps(run->beta[at * run->heads + head]);
+  for (int i = 0; i < VECTORS; i++) {
+    const __m512 v = _mm512_maskz_loadu_ps(here[i], run->value + line + 16 * i);
+    learnt[i] = _mm512_mul_ps(rate, _mm512_fnmadd_ps(_mm512_set1_ps(kept * k_scale), known[i], v));
+    const __m512 y = _mm512_fmadd_ps(_mm512_set1_ps(met), learnt[i], _mm512_mul_ps(_mm512_set1_ps(kept * q_scale), asked[i]));
+    _mm512_mask_storeu_ps(run->y + line + 16 * i, here[i], y);
+  }
+  const __m512 fade = _mm512_set1_ps(kept);
+  for (int64_t d = 0; d < dim; d++) {
+    const __m512 each = _mm512_set1_ps(k[d] * k_scale);
+    for (int i = 0; i < VECTORS; i++) {
+      float *place = state + d * width + 16 * i;
+      const __m512 s = _mm512_mul_ps(fade, _mm512_maskz_loadu_ps(here[i], place));
+      _mm512_mask_storeu_ps(place, here[i], _mm512_fmadd_ps(each, learnt[i], s));
+    }
+  }
+}
+
+static void job_of(void *data, size_t job) {
+  const Run *run = data;
+  const int64_t block = (int64_t)job % run->blocks, head = (int64_t)job / run->blocks % run->heads;
+  const Row *row = run->rows + (int64_t)job / run->blocks / run->heads;
+  const int64_t column = block * COLUMNS, end = column + COLUMNS < run->width ? column + COLUMNS : run->width;
+  if (!row->count) return;
+  float *state = run->state + (row->slot * run->heads + head) * run->dim * run->width + column;
+  if (row->past == 0)
+    for (int64_t d = 0; d < run->dim; d++)
+      for (int64_t i = 0; i < end - column; i++) state[d * run->width + i] = 0.0f;
+  for (int64_t t = 0; t < row->count; t++) token(run, row->first + t, head, column, state);
+}
+
+static Status *compute(void *kernel, Context *context) {
+  const GatedDelta *op = kernel;
+  Tensor query, key, value, decay, beta, state;
+  Api api = op->api;
+  TRY(input(api, context, 0, 4, &query));
+  TRY(input(api, context, 1, 4, &key));
+  TRY(input(api, context, 2, 4, &value));
+  TRY(input(api, context, 3, 3, &decay));
+  TRY(input(api, context, 4, 3, &beta));
+  TRY(input(api, context, 5, 4, &state));
+  const int64_t groups = query.dims[2], dim = query.dims[3], heads = value.dims[2], width = value.dims[3];
+  const int64_t tokens = value.dims[0] * value.dims[1];
+  if (groups < 1 || dim < 1 || dim > MOST_DIM || heads < groups || heads % groups || width < 1)
+    return fail(api, "llmc.GatedDelta: heads of this number or size are not supported");
+  if (!is_beside(&key, &query, dim) || !is_beside(&beta, &decay, heads) || decay.dims[2] != heads)
+    return fail(api, "llmc.GatedDelta: keys, decay and beta have not the shapes of queries and heads");
+  for (size_t i = 0; i < 2; i++)
+    if (query.dims[i] != value.dims[i] || decay.dims[i] != value.dims[i])
+      return fail(api, "llmc.GatedDelta: inputs have not the same tokens");
+  if (state.dims[1] != heads || state.dims[2] != dim || state.dims[3] != width)
+    return fail(api, "llmc.GatedDelta: a state has not the heads and sizes of keys and values");
+  Rows rows;
+  TRY(rows_input(api, context, 6, tokens, state.dims[0], INT64_MAX, &rows));
+  Run run = {
+      .query = query.data, .key = key.data, .value = value.data, .decay = decay.data, .beta = beta.data,
+      .rows = rows.each, .heads = heads, .groups = groups, .dim = dim, .width = width,
+      .blocks = (width + COLUMNS - 1) / COLUMNS, .op = op,
+  };
+  void *y;
+  TRY(output(api, context, 0, value.dims, value.rank, &y));
+  TRY(state_output(api, context, 1, &state, &run.state));
+  run.y = y;
+  clear_rest(&rows, tokens, heads * width, run.y);
+  return rows.count ? parallel(api, context, (size_t)(rows.count * heads * run.blocks), job_of, &run) : NULL;
+}
+
+static Status *create(const Operator *self, Api api, const void *info, void **kernel) {
+  (void)self;
+  GatedDelta op = {.api = api};
+  TRY(int_attribute(api, info, "normalise", &op.normalise));
+  TRY(float_attribute(api, info, "eps", &op.eps));
+  return keep(api, &op, sizeof op, kernel);
+}
+
+static const char *name(const Operator *self) { return (void)self, "GatedDelta"; }
+static size_t inputs(const Operator *self) { return (void)self, 7; }
+static size_t outputs(const Operator *self) { return (void)self, 2; }
+static int input_type(const Operator *self, size_t at) { return (void)self, at == 6 ? INT64 : FLOAT32; }
+static int output_type(const Operator *self, size_t at) { return (void)self, (void)at, FLOAT32; }
+
+const Operator gated_delta_operator = {
+    .version = ABI_VERSION, .create_or_fail = create, .name = name, .provider = any_provider, .inputs = inputs,
+    .input_type = input_type, .input_kind = required, .input_memory = default_memory, .outputs = outputs,
+    .output_type = output_type, .output_kind = required, .compute_or_fail = compute, .destroy = release,
+    .first_version = version_one, .last_version = any_version,
+};
