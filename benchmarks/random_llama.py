@@ -40,11 +40,13 @@ def main() -> None:
 
 
 def write(out: Path, seed: int, changes: dict[str, Any] | None = None, made: Make | None = None) -> None:
-    """The folder; of another family with `changes` of CONFIG and `made`, its tensors of a configuration and seed."""
+    """The folder; of another family with `changes` of CONFIG (None takes a key out) and `made`, its tensors of a
+    configuration and seed."""
     demo = open_checkpoint(DEMO)
     out.mkdir(parents=True, exist_ok=True)
     special = {name: demo.config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = CONFIG | {"vocab_size": demo.config["vocab_size"]} | special | (changes or {})
+    config = {name: value for name, value in config.items() if value is not None}
     (out / "config.json").write_text(json.dumps(config, indent=1))
     (out / "generation_config.json").write_text(json.dumps(special))
     tokenizer = {"tokenizer_class": "GPT2Tokenizer", "chat_template": demo.chat_template()}

@@ -121,7 +121,12 @@ PEERS = {
                 "q4_1": Variant("gguf-q4_1", 4, {}, (), _MICRO_BATCHES),
             },
         ),
-        Peer("transformers", "eager", ("transformers", "torch"), {"f32": Variant("huggingface", 32)}),
+        Peer(
+            "transformers",
+            "eager",
+            ("transformers", "torch"),
+            {"f32": Variant("huggingface", 32), "bf16": Variant("huggingface", 16, {"dtype": "bfloat16"})},
+        ),
     )
 }
 """Name → peer."""

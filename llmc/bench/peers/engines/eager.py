@@ -1,7 +1,8 @@
-"""transformers in eager PyTorch, float32, as an engine: a Hugging Face folder; also the reference of quality."""
+"""transformers in eager PyTorch as an engine: a Hugging Face folder; in float32 also the reference of quality."""
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from importlib import import_module
@@ -14,12 +15,15 @@ transformers: Any = import_module("transformers")
 class Engine:
     """Answers for one folder; see __init__.py."""
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, dtype: str = "float32") -> None:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         warnings.simplefilter("ignore")
         self.folder = model
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
+        # models of Mamba layers alone have another name for their cache
+        names = inspect.signature(self.model.forward).parameters
+        self.cache = next(name for name in ("past_key_values", "cache_params") if name in names)
 
     def about(self) -> dict[str, Any]:
         """Its version, and torch's."""
@@ -30,8 +34,8 @@ class Engine:
         return {}
 
     def _step(self, ids: Any, past: Any) -> tuple[Any, Any]:
-        out = self.model(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-        return out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+        out = self.model(input_ids=ids, **{self.cache: past}, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1].argmax(-1, keepdim=True), out[self.cache]
 
     def first_token(self, question: str) -> dict[str, Any]:
         """The first text of the answer to a question, in the model's chat form."""
@@ -75,6 +79,6 @@ class Engine:
         """Logits after every token of every text, one after the other; float32 into a .npy file."""
         import numpy as np
 
-        rows = [self.model(input_ids=torch.tensor([text]), use_cache=False).logits[0].numpy() for text in texts]
+        rows = [self.model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float().numpy() for text in texts]
         np.save(file, np.concatenate(rows).astype(np.float32))
         return {}
