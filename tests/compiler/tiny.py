@@ -93,14 +93,15 @@ def config(name: str) -> dict[str, Any]:
 
 @cache
 def model(name: str) -> nn.Module:
-    """The transformers model of a case; every parameter is random, biases and norms too."""
+    """The transformers model of a case; every tensor of its checkpoint is random, biases and norms too."""
     made: nn.Module = AutoModelForCausalLM.from_config(model_config(config(name)), dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for parameter_name, p in made.named_parameters():
-            p.normal_(0, 0.15, generator=generator)
-            if "norm" in parameter_name:
-                p.add_(1)
+        buffers = [(name, b) for name, b in made.named_buffers() if name in made.state_dict() and b.is_floating_point()]
+        for tensor_name, t in [*made.named_parameters(), *buffers]:
+            t.normal_(0, 0.15, generator=generator)
+            if "norm" in tensor_name or "scalar" in tensor_name:
+                t.add_(1)
     return made.eval().requires_grad_(False)
 
 

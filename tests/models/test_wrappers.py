@@ -33,6 +33,13 @@ _QWEN = {
 }  # fmt: skip
 VISION: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": {**SIGLIP, **IMAGES, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4},
+    "gemma4": {
+        "vision_config": {
+            **SIGLIP, "head_dim": 8, "num_key_value_heads": 2, "global_head_dim": 8, "patch_size": 4,
+            "position_embedding_size": 16, "pooling_kernel_size": 2,
+        },
+        "audio_config": None,
+    },
     "mistral3": {"vision_config": {**SIGLIP, **IMAGES, "model_type": "pixtral", "head_dim": 8}},
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,

@@ -41,6 +41,8 @@ class TraceState:
     cache: Sequence[Tensor]
     """The inputs, in the order of `shape`; none in a program without a cache."""
     new: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    _attended: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    """Layers with keys and values of their own, and the new ones that each attended to."""
 
     def __post_init__(self) -> None:
         self._given = {(t.layer, t.name): given for t, given in zip(self.shape, self.cache, strict=bool(self.cache))}
@@ -53,6 +55,17 @@ class TraceState:
     def past(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Cached key and value of a layer; None in a program without a cache."""
         return (self._given[layer, "key"], self._given[layer, "value"]) if self.cache else None
+
+    def owner(self, layer: int, key: Tensor, value: Tensor) -> int:
+        """The layer whose cache has the past of these new keys and values, which `layer` attends to: itself, or for one
+        without a cache the earlier layer that attended to the very same. Raises ValueError where there is none."""
+        if any(t.kind == "kv" for t in self.shape.of_layer(layer)):
+            self._attended.append((layer, key, value))
+            return layer
+        for earlier, its_key, its_value in self._attended:
+            if its_key is key and its_value is value:
+                return earlier
+        raise ValueError(f"layer {layer} attends to keys that no layer has in the cache that the family states")
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Key and value that come out."""
@@ -209,13 +222,15 @@ def _fused(
     state = STATE.get()
     layer = module.layer_idx
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    past = state.past(layer)
+    owner = state.owner(layer, key, value)
+    past = state.past(owner)
     assert past is not None  # this dialect's programs have a cache
     out, *kept = torch.ops.llmc.attention(
         query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
         int(sliding_window or -1), *([list(slopes)] if slopes else []),
     )  # fmt: skip
-    state.keep(layer, *kept)
+    if owner == layer:
+        state.keep(layer, *kept)
     return out, None
 
 
@@ -228,8 +243,10 @@ def _read_only(
         mask = _two_part_mask(query.shape[0], query.shape[2], 0, _causal(sliding_window), query.dtype)
         return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes)
     state = STATE.get()
-    state.keep(module.layer_idx, key, value)
-    past = state.past(module.layer_idx) or (None, None)
+    owner = state.owner(module.layer_idx, key, value)
+    if owner == module.layer_idx:
+        state.keep(owner, key, value)
+    past = state.past(owner) or (None, None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.ops.llmc.attend(
         query, key, value, *past, state.past_lengths, float(scale), float(softcap or 0.0), int(sliding_window or -1)
@@ -247,10 +264,12 @@ def _two_part(
     batch, heads, length, head_dim = query.shape
     kv_heads = key.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
-    state.keep(layer, key, value)
+    owner = state.owner(layer, key, value)
+    if owner == layer:
+        state.keep(layer, key, value)
     grouped = (query * scale).reshape(batch, kv_heads, heads // kv_heads * length, head_dim)
     scores = grouped @ key.transpose(-1, -2)
-    capacity, past = state.capacity, state.past(layer)
+    capacity, past = state.capacity, state.past(owner)
     if past is not None:
         past_key, past_value = past
         # rows past the live length may hold anything, NaN included: 0 × NaN is NaN, so they are replaced, not masked

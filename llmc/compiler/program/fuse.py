@@ -85,12 +85,16 @@ def fuse_rms_norm(graph: Graph) -> None:
         raised = m.made_by(value, "add")
         return value in graph.weights or bool(raised and "other" in raised.attrs and raised.inputs[0] in graph.weights)
 
+    def is_root(value: Value) -> bool:
+        power = m.made_by(value, "rsqrt", "pow")
+        return power is not None and (power.op == "rsqrt" or power.attrs.get("exponent") == -0.5)
+
     for node in graph.nodes:
         if node.op != "mul" or (pair := _either(node, is_weight)) is None:
             continue
         weight, scaled = pair
         inner = m.made_by(scaled, "mul")
-        found = _either(inner, lambda v: m.made_by(v, "rsqrt")) if inner else None
+        found = _either(inner, is_root) if inner else None
         if found is None or len(weight.shape) != 1:
             continue
         root, x = found
@@ -129,6 +133,7 @@ def fuse_attention(graph: Graph) -> None:
     """Attention over [B, H, Q, D] heads, with or without rotary embedding before it → gqa over [B, Q, H·D]."""
     m = Matcher(graph)
     inserted: dict[int, list[Node]] = {}
+    flattened: dict[str, Value] = {}
     for position, node in enumerate(graph.nodes):
         if node.op != "attention":
             continue
@@ -144,7 +149,7 @@ def fuse_attention(graph: Graph) -> None:
                 tables, query, key = halves, rotary_q[0], rotary_k[0]
         heads, head_dim, kv_heads = query.shape[1], query.shape[3], key.shape[1]
         made: list[Node] = []
-        flat = [_flat_heads(m, v, made) for v in (query, key, value)]
+        flat = [_flat_heads(m, v, made, flattened) for v in (query, key, value)]
         width = value.shape[3]
         out = Value(f"{node.out.name}_flat", (*node.out.shape[:2], int(heads) * int(width)), node.out.dtype)
         attrs = node.attrs | {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
@@ -159,7 +164,19 @@ def fuse_attention(graph: Graph) -> None:
 
 
 def _rotary(m: Matcher, value: Value) -> tuple[Value, Value, Value] | None:
-    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or so of the first part of x, with the rest beside it."""
+    """(x, cos, sin) when value = x·cos + rotate_half(x)·sin, or so of the first part of x, with the rest beside it.
+
+    Some models rotate [B, Q, H, D]. Then x is what a transposition of what they rotate would be.
+    """
+    turned = m.made_by(value, "transpose")
+    if turned is not None and {turned.attrs["dim0"], turned.attrs["dim1"]} == {1, 2}:
+        by_token = turned.inputs[0]
+        found = _rotary(m, by_token) if by_token is not None else None
+        if found is None:
+            return None
+        by_head = Value(f"{found[0].name}_by_head", value.shape, value.dtype)
+        m.producers[by_head] = Node("transpose", [found[0]], [by_head], dict(turned.attrs))
+        return by_head, *found[1:]
     cat = m.made_by(value, "cat")
     if cat is None:
         return _whole_rotary(m, value)
@@ -230,24 +247,30 @@ def _half_table(graph: Graph, m: Matcher, value: Value) -> Value | None:
     return table
 
 
-def _flat_heads(m: Matcher, value: Value, made: list[Node]) -> Value:
-    """[B, H, Q, D] → the [B, Q, H·D] tensor it was made from, or a reshape of it."""
+def _flat_heads(m: Matcher, value: Value, made: list[Node], known: dict[str, Value]) -> Value:
+    """[B, H, Q, D] → the [B, Q, H·D] tensor it was made from, or a reshape of it; `known` are those that earlier
+    attentions made, by name: some read the keys of another layer."""
     transposed = m.made_by(value, "transpose")
     if transposed is not None and {transposed.attrs["dim0"], transposed.attrs["dim1"]} == {1, 2}:
         source = transposed.inputs[0]
         assert source is not None
     else:
         batch, heads, query, head_dim = value.shape
-        source = Value(f"{value.name}_by_token", (batch, query, heads, head_dim), value.dtype)
-        made.append(Node("transpose", [value], [source], {"dim0": 1, "dim1": 2}))
+        name = f"{value.name}_by_token"
+        if name not in known:
+            known[name] = Value(name, (batch, query, heads, head_dim), value.dtype)
+            made.append(Node("transpose", [value], [known[name]], {"dim0": 1, "dim1": 2}))
+        source = known[name]
     batch, query, heads, head_dim = source.shape
     flat_shape = (batch, query, int(heads) * int(head_dim))
     viewed = m.made_by(source, "view", "reshape")
     if viewed is not None and viewed.inputs[0] is not None and viewed.inputs[0].shape == flat_shape:
         return viewed.inputs[0]
-    flat = Value(f"{source.name}_flat", flat_shape, source.dtype)
-    made.append(Node("reshape", [source], [flat], {"shape": list(flat_shape)}))
-    return flat
+    name = f"{source.name}_flat"
+    if name not in known:
+        known[name] = Value(name, flat_shape, source.dtype)
+        made.append(Node("reshape", [source], [known[name]], {"shape": list(flat_shape)}))
+    return known[name]
 
 
 def _drop_inverse_reshapes(graph: Graph) -> None:

@@ -130,7 +130,8 @@ class Importer:
         raise CompileError(f"the traced program passes {arg!r} where a tensor is expected")
 
     def _table(self, node: fx.Node) -> Value:
-        """A function of positions alone, [B, Q, D] or [B, 1, Q, D], as a lookup of a [max_positions, D] table."""
+        """A function of positions alone, [B, Q, D], [B, 1, Q, D] or [B, Q, 1, D], as a lookup of a [max_positions, D]
+        table."""
         result = _evaluate(node, self.program, self.max_positions)
         if not node.meta["val"].shape or node not in self.positional:
             return self._constant(node, result)
@@ -138,6 +139,8 @@ class Importer:
             return self._positions(node, result[0])
         if result.ndim == 4 and result.shape[1] == 1:
             result = result[:, 0]
+        elif result.ndim == 4 and result.shape[2] == 1:
+            result = result[:, :, 0]
         if result.ndim != 3 or result.shape[:2] != (1, self.max_positions):
             raise CompileError(
                 f"position-dependent tensor {node.name} has shape {tuple(result.shape)}, not [B, Q, D]: this rotary "

@@ -170,10 +170,10 @@ def test_a_compile_refuses_before_it_builds_anything(tmp_path: Path, verify: str
 
 REWRITTEN = {
     "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "rope_local_base_freq",
-    "llama_4_scaling_beta", "sliding_window_pattern", "n_embed",
+    "llama_4_scaling_beta", "sliding_window_pattern", "n_embed", "global_head_dim", "num_global_key_value_heads",
     "full_attention_interval", "block_ff_dim", "tie_embedding", "hybrid_override_pattern",
 }  # fmt: skip
-"""Keys that transformers turns into rope_parameters, layer_types or others, which models read."""
+"""Keys that transformers turns into rope_parameters, layer_types, per_layer_config or others, which models read."""
 
 
 @pytest.mark.parametrize("kind", supported())

@@ -61,6 +61,7 @@ ROPE: Mapping[str, frozenset[str]] = {
     "longrope": frozenset({
         "factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor",
     }),
+    "proportional": frozenset({"factor", "partial_rotary_factor"}),
     "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
 }  # fmt: skip
 """Members of `rope_parameters` that each of its types reads, beside "rope_type" and "rope_theta"."""

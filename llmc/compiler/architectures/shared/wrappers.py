@@ -31,6 +31,7 @@ _LLAVA = ("vision_tower", "multi_modal_projector")
 
 WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper("gemma3_text", True, _LLAVA),
+    "gemma4": Wrapper("gemma4_text", True, ("vision_tower", "embed_vision", "audio_tower", "embed_audio")),
     "mistral3": Wrapper("mistral", True, _LLAVA),
     "qwen3_5": Wrapper("qwen3_5_text", False, ("visual", "mtp")),
     "qwen3_5_moe": Wrapper("qwen3_5_moe_text", False, ("visual", "mtp")),

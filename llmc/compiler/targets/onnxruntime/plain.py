@@ -311,18 +311,19 @@ def _positions(to: Emitter, node: Node) -> None:
 
 
 def _position_table(to: Emitter, node: Node) -> None:
-    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D]; padding stops at the last."""
+    """Rows of a table by each token's position, [B, Q, D] or, for heads, [B, 1, Q, D] or [B, Q, 1, D]; padding stops at
+    the last."""
     table = node.inputs[0]
     assert table is not None
     last = int(table.shape[0]) - 1
     name = f"positions_{last}"
     if name not in to.shared:
         to.shared[name] = to.add("Min", [to.positions(), to.const(last)], [name])
-    axis = len(node.out.shape) - 3
-    out = f"{node.out.name}_rows" if axis else node.out.name
+    for_heads = len(node.out.shape) == 4
+    out = f"{node.out.name}_rows" if for_heads else node.out.name
     to.add("Gather", [to.name(table), name], [out])
-    if axis:
-        to.add("Unsqueeze", [out, to.const([1])], [node.out.name])
+    if for_heads:
+        to.add("Unsqueeze", [out, to.const([1 if node.out.shape[1] == 1 else 2])], [node.out.name])
 
 
 PLAIN: Mapping[str, Callable[[Emitter, Node], None]] = {

@@ -1,0 +1,206 @@
+"""Gemma 4's text model: global layers have wider heads of their own, the last layers read earlier ones' keys and
+values, each layer takes an embedding of the token of its own, and MLPs may have experts beside them.
+
+Source: transformers 5.23, models/gemma4/configuration_gemma4.py and modeling_gemma4.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmc.compiler.architectures.shared.base import Config, Family
+from llmc.compiler.architectures.shared.cache import SLIDING
+from llmc.compiler.architectures.shared.experts import Experts
+from llmc.compiler.architectures.shared.names import NORM, Names
+from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
+from llmc.compiler.architectures.shared.size import ModelSize, Weights, tied_size
+from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
+from llmc.errors import CheckpointError
+from llmc.runtime.cache_shape import CacheShape, key_value
+
+DEFAULTS = {
+    "vocab_size": 262144, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131072,
+}  # fmt: skip
+"""What a configuration may leave out, as transformers fills it in."""
+_OVERRIDES = {"head_dim", "num_key_value_heads"}
+
+
+def _derived(config: Config) -> dict[str, Any]:
+    return {name: config.get(name, default) for name, default in DEFAULTS.items()}
+
+
+def _types(config: Config) -> list[str]:
+    """Of each layer; without `layer_types` one layer in six sees all tokens. The last one always does."""
+    count = int(config["num_hidden_layers"])
+    said = config.get("layer_types") or [SLIDING if (i + 1) % 6 else "full_attention" for i in range(count)]
+    if len(said) != count:
+        raise ValueError(f"layer_types has {len(said)} layers, num_hidden_layers is {count}")
+    return [*said[:-1], "full_attention"]
+
+
+def _stored(config: Config) -> int:
+    """How many layers, the first ones, have keys and values of their own."""
+    return int(config["num_hidden_layers"]) - int(config.get("num_kv_shared_layers") or 0)
+
+
+def _heads(config: Config) -> list[tuple[int, int]]:
+    """Each layer's heads of keys, and their width: what `per_layer_config` says, else what the global sizes do."""
+    plain = {name: config.get(name, DEFAULTS[name]) for name in _OVERRIDES}
+    wide = {**plain, "head_dim": config.get("global_head_dim", 512)}
+    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
+        wide["num_key_value_heads"] = config["num_global_key_value_heads"]
+    sizes = [plain if kind == SLIDING else wide for kind in _types(config)]
+    if "per_layer_config" in config:
+        said = {int(layer): own for layer, own in (config["per_layer_config"] or {}).items()}
+        if unknown := {name for own in said.values() for name in own} - _OVERRIDES:
+            raise ValueError(f"per_layer_config says {sorted(unknown)[0]}, which no layer reads")
+        sizes = [{**plain, **said.get(i, {})} for i in range(len(sizes))]
+    return [(int(each["num_key_value_heads"]), int(each["head_dim"])) for each in sizes]
+
+
+def _cache(config: Config) -> CacheShape:
+    types, window = _types(config), config.get("sliding_window", 512)
+    tensors = [
+        tensor
+        for i, (heads, width) in enumerate(_heads(config)[: _stored(config)])
+        for tensor in key_value(i, heads, width, window=window if types[i] == SLIDING else None)
+    ]
+    return CacheShape(len(types), tuple(tensors))
+
+
+def _own_values(config: Config, layer: int) -> bool:
+    """Whether a layer has a projection of values, which else are the keys before their norm."""
+    return not config.get("attention_k_eq_v") or _types(config)[layer] == SLIDING
+
+
+def _layer_at(config: Config, layer: int) -> list[str]:
+    ends = ("weight", "bias") if config.get("attention_bias") else ("weight",)
+    projections, norms = ["q", "o"], ["self_attn.q_norm"]
+    if layer < _stored(config):
+        projections += ["k", "v"] if _own_values(config, layer) else ["k"]
+        norms.append("self_attn.k_norm")
+    norms += ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    parts = [f"self_attn.{name}_proj.{end}" for name in projections for end in ends]
+    parts += ["layer_scalar", *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down"))]
+    if _per_layer(config):
+        norms.append("post_per_layer_input_norm")
+        parts += ["per_layer_input_gate.weight", "per_layer_projection.weight"]
+    if config.get("enable_moe_block"):
+        norms += [f"{place}_feedforward_layernorm_{n}" for place, n in (("post", 1), ("post", 2), ("pre", 2))]
+        parts += [f"router.{name}" for name in ("proj.weight", "scale", "per_expert_scale")]
+        parts += ["experts.gate_up_proj", "experts.down_proj"]
+    return [*parts, *(f"{name}.weight" for name in norms)]
+
+
+def _per_layer(config: Config) -> int:
+    """Numbers that a layer takes of a token's embedding of its own; 0 for none."""
+    return int(config.get("hidden_size_per_layer_input", 256) or 0)
+
+
+def _others(config: Config) -> list[str]:
+    parts = ("embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm")
+    return [NORM, *(f"model.{part}.weight" for part in parts if _per_layer(config))]
+
+
+def _unused_keys(config: Config) -> str | None:
+    """Checkpoints may have keys and values of layers that read those of others; transformers ignores them."""
+    numbers = "|".join(str(i) for i in range(_stored(config), int(config["num_hidden_layers"])))
+    return rf"model\.layers\.(?:{numbers})\.self_attn\.(?:[kv]_proj|[kv]_norm)\.(?:weight|bias)" if numbers else None
+
+
+@dataclass(frozen=True)
+class _Size(ModelSize):
+    """Sizes that differ by layer, summed up."""
+
+    matrices: int
+    """Weights of all layers but their experts, and of what makes the layers' own inputs."""
+    table: int
+    """Weights of the layers' own embeddings, of which a token reads one row."""
+    experts: int
+    """Weights of all experts."""
+    chosen: int
+    """Weights of the experts that a token takes."""
+
+    @classmethod
+    def reading(cls, config: Config, source: str) -> _Size:
+        """Raises CheckpointError, naming `source`, where a size is missing."""
+        plain = asdict(tied_size({**config, **_derived(config)}, source))
+        try:
+            return cls(**{**plain, **_sums(config, plain), "cache": _cache(config)})
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise CheckpointError(f"{source}: the sizes of its layers cannot be read: {e!r}; correct it") from e
+
+    @property
+    def weights(self) -> list[Weights]:
+        """The layers' own embeddings count as inner: no target holds them as it holds the embedding."""
+        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
+        inner = Weights(self.matrices + self.table)
+        return [inner, Weights(self.experts, experts=True), Weights(outer, outer=True)]
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token's step reads."""
+        return self.parameters - self.table - self.experts + self.chosen
+
+
+def _sums(config: Config, plain: dict[str, Any]) -> dict[str, int]:
+    """The fields that `_Size` has beside a plain decoder's, and `intermediate`, the most that a layer makes."""
+    hidden, count, own = plain["hidden"], plain["layers"], _per_layer(config)
+    matrices, widest = hidden * count * own, 0
+    for i, (kv_heads, width) in enumerate(_heads(config)):
+        shared = i >= _stored(config)
+        kept = 0 if shared else kv_heads * (2 if _own_values(config, i) else 1)
+        mlp = plain["intermediate"] * (2 if shared and config.get("use_double_wide_mlp") else 1)
+        matrices += hidden * (width * (2 * plain["heads"] + kept) + 3 * mlp + 2 * own)
+        widest = max(widest, mlp)
+    of_layer = [0, 0]
+    if config.get("enable_moe_block"):
+        expert = 3 * hidden * int(config["moe_intermediate_size"])
+        of_layer = [expert * int(config[key]) for key in ("num_experts", "top_k_experts")]
+        matrices += count * hidden * int(config["num_experts"])
+        widest += int(config["top_k_experts"]) * int(config["moe_intermediate_size"])
+    table = int(config.get("vocab_size_per_layer_input", 262144)) * count * own
+    return {
+        "matrices": matrices, "table": table, "experts": count * of_layer[0], "chosen": count * of_layer[1],
+        "intermediate": widest,
+    }  # fmt: skip
+
+
+_OWN_INPUT = r"per_layer_(?:input_gate|projection)\.weight|model\.(?:embed_tokens_per_layer|per_layer_model_projection)"
+
+FAMILY = Family(
+    model_class="Gemma4ForCausalLM",
+    layer_at=_layer_at,
+    names=Names(others=_others),
+    ignored=_unused_keys,
+    derived=_derived,
+    unread=frozenset({"hidden_act"}),
+    reads=frozenset({
+        "attention_bias", "hidden_activation", "sliding_window", "layer_types", "final_logit_softcapping",
+        "per_layer_config", "global_head_dim", "num_global_key_value_heads", "attention_k_eq_v",
+        "num_kv_shared_layers", "use_double_wide_mlp", "hidden_size_per_layer_input", "vocab_size_per_layer_input",
+        "enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size",
+    }),
+    allows={"use_bidirectional_attention": ("vision",)},  # of tokens of images, which are not compiled
+    harmless=frozenset({"cache_implementation"}),
+    experts=Experts(("num_experts",)),
+    sharding=(
+        *RULES,
+        Rule("experts and routers", LAYER + r"(?:experts|router)\.\w+(?:\.weight)?", None),
+        Rule("numbered norms", LAYER + r"\w+_layernorm_\d\.weight", None),
+        Rule("layers' scalars", LAYER + r"layer_scalar", None),
+        Rule("layers' own inputs", rf"{LAYER}{_OWN_INPUT}\.weight", None),
+    ),
+    cache=_cache,
+    size=_Size.reading,
+    tiny={
+        **TINY, "num_hidden_layers": 4, "tie_word_embeddings": True, "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 257,
+        "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32,
+        "final_logit_softcapping": 3.0,
+    },
+)  # fmt: skip
