@@ -227,9 +227,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._next():
-                if not self.generator.waits:
-                    self._deliver(self.generator.step())
-                self._stats = self.generator.stats
+                self._deliver([] if self.generator.waits else self.generator.step())
         except BaseException as e:  # noqa: BLE001 - whatever it is, requests must hear of it
             _log.error("the engine stopped on an error: %s: %s", type(e).__name__, e, exc_info=e)
             self._error = e
@@ -277,6 +275,7 @@ class AsyncEngine:
         self.generator.engine.forget_slots()
 
     def _deliver(self, updates: list[Update]) -> None:
+        self._stats = self.generator.stats  # before anything is sent: who sees a request's end sees it counted out
         grouped: dict[str, list[Update]] = {}
         for update in updates:
             grouped.setdefault(update.request_id, []).append(update)

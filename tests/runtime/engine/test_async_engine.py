@@ -19,7 +19,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine import generator
 from llmc.runtime.engine.async_engine import AsyncEngine, Stream
 from llmc.runtime.engine.observer import Observer, RequestSummary
-from llmc.runtime.engine.requests import Request
+from llmc.runtime.engine.requests import Request, Update
 from llmc.runtime.engine.sampling import RequestOutputKind, SamplingParams
 from llmc.runtime.startup.opening import EngineOptions, open_executor, open_generator
 from tests.devices import use, watching
@@ -184,6 +184,28 @@ def test_a_cancelled_request_frees_its_slot_before_the_next_step(toy: Toy, gate:
             assert len(watcher.ended) == 5
 
     run(test())
+
+
+def test_a_request_is_counted_out_before_its_end_is_sent(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_end: list[int] = []
+    put = Stream.put
+
+    def watched(stream: Stream, updates: list[Update] | None) -> None:
+        if updates and updates[-1].finish_reason is not None:
+            at_end.append(stream._engine.stats.running)
+        put(stream, updates)
+
+    monkeypatch.setattr(Stream, "put", watched)
+
+    async def test() -> None:
+        async with running(toy) as engine:
+            await tokens_of(engine.submit(asked("a")))
+            stream = engine.submit(asked("b", params=greedy(20)))
+            stream.cancel()
+            await tokens_of(stream)
+
+    run(test())
+    assert at_end == [0, 0]
 
 
 def test_the_same_id_twice_is_refused(toy: Toy, gate: Gate) -> None:
