@@ -47,7 +47,7 @@ def _size(config: Config, source: str) -> CountedSize:
     attending = sum(_attends(config, i) for i in range(layers))
     inner = attending * attention_weights(config) + (layers - attending) * Mamba.of(config).weights
     inner += layers * 3 * config["hidden_size"] * config["intermediate_size"]
-    return CountedSize.counted(config, source, inner=inner, attending=attending)
+    return CountedSize.counted(config, source, inner=inner)
 
 
 FAMILY = Family(

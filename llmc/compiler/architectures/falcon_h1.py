@@ -45,7 +45,7 @@ def _size(config: Config, source: str) -> CountedSize:
     layers = int(config["num_hidden_layers"])
     mlp = 3 * config["hidden_size"] * config["intermediate_size"]
     inner = layers * (attention_weights(config) + Mamba.of(config).weights + mlp)
-    return CountedSize.counted(config, source, inner=inner, attending=layers)
+    return CountedSize.counted(config, source, inner=inner)
 
 
 FAMILY = Family(

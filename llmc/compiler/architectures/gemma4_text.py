@@ -6,15 +6,16 @@ Source: transformers 5.23, models/gemma4/configuration_gemma4.py and modeling_ge
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from llmc.compiler.architectures.shared.base import Config, Family
-from llmc.compiler.architectures.shared.cache import SLIDING
+from llmc.compiler.architectures.shared.cache import SLIDING, types_in_turn
 from llmc.compiler.architectures.shared.experts import Experts
+from llmc.compiler.architectures.shared.hybrid import CountedSize, hybrid_cache
 from llmc.compiler.architectures.shared.names import NORM, Names
 from llmc.compiler.architectures.shared.sharding import LAYER, RULES, Rule
-from llmc.compiler.architectures.shared.size import ModelSize, Weights, tied_size
+from llmc.compiler.architectures.shared.size import tied_size
 from llmc.compiler.architectures.shared.tiny import TINY, WINDOW
 from llmc.errors import CheckpointError
 from llmc.runtime.cache_shape import CacheShape, key_value
@@ -34,7 +35,7 @@ def _derived(config: Config) -> dict[str, Any]:
 def _types(config: Config) -> list[str]:
     """Of each layer; without `layer_types` one layer in six sees all tokens. The last one always does."""
     count = int(config["num_hidden_layers"])
-    said = config.get("layer_types") or [SLIDING if (i + 1) % 6 else "full_attention" for i in range(count)]
+    said = config.get("layer_types") or types_in_turn(count, 6)
     if len(said) != count:
         raise ValueError(f"layer_types has {len(said)} layers, num_hidden_layers is {count}")
     return [*said[:-1], "full_attention"]
@@ -62,12 +63,10 @@ def _heads(config: Config) -> list[tuple[int, int]]:
 
 def _cache(config: Config) -> CacheShape:
     types, window = _types(config), config.get("sliding_window", 512)
-    tensors = [
-        tensor
-        for i, (heads, width) in enumerate(_heads(config)[: _stored(config)])
-        for tensor in key_value(i, heads, width, window=window if types[i] == SLIDING else None)
-    ]
-    return CacheShape(len(types), tuple(tensors))
+    return hybrid_cache([
+        key_value(i, heads, width, window=window if types[i] == SLIDING else None) if i < _stored(config) else []
+        for i, (heads, width) in enumerate(_heads(config))
+    ])  # fmt: skip
 
 
 def _own_values(config: Config, layer: int) -> bool:
@@ -107,65 +106,44 @@ def _others(config: Config) -> list[str]:
 def _unused_keys(config: Config) -> str | None:
     """Checkpoints may have keys and values of layers that read those of others; transformers ignores them."""
     numbers = "|".join(str(i) for i in range(_stored(config), int(config["num_hidden_layers"])))
-    return rf"model\.layers\.(?:{numbers})\.self_attn\.(?:[kv]_proj|[kv]_norm)\.(?:weight|bias)" if numbers else None
+    return rf"model\.layers\.(?:{numbers})\.self_attn\.[kv]_(?:proj|norm)\.(?:weight|bias)" if numbers else None
 
 
 @dataclass(frozen=True)
-class _Size(ModelSize):
-    """Sizes that differ by layer, summed up."""
-
-    matrices: int
-    """Weights of all layers but their experts, and of what makes the layers' own inputs."""
-    table: int
-    """Weights of the layers' own embeddings, of which a token reads one row."""
-    experts: int
-    """Weights of all experts."""
-    chosen: int
-    """Weights of the experts that a token takes."""
-
-    @classmethod
-    def reading(cls, config: Config, source: str) -> _Size:
-        """Raises CheckpointError, naming `source`, where a size is missing."""
-        plain = asdict(tied_size({**config, **_derived(config)}, source))
-        try:
-            return cls(**{**plain, **_sums(config, plain), "cache": _cache(config)})
-        except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise CheckpointError(f"{source}: the sizes of its layers cannot be read: {e!r}; correct it") from e
-
-    @property
-    def weights(self) -> list[Weights]:
-        """The layers' own embeddings count as inner: no target holds them as it holds the embedding."""
-        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        inner = Weights(self.matrices + self.table)
-        return [inner, Weights(self.experts, experts=True), Weights(outer, outer=True)]
+class _Size(CountedSize):
+    table: int = 0
+    """Of `inner`, the layers' own embeddings, of which a token reads one row."""
 
     @property
     def active_parameters(self) -> int:
         """Weights that one token's step reads."""
-        return self.parameters - self.table - self.experts + self.chosen
+        return super().active_parameters - self.table
 
 
-def _sums(config: Config, plain: dict[str, Any]) -> dict[str, int]:
-    """The fields that `_Size` has beside a plain decoder's, and `intermediate`, the most that a layer makes."""
-    hidden, count, own = plain["hidden"], plain["layers"], _per_layer(config)
-    matrices, widest = hidden * count * own, 0
+def _size(config: Config, source: str) -> _Size:
+    plain = tied_size(config, source)
+    hidden, own = plain.hidden, _per_layer(config)
+    table = int(config.get("vocab_size_per_layer_input", 262144)) * plain.layers * own
+    inner, widest = table + hidden * plain.layers * own, 0
     for i, (kv_heads, width) in enumerate(_heads(config)):
         shared = i >= _stored(config)
         kept = 0 if shared else kv_heads * (2 if _own_values(config, i) else 1)
-        mlp = plain["intermediate"] * (2 if shared and config.get("use_double_wide_mlp") else 1)
-        matrices += hidden * (width * (2 * plain["heads"] + kept) + 3 * mlp + 2 * own)
+        mlp = plain.intermediate * (2 if shared and config.get("use_double_wide_mlp") else 1)
+        inner += hidden * (width * (2 * plain.heads + kept) + 3 * mlp + 2 * own)
         widest = max(widest, mlp)
-    of_layer = [0, 0]
+    experts = chosen = each = 0
     if config.get("enable_moe_block"):
-        expert = 3 * hidden * int(config["moe_intermediate_size"])
-        of_layer = [expert * int(config[key]) for key in ("num_experts", "top_k_experts")]
-        matrices += count * hidden * int(config["num_experts"])
-        widest += int(config["top_k_experts"]) * int(config["moe_intermediate_size"])
-    table = int(config.get("vocab_size_per_layer_input", 262144)) * count * own
-    return {
-        "matrices": matrices, "table": table, "experts": count * of_layer[0], "chosen": count * of_layer[1],
-        "intermediate": widest,
-    }  # fmt: skip
+        names = ("num_experts", "top_k_experts", "moe_intermediate_size")
+        if missing := [name for name in names if type(config.get(name)) is not int]:
+            raise CheckpointError(f"{source}: {missing[0]} is {config.get(missing[0])!r}, not a size; correct it")
+        experts, chosen, width = (config[name] for name in names)
+        each = plain.layers * 3 * hidden * width
+        inner += plain.layers * hidden * experts
+        widest += chosen * width
+    return _Size(
+        **{**vars(plain), "intermediate": widest}, inner=inner, expert_weights=experts * each,
+        chosen_weights=chosen * each, table=table,
+    )  # fmt: skip
 
 
 _OWN_INPUT = r"per_layer_(?:input_gate|projection)\.weight|model\.(?:embed_tokens_per_layer|per_layer_model_projection)"
@@ -194,7 +172,7 @@ FAMILY = Family(
         Rule("layers' own inputs", rf"{LAYER}{_OWN_INPUT}\.weight", None),
     ),
     cache=_cache,
-    size=_Size.reading,
+    size=_size,
     tiny={
         **TINY, "num_hidden_layers": 4, "tie_word_embeddings": True, "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_activation": "gelu_pytorch_tanh",

@@ -52,7 +52,7 @@ def _size(config: Config, source: str) -> CountedSize:
     inner += len(types) * hidden * (3 * shared + experts)
     each = len(types) * 3 * hidden * config["intermediate_size"]
     return CountedSize.counted(
-        config, source, inner=inner, attending=sum(types), expert_weights=experts * each,
+        config, source, inner=inner, expert_weights=experts * each,
         chosen_weights=min(experts, config.get("num_experts_per_tok") or 0) * each,
     )  # fmt: skip
 

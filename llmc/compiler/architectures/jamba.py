@@ -66,7 +66,7 @@ def _size(config: Config, source: str) -> CountedSize:
     inner += sum(count * config["hidden_size"] if count else mlp for count in experts)
     chosen = sum(min(count, config.get("num_experts_per_tok", 2)) for count in experts)
     return CountedSize.counted(
-        config, source, inner=inner, attending=attending, expert_weights=sum(experts) * mlp, chosen_weights=chosen * mlp
+        config, source, inner=inner, expert_weights=sum(experts) * mlp, chosen_weights=chosen * mlp
     )
 
 

@@ -65,9 +65,7 @@ def _size(config: Config, source: str) -> CountedSize:
     short = 4 * hidden * hidden + hidden * int(config.get("conv_L_cache") or 3)
     inner = sum(attention_weights(config) if attends else short for attends in types)
     inner += len(types) * 3 * hidden * _width(config)
-    return CountedSize.counted(
-        {**config, "intermediate_size": _width(config)}, source, inner=inner, attending=sum(types)
-    )
+    return CountedSize.counted({**config, "intermediate_size": _width(config)}, source, inner=inner)
 
 
 FAMILY = Family(

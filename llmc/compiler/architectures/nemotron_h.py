@@ -95,7 +95,7 @@ def _size(config: Config, source: str) -> CountedSize:
     inner += sum(kind in _MAMBA for kind in types) * _mamba(config).weights
     each = types.count("moe") * 2 * latent * width
     return CountedSize.counted(
-        config, source, inner=inner, attending=attending, expert_weights=experts * each,
+        config, source, inner=inner, expert_weights=experts * each,
         chosen_weights=min(experts, config.get("num_experts_per_tok") or 0) * each,
     )  # fmt: skip
 

@@ -67,9 +67,10 @@ class TraceState:
                 return earlier
         raise ValueError(f"layer {layer} attends to keys that no layer has in the cache that the family states")
 
-    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Key and value that come out."""
-        self.new[layer, "key"], self.new[layer, "value"] = key, value
+    def keep(self, layer: int, owner: int, key: Tensor, value: Tensor) -> None:
+        """Key and value that come out of a layer; nothing does where another one is their `owner`."""
+        if layer == owner:
+            self.new[layer, "key"], self.new[layer, "value"] = key, value
 
     def state(self, layer: int, name: str) -> Tensor | None:
         """A state before this step, [B, *shape], of which rows at past 0 may hold anything; None in a program without a
@@ -229,8 +230,7 @@ def _fused(
         query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
         int(sliding_window or -1), *([list(slopes)] if slopes else []),
     )  # fmt: skip
-    if owner == layer:
-        state.keep(layer, *kept)
+    state.keep(layer, owner, *kept)
     return out, None
 
 
@@ -244,8 +244,7 @@ def _read_only(
         return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes)
     state = STATE.get()
     owner = state.owner(module.layer_idx, key, value)
-    if owner == module.layer_idx:
-        state.keep(owner, key, value)
+    state.keep(module.layer_idx, owner, key, value)
     past = state.past(owner) or (None, None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.ops.llmc.attend(
@@ -265,8 +264,7 @@ def _two_part(
     kv_heads = key.shape[1]
     scale = head_dim**-0.5 if scaling is None else scaling
     owner = state.owner(layer, key, value)
-    if owner == layer:
-        state.keep(layer, key, value)
+    state.keep(layer, owner, key, value)
     grouped = (query * scale).reshape(batch, kv_heads, heads // kv_heads * length, head_dim)
     scores = grouped @ key.transpose(-1, -2)
     capacity, past = state.capacity, state.past(owner)

@@ -34,7 +34,7 @@ def test_a_program_without_a_cache_gives_nothing() -> None:
 def test_outputs_are_in_the_order_of_the_cache_whatever_wrote_first() -> None:
     found = state(cached=True)
     key, value, conv = torch.ones(2, 2, 1, 4), torch.ones(2, 2, 1, 6), torch.ones(2, 3, 2)
-    found.keep(1, key, value)
+    found.keep(1, 1, key, value)
     found.keep_state(0, "conv", conv)
     assert [id(t) for t in found.outputs()] == [id(conv), id(key), id(value)]
 
@@ -45,6 +45,6 @@ def test_a_cache_that_the_family_does_not_state_is_an_error() -> None:
         found.state(0, "recurrent")
     with pytest.raises(ValueError, match="state conv of layer 0 is"):
         found.keep_state(0, "conv", torch.ones(2, 3, 3))
-    found.keep(1, torch.ones(2, 2, 1, 4), torch.ones(2, 2, 1, 6))
+    found.keep(1, 1, torch.ones(2, 2, 1, 4), torch.ones(2, 2, 1, 6))
     with pytest.raises(ValueError, match=r"not those that the family states: \[\(0, 'conv'\)"):
         found.outputs()

@@ -36,6 +36,12 @@ def late_window_cache(config: Mapping[str, Any]) -> CacheShape:
     return _cache(config, [window if i >= first else None for i in range(config["num_hidden_layers"])])
 
 
+def types_in_turn(layers: int, every: int, *, first: bool = False) -> list[str]:
+    """`layer_types` where one layer in `every` sees all tokens, the last one of them, or the `first`."""
+    shift = 0 if first else 1
+    return [SLIDING if (i + shift) % every else "full_attention" for i in range(layers)]
+
+
 def cache_in_turn(every: int, window: int | None = 4096, *, first: bool = False) -> Callable[[Config], CacheShape]:
     """Of a family where one layer in `every` sees all tokens, the last one of them (`first`: the first), and the others
     have a window, unless `sliding_window_pattern` says another number or `layer_types` names them.
@@ -47,9 +53,7 @@ def cache_in_turn(every: int, window: int | None = 4096, *, first: bool = False)
         said = {"sliding_window": window, **config}
         turn = said.get("sliding_window_pattern", every)
         if not said.get("layer_types") and type(turn) is int and turn > 0:
-            shift = 0 if first else 1
-            types = [SLIDING if (i + shift) % turn else "full_attention" for i in range(said["num_hidden_layers"])]
-            said["layer_types"] = types
+            said["layer_types"] = types_in_turn(said["num_hidden_layers"], turn, first=first)
         return attention_cache(said)
 
     return cache

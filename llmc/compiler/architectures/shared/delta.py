@@ -102,8 +102,7 @@ class DeltaSize(ModelSize):
     @property
     def weights(self) -> list[Weights]:
         """As `ModelSize.weights`."""
-        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), Weights(outer, outer=True)]
+        return [Weights(self.mixing + self.layers * 3 * self.hidden * self.intermediate), self.outer]
 
     @property
     def mixing(self) -> int:
@@ -111,11 +110,6 @@ class DeltaSize(ModelSize):
         attention = self.hidden * self.head_dim * (3 * self.heads + 2 * self.kv_heads)
         linear = self.hidden * (self.projected + self.valued) + self.filters
         return self.attending * attention + (self.layers - self.attending) * linear
-
-    @property
-    def cache_values(self) -> int:
-        """Of one token: states do not grow with it."""
-        return 2 * self.attending * self.kv_heads * self.head_dim
 
 
 _SHARED = [f"shared_expert.{name}_proj.weight" for name in ("gate", "up", "down")]
@@ -144,6 +138,5 @@ def expert_delta_size(config: Mapping[str, Any], source: str) -> CountedSize:
     chosen = min(experts, int(config["num_experts_per_tok"]))
     return CountedSize.counted(
         {**config, "head_dim": plain.head_dim, "intermediate_size": chosen * plain.intermediate + shared}, source,
-        inner=plain.mixing + plain.layers * beside, attending=plain.attending, expert_weights=experts * each,
-        chosen_weights=chosen * each,
+        inner=plain.mixing + plain.layers * beside, expert_weights=experts * each, chosen_weights=chosen * each,
     )  # fmt: skip

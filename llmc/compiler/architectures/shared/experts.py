@@ -173,9 +173,8 @@ class ExpertsSize(ModelSize):
         mlps = sparse * (router + 3 * self.hidden * self.shared) + self.dense * 3 * self.hidden * self.dense_width
         biases = 2 * self.width + self.hidden if self.biased else 0
         inner = sparse * experts * (self.hidden * 3 * self.width + biases)
-        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
         layers = Weights(self.layers * self.attention_weights + mlps)
-        return [layers, Weights(inner, experts=True), Weights(outer, outer=True)]
+        return [layers, Weights(inner, experts=True), self.outer]
 
     @property
     def weights(self) -> list[Weights]:

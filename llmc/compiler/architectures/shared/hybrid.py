@@ -80,13 +80,9 @@ def hybrid_cache(layers: Sequence[Sequence[CacheTensor]]) -> CacheShape:
 
 @dataclass(frozen=True)
 class CountedSize(ModelSize):
-    """Sizes of a model whose weights were counted: `inner` without experts, and of experts all and those of a token.
-
-    `attending` layers keep keys and values.
-    """
+    """Sizes of a model whose weights were counted: `inner` without experts, and of experts all and those of a token."""
 
     inner: int
-    attending: int
     expert_weights: int = 0
     chosen_weights: int = 0
 
@@ -96,8 +92,7 @@ class CountedSize(ModelSize):
         return cls(**vars(ModelSize.of(config, source)), **counts)
 
     def _weights(self, experts: int) -> list[Weights]:
-        outer = Weights((1 if self.tied else 2) * self.vocabulary * self.hidden, outer=True)
-        return [Weights(self.inner), *([Weights(experts, experts=True)] if experts else []), outer]
+        return [Weights(self.inner), *([Weights(experts, experts=True)] if experts else []), self.outer]
 
     @property
     def weights(self) -> list[Weights]:
@@ -108,11 +103,6 @@ class CountedSize(ModelSize):
     def active_parameters(self) -> int:
         """Weights that one token's step reads."""
         return sum(weights.count for weights in self._weights(self.chosen_weights))
-
-    @property
-    def cache_values(self) -> int:
-        """Of one token: states do not grow with it."""
-        return 2 * self.attending * self.kv_heads * self.head_dim
 
 
 def attention_weights(config: Mapping[str, Any]) -> int:

@@ -104,4 +104,4 @@ def backbone_size(config: Config, source: str) -> CountedSize:
 def counted_backbone(config: Config, source: str, layer: int, inner: int) -> CountedSize:
     """Sizes of a model whose layers have `layer` weights and `inner` channels, and none attends."""
     plain = {**config, "intermediate_size": inner, "num_attention_heads": 1}
-    return CountedSize.counted(plain, source, inner=config["num_hidden_layers"] * layer, attending=0)
+    return CountedSize.counted(plain, source, inner=config["num_hidden_layers"] * layer)

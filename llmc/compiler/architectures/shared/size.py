@@ -85,8 +85,12 @@ class ModelSize:
         """The same, inner and outer ones apart."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         mlp = self.mlp_matrices * self.hidden * self.intermediate
-        outer = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return [Weights(self.layers * (attention + mlp) + self.positions * self.hidden), Weights(outer, outer=True)]
+        return [Weights(self.layers * (attention + mlp) + self.positions * self.hidden), self.outer]
+
+    @property
+    def outer(self) -> Weights:
+        """Of the embedding, and of the head where it is not tied."""
+        return Weights((1 if self.tied else 2) * self.vocabulary * self.hidden, outer=True)
 
     @property
     def cache_values(self) -> int:
