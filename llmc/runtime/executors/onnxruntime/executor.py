@@ -91,7 +91,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 
         `each`, where given, takes what graphs return for every live token, row by row.
         """
-        self._check_step(step, self._cache.used, first_slots=not self.exact)
+        self._check_step(step, self._cache.held, first_slots=not self.exact)
         past = step.past_lengths.any() if self.exact else step.context
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
             self._row_by_row(step, each)

@@ -58,7 +58,7 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         return self._results["logits"][: step.live_tokens]
 
     def _run(self, step: Step, each: bool = False) -> None:
-        self._check_step(step, self._cache.used)
+        self._check_step(step, self._cache.held)
         live = len(step.slots)
         new, ids = step.new_lengths[:live], step.token_ids[:live]
         if int(new.min()) != step.query:
