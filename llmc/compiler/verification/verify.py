@@ -254,8 +254,8 @@ class Verification:
         return self.executor.bundle.cache_shape.rewind.free
 
     def _prefix(self, length: int) -> list[NDArray[np.float32]]:
-        """The cache of so many tokens of the long sequence, to be cut for each row; none where it cannot be cut, as it has
-        states or rings."""
+        """The cache of so many tokens of the long sequence, to be cut for each row; none where states or rings forbid
+        that."""
         if length and length not in self._prefixes:
             empty(self.executor)
             self._prefill(length)
