@@ -53,9 +53,14 @@ class Rewind:
         return not self.states and not self.rings
 
     @property
+    def spare(self) -> int | None:
+        """Places of the tightest ring beside its window; None where there is no ring."""
+        return min((ring - window for window, ring in self.rings), default=None)
+
+    @property
     def most(self) -> int | None:
         """Tokens that a step may be taken back by; None: any number."""
-        return 0 if self.states else min((ring - window for window, ring in self.rings), default=None)
+        return 0 if self.states else self.spare
 
     def floor(self, end: int) -> int:
         """The lowest start but 0, once token `end` − 1 was written."""

@@ -33,7 +33,7 @@ from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
+from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
     from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
     from llmc.runtime.accelerators import Cards
+    from llmc.runtime.cache_shape import CacheShape
 
 INT8_BLOCK = 64
 BLOCK = 32
@@ -136,6 +138,14 @@ class OnnxRuntimeTarget(Target):
     def isa(self) -> tuple[str, ...]:
         """Packed weights and verified numbers hold for this instruction set."""
         return cpu_features()
+
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds; ONNX Runtime's
+        has none."""
+        if not _ours(options):
+            return cache
+        step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)
+        return cache.in_rings(step, limits.max_model_len, KEYS)
 
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
@@ -311,12 +321,12 @@ class OnnxRuntimeTarget(Target):
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
-        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place
+        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, places_of
 
         model = load_model(lowered.inputs["model"].read_bytes())
         sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
         if shape.context is not None and shape.query is not None:
-            sizes["S"] = shape.context + shape.query
+            sizes |= dict.fromkeys(places_of(model), shape.context + shape.query)
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)

@@ -2,12 +2,14 @@
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
 told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] in
-float16 for each layer's keys and values. States are replaced in place, [slots, *shape] in float32.
+float16 for each layer's keys and values, of layers with a window in rings. A row of more new tokens than rings have
+room for beside a window takes several steps. States are replaced in place, [slots, *shape] in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -46,6 +48,9 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         self._cache = SlotCache(bundle.cache_shape, slots, capacity, dtype=np.float16)
         self._results = {}
         self._request: _Request | None = None
+        spare = bundle.cache_shape.rewind.spare
+        self._most_new = None if spare is None else spare + 1
+        """New tokens of a row that a step of the graph takes; None: any number."""
 
     @property
     def cache_dtype(self) -> str:
@@ -59,6 +64,42 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
 
     def _run(self, step: Step, each: bool = False) -> None:
         self._check_step(step, self._cache.held)
+        most = self._most_new
+        if most is not None and int(step.new_lengths[: len(step.slots)].max()) > most:
+            self._run_in_parts(step, most, each)
+        else:
+            self._run_whole(step, each)
+        self._keep(self._results["logits"], each_of=step if each else None)
+
+    def _run_in_parts(self, step: Step, most: int, each: bool) -> None:
+        """Run a step `most` tokens of each row at a time; `_results` are as those of one step."""
+        new, live = step.new_lengths[: len(step.slots)], np.arange(len(step.slots))
+        made: list[list[dict[str, NDArray[Any]]]] = [[] for _ in live]
+        for first in range(0, int(new.max()), most):
+            rows = live[new > first]
+            ids, counts = step.token_ids[rows, first : first + most], np.minimum(new[rows] - first, most)
+            slots = tuple(step.slots[row] for row in rows)
+            past = step.past_lengths[rows] + first
+            part = replace(step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=counts)
+            self._run_whole(part, each)
+            ends = np.cumsum(part.new_lengths) if each else np.arange(1, len(rows) + 1)
+            for at, row in enumerate(rows):
+                own = slice(0 if at == 0 else int(ends[at - 1]), int(ends[at]))
+                kept = {name: array[own].copy() for name, array in self._results.items()}
+                made[row] = [*made[row], kept] if each else [kept]
+        parts = [part for row in made for part in row]
+        self._results = self._results_of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+    def _results_of(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Buffers that hold these."""
+        count = len(arrays["logits"])
+        if len(self._results["logits"]) < count:
+            self._results = self._buffers(max(count, self.slots))
+        for name, array in arrays.items():
+            self._results[name][:count] = array
+        return self._results
+
+    def _run_whole(self, step: Step, each: bool) -> None:
         live = len(step.slots)
         new, ids = step.new_lengths[:live], step.token_ids[:live]
         if int(new.min()) != step.query:
@@ -76,7 +117,6 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
             self._request = _Request(session, caches)
         self._request.run({"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}, self._results)
         self._cache.end_at_home(step)
-        self._keep(self._results["logits"], each_of=step if each else None)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token of the slot owns."""
