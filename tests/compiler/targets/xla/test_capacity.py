@@ -43,11 +43,15 @@ sizes = st.integers(1, 300)
 grown = st.builds(
     keys_and_values, st.integers(1, 4), st.integers(1, 9), st.sampled_from([64, 80, 128]), st.sampled_from([2, 4])
 )
+ringed = st.builds(
+    Part, st.just("ring"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.just(640), st.just(64)),
+    st.sampled_from([2, 4]),
+)  # fmt: skip
 kept = st.builds(
     Part, st.just("state"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.integers(1, 99)),
     st.sampled_from([2, 4]),
 )  # fmt: skip
-both = st.tuples(st.lists(grown, max_size=2), st.lists(kept, max_size=2))
+both = st.tuples(st.lists(grown, max_size=2), st.lists(ringed | kept, max_size=3))
 parts = both.map(lambda both: tuple(part for group in (*both[0], both[1]) for part in group))
 caches = st.builds(
     Cache, parts.filter(bool), st.integers(0, 3), st.sampled_from([0, 128]),
@@ -117,6 +121,13 @@ def test_states_are_counted_once_a_sequence_whatever_its_length() -> None:
     said = refused(Need(8 * GIB, HYBRID.bytes(200, 4096)), HYBRID, Limits(4096, 200))
     assert "--max-num-seqs 44 at 4096 tokens, or --max-model-len " not in said
     assert "--max-num-seqs 44 at 4096 tokens" in said
+
+
+def test_a_ring_is_counted_up_to_its_places() -> None:
+    cache = Cache.of([Part("ring", (26, 3, 4, 640, 64), 2), Part("kv", (4, 3, 4, 4096, 64), 2)], Limits(4000, 3))
+    assert (cache.spare_slots, cache.spare_tokens) == (0, 0)
+    assert cache.bytes(1, 4000) == (26 * 640 + 4 * 4096) * 4 * 64 * 2
+    assert cache.bytes(1, 500) == (26 + 4) * 512 * 4 * 64 * 2
 
 
 def test_a_model_of_states_alone_gains_nothing_from_shorter_sequences() -> None:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from llmc.buckets.bucket import Bucket
+from llmc.buckets.limits import Limits
+from llmc.compiler.architectures.shared.caches import cache_of
+from llmc.compiler.architectures.shared.tiny import WINDOW
+from llmc.compiler.options import CompileOptions
+from llmc.compiler.targets import open_target
+from llmc.compiler.targets.xla.target import XlaTarget
+from llmc.errors import InputError
+from llmc.runtime.bundle import Bundle
+from llmc.runtime.executors import open_sized
+from llmc.runtime.step import pad
+from llmc.testing.toy import VOCAB, toy_plan
+from tests.compiler import tiny
+from tests.compiler.compiled import Compiled
+from tests.compiler.targets.xla.unoptimised import unoptimised
+
+CASE = "gemma2"
 RING, SLOTS, HEADS, WIDTH = 6, 3, 1, 2
 KINDS = ("ring", "kv")
 LONGEST = 32
@@ -95,3 +113,57 @@ def test_slots_are_filled_behind_a_token_and_copied_with_their_rings() -> None:
     assert ring(copied, 2) == ring(held, 1)
     copied = programs["slot_copy"](*held, *(np.int32(n) for n in (1, 2, 4)))
     assert ring(copied, 2) == [6, 7, 8, 3, -1, -1]
+
+
+PLAN = toy_plan([(1, 16, 192)], [(2, 192)], Limits(192, 2, 192, 8))
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Layers with a window, and layers without, verified to the last token; the ring has 128 places."""
+    asked = {"device": "xla", "quantize": "none"}
+    with unoptimised():
+        return Compiled.first(tmp_path_factory.mktemp("rings"), CASE, PLAN, asked, verify="all")
+
+
+def test_a_bundle_holds_windows_in_rings_and_is_verified_beyond_them(compiled: Compiled) -> None:
+    verification = compiled.result.verification
+    assert verification["longest"] > 128
+    assert verification["max_abs"] < 1e-3
+    assert verification["leak"] < 1e-4
+    shape = Bundle.open(compiled.path).cache_shape
+    assert {(t.window, t.ring) for t in shape} == {(WINDOW, 128), (None, None)}
+    taken = {e["memory"]["aliased"] for e in compiled.result.analysis["executables"]}
+    assert taken == {sum(math.prod(g[0].size(4, 256)) * len(g) * 4 for g in shape.groups)}
+
+
+def test_texts_go_on_as_transformers_continues_them_after_a_prefix_was_handed_over(compiled: Compiled) -> None:
+    text = [(7 * i) % VOCAB for i in range(180)]
+    with unoptimised():
+        executor = open_sized(Bundle.open(compiled.path), slots=3, capacity=192, threads=1)
+        for slot in range(3):
+            executor.poison(slot, 0, float("nan"))
+        for start in range(0, 176, 16):
+            executor.run(pad(Bucket("prompt", 1, 16, 192), [2], [text[start : start + 16]], [start]))
+        executor.copy_prefix(2, 1, 172)
+        executor.import_prefix(0, executor.export_prefix(2, 172))
+        executor.poison(1, 172, float("nan"))
+        logits = executor.run(pad(Bucket("decode", 2, 1, 192), [0, 1], [[text[172]]] * 2, [172, 172]))
+        with pytest.raises(InputError, match="its windows after 176 tokens"):
+            executor.copy_prefix(2, 1, 176 - 128 + WINDOW - 2)
+        executor.close()
+    expected = tiny.logits(CASE, text[:173])[-1]
+    assert np.abs(logits - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "rings"), [({}, True), ({"roll_layers": True}, False), ({"lowering": "torch-xla"}, False)]
+)
+def test_layers_that_are_to_be_alike_hold_all_tokens(options: dict[str, object], rings: bool) -> None:
+    target = open_target("tpu:v5e-1x1")
+    assert isinstance(target, XlaTarget)
+    asked = target.configure(CompileOptions.of("tpu:v5e-1x1", **options))
+    mixed, alike = (cache_of(tiny.config(case)) for case in (CASE, "mistral"))
+    assert bool(target.held_cache(mixed, PLAN.limits, asked).rewind.rings) is rings
+    assert bool(target.held_cache(alike, PLAN.limits, asked).rewind.rings) is ("lowering" not in options)
+    assert not target.held_cache(alike, Limits(128, 2, 128, 8), asked).rewind.rings
