@@ -55,8 +55,6 @@ class NeuronTarget(XlaTarget):
     quantisations: ClassVar[tuple[str, ...]] = ("none",)
     options: ClassVar[tuple[Option[Any], ...]] = (TENSOR_PARALLEL, CACHE_SLOTS, COMPILER_SECONDS, NEURON_CONFIG)
     loops: ClassVar[bool] = False
-    uniform_caches: ClassVar[bool] = True
-    """Recurrences call functions within a module, which neuronx-cc does not take."""
     hardware: ClassVar[Hardware] = contract_tested("the modules were run and verified on CPU")
     guide: ClassVar[str] = "docs/neuron.md"
     executable_seconds: ClassVar[float] = 1.5

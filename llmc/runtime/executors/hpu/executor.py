@@ -102,7 +102,8 @@ class OnCard(CardExecutor, HpuExecutor):
 
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
         """In torch.compile mode compiled: without running, where the bridge can."""
-        run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
+        flat = flat_step(opened.program, executable.context or 0, self._cache.arrays)
+        run = step_program(flat, opened.weights, self._cache)
         if self.mode.compiles:
             self.require_cache()
             run = self.card.compiled(run)

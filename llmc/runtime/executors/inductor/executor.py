@@ -35,6 +35,7 @@ from llmc.runtime.executors.torch.executor import (
 )
 from llmc.runtime.executors.whole_step.compiling import whole_graph
 from llmc.runtime.executors.whole_step.executor import CardExecutor
+from llmc.runtime.executors.whole_step.layout import cache_arrays
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program
 from llmc.runtime.nvidia import Needs, gpus, require_gpu
 from llmc.runtime.top_logits import TopLogits, top_of
@@ -154,7 +155,8 @@ class OnCard(CardExecutor, InductorExecutor):
             return
         source = self._source(executable)
         package.require_here(toolchain.host(), source)
-        package.require_sizes(sizes_of(self.bundle, executable, self.capacity), source)
+        sizes, arrays = sizes_of(executable, self.capacity), cache_arrays(self.bundle, self.capacity)
+        package.require_sizes(sizes, arrays, source)
         self._packages[executable.blob] = package.open(source, self.card.device)
 
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
@@ -162,7 +164,8 @@ class OnCard(CardExecutor, InductorExecutor):
         mode is eager."""
         if (package := self._packages.pop(executable.blob, None)) is not None:
             return step_program(package, opened.weights, self._cache)
-        run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
+        flat = flat_step(opened.program, executable.context or 0, self._cache.arrays)
+        run = step_program(flat, opened.weights, self._cache)
         return run if self.mode.eager else whole_graph(run)
 
     def _computed(self, executable: Executable, given: Sequence[Any]) -> list[Any]:
@@ -239,10 +242,9 @@ class OnCard(CardExecutor, InductorExecutor):
 
 def _memory(bundle: Bundle) -> Mapping[str, int]:
     """What serving takes at the least, in bytes: weights, and the cache of one sequence, in bf16 or f32."""
-    size = 2 if bundle.manifest.options.get("dtype") == "bf16" else 4
-    token = bundle.cache_shape.token_values * size
+    cache = cache_arrays(bundle, bundle.plan.limits.max_model_len)
     weights = bundle.manifest.files.get("weights", "")
     return {
         "weights": bundle.manifest.blobs.get(weights, 0),
-        "the cache of one sequence": token * bundle.plan.limits.max_model_len,
+        "the cache of one sequence": sum(array.slot_bytes for array in cache),
     }

@@ -99,7 +99,7 @@ def test_a_model_with_states_is_verified_and_continues_texts_as_transformers_doe
     executor.close()
 
 
-@pytest.mark.parametrize("device", ["tpu:v5e-1x1", "cuda:h100", "neuron:trn2"])
+@pytest.mark.parametrize("device", ["tpu:v5e-1x1", "cuda:h100"])
 def test_a_described_machine_refuses_such_a_cache_before_anything_is_traced(device: str) -> None:
     from llmc.compiler.targets import open_target
     from llmc.compiler.targets.xla.target import XlaTarget
