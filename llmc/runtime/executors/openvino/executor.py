@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
-from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor, require_held
+from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
 from llmc.runtime.executors.openvino.device import compile_witness, require_device, version
@@ -118,7 +118,7 @@ class OpenVinoExecutor(RaggedExecutor):
         return self._top
 
     def _run(self, step: Step, each: bool) -> Array:
-        self._check_step(step, self._tables.used)
+        self._check_step(step, self._tables.held)
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
         if self._starter is not None and self._starter.other_is_open:
@@ -168,7 +168,7 @@ class OpenVinoExecutor(RaggedExecutor):
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the blocks, in float32."""
         self._leave_starter()
-        require_held(self._tables.used, slot, length)
+        self._tables.held.require(slot, length)
         return self._cache.read(self._tables.tables[slot], length)
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
@@ -187,12 +187,12 @@ class OpenVinoExecutor(RaggedExecutor):
         """Take the cached tokens over from the starter, once the paged model is open."""
         if self._starter is not None:
             starter, self._starter = self._starter, None
-            starter.hand_over(self._tables.used, self._take)
+            starter.hand_over(self._tables.held.used, self._take)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on."""
         self._leave_starter()
-        kept = min(start, self._tables.used[slot])
+        kept = min(start, self._tables.held.used[slot])
         self._tables.prepare(slot, kept, kept)
         if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
             self._tables.prepare(slot, kept, kept + 1)

@@ -18,7 +18,7 @@ from llmc.runtime.executors.compatibility import require_features, require_versi
 from llmc.runtime.executors.openvino.device import compile_witness, has_device, require_device, version
 from llmc.runtime.executors.openvino.plugins import plugin_name
 from llmc.runtime.executors.openvino.static_models import StaticModels
-from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors
+from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors, parts_of
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.top_logits import TopLogits
 
@@ -59,7 +59,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         self.device = wanted if here else "CPU"
         rows, longest = (max(values) for values in zip(*decode, strict=True))
         self._cache: ContextCache = ContextCache(bundle.cache_shape, slots, capacity, rows, longest)
-        self._staging = Tensors([sizes], max(staged, default=0))
+        self._staging = Tensors(parts_of(bundle.cache_shape), max(staged, default=0))
         self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k, self.compilations)
 
     def open_all(self) -> None:
@@ -87,7 +87,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return top
 
     def _run(self, step: Step) -> TopLogits | None:
-        self._check_step(step, self._cache.used, first_slots=True)
+        self._check_step(step, self._cache.held, first_slots=True)
         request = self._models.request(self._executable(step), serving=True)
         logits, top = request.infer(step, self._past(step))
         self._keep(logits)
@@ -141,6 +141,7 @@ class ContextCache(SlotCache):
             start = int(past[slot])
             if start < self.decode.length:
                 self._at_home[slot] = min(self._at_home[slot], start)
-                self._in_decode[slot] = self.used[slot] = start + 1
+                self._in_decode[slot] = start + 1
+                self.held.wrote(slot, start, start + 1)
             else:
                 self.write(slot, start, start + 1, [new[:, slot]])

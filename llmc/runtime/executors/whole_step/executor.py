@@ -11,6 +11,7 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor
 from llmc.runtime.executors.whole_step.cache import CardCache
 from llmc.runtime.executors.whole_step.layout import cache_arrays
@@ -94,7 +95,7 @@ class CardExecutor(TorchExecutor):
         with self._watched("the cache and its moves"):
             self._cache.make(slots)
             self._cache.warm()
-        self.slots, self._used = slots, [0] * slots
+        self.slots, self._held = slots, Held(slots, self.bundle.cache_shape.rewind)
 
     def _open(self, executable: Executable) -> Opened:
         """And what runs it."""
@@ -117,7 +118,7 @@ class CardExecutor(TorchExecutor):
         self.require_cache()
         with self._torch.inference_mode(), self._watched(f"the graph of {executable}"):
             self._graphs[executable.blob] = self._captured(executable, step)
-        self._used[0] = 0
+        self._held.wrote(0, 0, 0)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy a slot, on the card."""
