@@ -82,12 +82,20 @@ DEEP = {"llama-three-layers": {"num_hidden_layers": 3}}
 """For what needs layers to repeat; not among the variants that every lowering is held to."""
 
 TIED = "llama-tied-biases-llama3-rope"
+SIZES = "gemma4-of-two-layers"
+OTHERS = {
+    SIZES: {
+        **of_family("gemma4_text"), "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
+    }
+}  # fmt: skip
+"""A layer with a window, and one without whose heads are of another number and width; traced in half of the time."""
 
 
 def config(name: str) -> dict[str, Any]:
     """The configuration of a case, in the terms of config.json."""
-    if name in ARCHITECTURES:
-        return dict(ARCHITECTURES[name])
+    if name in ARCHITECTURES or name in OTHERS:
+        return dict((ARCHITECTURES | OTHERS)[name])
     return {**ARCHITECTURES["llama"], "num_hidden_layers": 1, **(VARIANTS | DEEP)[name]}
 
 

@@ -34,9 +34,9 @@ GREEDY = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
 STATES = "qwen3_5_text"
 ARRAYS = {
     STATES: ["state f32 [1, slots, 3, 96]", "state f32 [1, slots, 4, 16, 8]", "kv f32 [2, slots, 49, 2, 16]"],
-    "deepseek_v3": ["kv f32 [2, slots, 49, 4, 24]", "kv f32 [2, slots, 49, 4, 12]"],
+    tiny.SIZES: ["kv f32 [2, slots, 16, 2, 16]", "kv f32 [2, slots, 49, 1, 32]"],
 }
-"""How the cache of a family's tiny model lies on a card."""
+"""How the cache of a tiny model lies on a card; a window of 5 tokens has a ring of 16 places."""
 
 
 class Bundles:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CompileError, LlmcError
 from llmc.runtime.executors.inductor.archive import tidied
-from llmc.runtime.executors.whole_step.layout import DTYPES, CardArray
+from llmc.runtime.executors.whole_step.layout import DTYPES, CardArray, lengths_of
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step
 from llmc.runtime.portable_program import PortableProgram
 
@@ -47,10 +47,9 @@ def compile_step(program: PortableProgram, job: Mapping[str, Any], output: Path)
 
     arrays = [CardArray.from_json(fields) for fields in job["cache"]]
     example = _example(program, arrays, job)
-    names = ("token_ids", "past", "new", "slots", "sources", "places")
-    open_sizes: dict[str, Any] = dict.fromkeys(names)
     slots = {1: torch.export.Dim("slots", min=1, max=MOST_SLOTS)}
-    open_sizes["rest"] = (slots,) * len(arrays) + (None,) * len(program.weights)
+    before = len(example) - len(arrays) - len(program.weights)
+    open_sizes = {"given": (None,) * before + (slots,) * len(arrays) + (None,) * len(program.weights)}
     try:
         with torch.no_grad():
             step = _module(flat_step(program, job["sizes"]["context"], arrays))
@@ -64,12 +63,8 @@ def _module(flat: Run) -> Any:
     import torch
 
     class Step(torch.nn.Module):
-        def forward(
-            self, token_ids: Tensor, past: Tensor, new: Tensor, slots: Tensor, sources: Tensor, places: Tensor,
-            *rest: Tensor,
-        ) -> Sequence[Tensor]:  # fmt: skip
-            found: Sequence[Tensor] = flat(token_ids, past, new, slots, sources, places, *rest)
-            return found
+        def forward(self, *given: Tensor) -> Sequence[Tensor]:
+            return flat(*given)
 
     return Step()
 
@@ -90,8 +85,8 @@ def _example(program: PortableProgram, arrays: Sequence[CardArray], job: Mapping
         largest[dtype] = max(largest.get(dtype, 1), math.prod(shape))
     held = {dtype: torch.zeros(count, dtype=getattr(torch, dtype), device=device) for dtype, count in largest.items()}
     return [
-        numbers(batch, query), numbers(batch), numbers(batch, value=1), numbers(batch), numbers(batch * query),
-        numbers(batch * query),
+        numbers(batch, query), numbers(batch), numbers(batch, value=1), numbers(batch),
+        *(numbers(batch * query) for _ in range(2 * len(lengths_of(arrays)))),
         *(torch.zeros(a.size(EXAMPLE_SLOTS), dtype=getattr(torch, DTYPES[a.dtype]), device=device) for a in arrays),
         *(held[dtype][: math.prod(shape)].view(shape) for shape, dtype in wanted),
     ]  # fmt: skip

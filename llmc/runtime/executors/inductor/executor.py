@@ -135,7 +135,7 @@ class OnCard(CardExecutor, InductorExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._packages: dict[str, Run] = {}
         super().__init__(bundle, slots, capacity, threads)
-        self._inputs = StaticInputs(self.card, bundle.plan)
+        self._inputs = StaticInputs(self.card, bundle.plan, self._cache.lengths)
         self._results = StaticOutputs(self.card, max(bucket.batch for bucket in bundle.plan.buckets))
         self._ran: set[str] = set()
         self._fresh: tuple[int, int] | None = None
@@ -185,7 +185,7 @@ class OnCard(CardExecutor, InductorExecutor):
         self.require_cache()
         executable = self._executable(step)
         with self._watched(str(executable)), self.card.guarded():
-            given = self._inputs.put(step, self.capacity)
+            given = self._inputs.put(step)
             if (graph := self._graphs.get(executable.blob)) is not None:
                 graph.replay()
                 return []
@@ -200,7 +200,7 @@ class OnCard(CardExecutor, InductorExecutor):
         if executable.blob not in self._ran:
             self._replay(step, self._open(executable))
             self._fresh = None
-        given = self._inputs.put(step, self.capacity)
+        given = self._inputs.put(step)
         graph: Graph = self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
         return graph
 

@@ -10,24 +10,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from llmc.runtime.executors.whole_step.layout import DTYPES
+from llmc.runtime.executors.torch.cache import Array, poison_tensor, read_tensor, write_tensor
+from llmc.runtime.executors.whole_step.layout import DTYPES, arrays_of, lengths_of
 
 if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape, Dtype
     from llmc.runtime.executors.whole_step.card import Card
     from llmc.runtime.executors.whole_step.layout import CardArray
 
-Array = NDArray[np.float32]
-
 
 class CardCache:
-    """`arrays` says what lies there; `tensors`, one for each, are none until `make`."""
+    """Of slots of up to `capacity` tokens each, in `dtype` where a tensor has none of its own. `arrays` says what lies
+    there; `tensors`, one for each, are none until `make`."""
 
-    def __init__(self, card: Card, arrays: Sequence[CardArray]) -> None:
-        self._card = card
-        self.arrays = tuple(arrays)
+    def __init__(self, card: Card, shape: CacheShape, capacity: int, dtype: Dtype) -> None:
+        self._card, self._shape = card, shape
+        self.arrays = arrays_of(shape, capacity, dtype)
+        self.lengths = lengths_of(self.arrays)
         self.tensors: list[Any] = []
 
     @property
@@ -42,13 +41,8 @@ class CardCache:
 
     def make(self, slots: int) -> None:
         """An empty cache; what was there is kept where there is no room."""
-        import torch
-
         with self._guarded():
-            self.tensors = [
-                torch.zeros(array.size(slots), dtype=getattr(torch, DTYPES[array.dtype]), device=self._card.device)
-                for array in self.arrays
-            ]
+            self.tensors = [torch_zeros(array, slots, self._card.device) for array in self.arrays]
         self._card.mark_step()
 
     def warm(self) -> None:
@@ -70,37 +64,30 @@ class CardCache:
         self._card.mark_step()
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """A slot's first tokens, keys and values as [heads, length, width], and its states, on the host."""
-        found: dict[int, Array] = {}
-        for array, row in zip(self.arrays, self._read(slot), strict=True):
-            cut = row[:, :length].transpose(1, 2) if array.kind == "kv" else row
-            found |= zip(array.members, (np.array(tensor.float().numpy()) for tensor in cut), strict=True)
-        return [found[i] for i in range(len(found))]
+        """As `TorchCache.read`."""
+        held = self._tensors(self._read(slot))
+        return [read_tensor(t, each, length) for t, each in zip(self._shape, held, strict=True)]
 
     def write(self, slot: int, length: int, prefix: Sequence[Array]) -> None:
-        """Put what `read` gave into a slot, rounded to the cache's dtypes; zeros behind its tokens."""
-        import torch
-
-        rows = []
-        for array in self.arrays:
-            row = torch.zeros((len(array.members), *array.of_slot), dtype=getattr(torch, DTYPES[array.dtype]))
-            given = torch.from_numpy(np.stack([prefix[i] for i in array.members]))
-            if array.kind == "kv":
-                row[:, :length] = given.transpose(1, 2)
-            else:
-                row.copy_(given)
-            rows.append(row)
+        """As `TorchCache.write`, with zeros behind the tokens."""
+        rows = [torch_zeros(array, 1).squeeze(1) for array in self.arrays]
+        for t, each, given in zip(self._shape, self._tensors(rows), prefix, strict=True):
+            write_tensor(t, each, length, given)
         self._write(slot, rows)
 
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite a slot from token `start` on; at 0 its states too, which no token owns then."""
+    def poison(self, slot: int, start: int, value: float, used: int = 0) -> None:
+        """As `TorchCache.poison`."""
         rows = self._read(slot)
-        for array, row in zip(self.arrays, rows, strict=True):
-            if array.kind == "kv":
-                row[:, start:] = value
-            elif start == 0:
-                row.fill_(value)
+        for t, each in zip(self._shape, self._tensors(rows), strict=True):
+            poison_tensor(t, each, start, value, used)
         self._write(slot, rows)
+
+    def _tensors(self, rows: Sequence[Any]) -> list[Any]:
+        """Of a slot's part of each array views of each tensor, as torch/cache.py has them, in the shape's order."""
+        found: dict[int, Any] = {}
+        for array, row in zip(self.arrays, rows, strict=True):
+            found |= zip(array.members, row.transpose(1, 2) if array.kind == "kv" else row, strict=True)
+        return [found[i] for i in range(len(found))]
 
     def _read(self, slot: int) -> list[Any]:
         """A slot on the host, of each array [tensors, …]: copies."""
@@ -125,3 +112,10 @@ class CardCache:
         import torch
 
         return self._card.put(torch.tensor([slot]))
+
+
+def torch_zeros(array: CardArray, slots: int, device: Any = "cpu") -> Any:
+    """An empty array of so many slots."""
+    import torch
+
+    return torch.zeros(array.size(slots), dtype=getattr(torch, DTYPES[array.dtype]), device=device)

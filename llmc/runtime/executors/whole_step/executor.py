@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor
 from llmc.runtime.executors.whole_step.cache import CardCache
-from llmc.runtime.executors.whole_step.layout import cache_arrays
+from llmc.runtime.executors.whole_step.layout import dtype_of
 from llmc.runtime.executors.whole_step.memory_log import took
 from llmc.runtime.executors.whole_step.step_program import Run
 
@@ -68,7 +68,7 @@ class CardExecutor(TorchExecutor):
 
     def _make_cache(self) -> CardCache:
         """Empty: it is made when memory was divided, or before the first step."""
-        return CardCache(self.card, cache_arrays(self.bundle, self.capacity))
+        return CardCache(self.card, self.bundle.cache_shape, self.capacity, dtype_of(self.bundle))
 
     @property
     def _runs_on(self) -> Any:

@@ -1,16 +1,17 @@
 """How any cache (runtime/cache_shape.py) lies on a card: in few arrays.
 
-    keys and values   [tensors, slots, capacity, heads, width]
+    keys and values   [tensors, slots, places, heads, width]
     states            [tensors, slots, *shape]
 
-Tensors of one kind, size and dtype lie in one array, in the order of the cache's shape. So where all keys and values
-are of one size, they are one array, and a step writes all its new tokens at once.
+Tensors of one kind, size and dtype lie in one array, in the order of the cache's shape; of a ring, whose windows may
+differ, the size is that of the ring. So where all keys and values are of one size, they are one array, and a step
+writes all its new tokens at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +55,25 @@ class CardArray:
         return f"{self.kind} {self.dtype} [{len(self.members)}, slots, {inner}]"
 
 
+def lengths_of(arrays: Sequence[CardArray]) -> tuple[int, ...]:
+    """How many places keys and values have in a slot, each number once; (1,) where there are none."""
+    return tuple(dict.fromkeys(array.of_slot[0] for array in arrays if array.kind == "kv")) or (1,)
+
+
 def cache_arrays(bundle: Bundle, capacity: int) -> tuple[CardArray, ...]:
     """Those of a bundle's cache, whose slots hold `capacity` tokens. Raises ArtifactError for one that has none."""
-    return arrays_of(bundle.cache_shape, capacity, "bf16" if bundle.manifest.options.get("dtype") == "bf16" else "f32")
+    return arrays_of(bundle.cache_shape, capacity, dtype_of(bundle))
+
+
+def dtype_of(bundle: Bundle) -> Dtype:
+    """What a bundle's programs compute in."""
+    return "bf16" if bundle.manifest.options.get("dtype") == "bf16" else "f32"
 
 
 def arrays_of(shape: CacheShape, capacity: int, dtype: Dtype) -> tuple[CardArray, ...]:
     """The arrays of a cache whose slots hold `capacity` tokens, in `dtype` where a tensor has none of its own."""
     found: dict[tuple[Kind, Dtype, tuple[int, ...]], list[int]] = {}
     for i, t in enumerate(shape):
-        of_slot = (capacity, *t.shape) if t.kind == "kv" else t.shape
+        of_slot = (t.places(capacity), *t.shape) if t.kind == "kv" else t.shape
         found.setdefault((t.kind, t.dtype or dtype, of_slot), []).append(i)
     return tuple(CardArray(*like, tuple(members)) for like, members in found.items())

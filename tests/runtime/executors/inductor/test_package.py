@@ -43,9 +43,7 @@ def test_it_is_read_as_it_was_written_and_counts_as_code() -> None:
 )  # fmt: skip
 def test_a_header_with_something_else_is_refused(change: dict[str, Any]) -> None:
     header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS, "cache": TEXTS} | change
-    with pytest.raises(
-        ArtifactError, match=r"^bundle/1: damaged, .*lacks device, .* sizes or cache; finish"
-    ):
+    with pytest.raises(ArtifactError, match=r"^bundle/1: damaged, .*lacks device, .* sizes or cache; finish"):
         Package.parse(write_envelope(header, {"package": PACKAGE, "program": b""}, FORM), "bundle/1")
 
 

@@ -24,7 +24,7 @@ def filled(slots: int = 3) -> CardCache:
     """A cache of different numbers, which bfloat16 holds."""
     import torch
 
-    cache = CardCache(HOST, arrays_of(MIXED, CAPACITY, "bf16"))
+    cache = CardCache(HOST, MIXED, CAPACITY, "bf16")
     cache.make(slots)
     with torch.inference_mode():
         for tensor in cache.tensors:
