@@ -17,14 +17,15 @@ HOST: Any = SimpleNamespace(device="cpu", put=lambda tensor: tensor, guarded=nul
 """A card that is this host."""
 STATES = CacheTensor(0, "conv", "state", (3, 2)), CacheTensor(0, "recurrent", "state", (2, 2, 2), dtype="f32")
 MIXED = CacheShape(3, (*STATES, *key_value(1, 2, 4), *key_value(2, 1, 4, 3)))
+RINGS = CacheShape(2, (*key_value(0, 2, 4, window=2), *key_value(1, 2, 4))).in_rings(1, longest=100)
 CAPACITY = 5
 
 
-def filled(slots: int = 3) -> CardCache:
+def filled(slots: int = 3, shape: CacheShape = MIXED) -> CardCache:
     """A cache of different numbers, which bfloat16 holds."""
     import torch
 
-    cache = CardCache(HOST, MIXED, CAPACITY, "bf16")
+    cache = CardCache(HOST, shape, CAPACITY, "bf16")
     cache.make(slots)
     with torch.inference_mode():
         for tensor in cache.tensors:
@@ -98,3 +99,27 @@ def test_a_cache_that_does_not_fit_leaves_the_one_that_is_there() -> None:
     with pytest.raises(RuntimeError):
         cache.make(9)
     assert cache.tensors is before
+
+
+def test_a_ring_has_its_own_places_and_gives_the_window_alone() -> None:
+    """Of 5 tokens the last one that a later token may see, token 4, lies at place 1 of 3."""
+    cache = filled(shape=RINGS)
+    assert [str(array) for array in cache.arrays] == ["kv bf16 [2, slots, 3, 2, 4]", "kv bf16 [2, slots, 5, 2, 4]"]
+    assert cache.lengths == (3, 5)
+    key, _, *others = cache.read(1, 5)
+    assert not key[:, :4].any()
+    assert (key[:, 4] == cache.tensors[0][0, 1, 1].float().numpy()).all()
+    assert all(tensor.any(axis=(0, 2)).all() for tensor in others)
+    before = cache.read(2, 5)
+    cache.write(0, 5, cache.read(1, 5))
+    assert all(map(np.array_equal, cache.read(0, 5), cache.read(1, 5)))
+    assert all(map(np.array_equal, cache.read(2, 5), before))
+
+
+def test_poison_leaves_the_places_of_earlier_tokens() -> None:
+    """Of 5 tokens the last is taken back, which lies at place 1 of 3."""
+    cache = filled(shape=RINGS)
+    cache.poison(1, 4, float("nan"), used=5)
+    ring, whole = (tensor[0, 1, :, 0, 0].isnan().tolist() for tensor in cache.tensors)
+    assert ring == [False, True, False]
+    assert whole == [False] * 4 + [True]
