@@ -9,7 +9,8 @@ gated_linear(x, w₀, w₁; parts) silu(x · w₀ᵀ) · (x · w₁ᵀ)
 gqa(q, k, v, past k, past v, past_lengths, cos, sin; …)   rotary embedding, cache append and attention in one;
                                               k and v are None when q is the packed [B, Q, (Hq + 2·Hkv)·D]; cos and
                                               sin turn the first values of a head, both None where nothing turns; a
-                                              ninth input is sinks [Hq]; `value_dim` where values have another width
+                                              ninth input is sinks [Hq], a tenth [Hq, P] what scores grow by at each
+                                              position of a key; `value_dim` where values have another width
 Every rule matches arithmetic, never a module's name; what does not match stays as it was.
 """
 
@@ -137,7 +138,7 @@ def fuse_attention(graph: Graph) -> None:
     for position, node in enumerate(graph.nodes):
         if node.op != "attention":
             continue
-        query, key, value, past_k, past_v, past_lengths, *sinks = node.inputs
+        query, key, value, past_k, past_v, past_lengths, *more = node.inputs
         assert query is not None
         assert key is not None
         assert value is not None
@@ -155,7 +156,7 @@ def fuse_attention(graph: Graph) -> None:
         attrs = node.attrs | {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         if width != head_dim:
             attrs["value_dim"] = width
-        inputs = [*flat, past_k, past_v, past_lengths, *tables, *(v for v in sinks if v is not None)]
+        inputs = [*flat, past_k, past_v, past_lengths, *tables, *(more if any(more) else [])]
         made.append(Node("gqa", inputs, [out, *node.outputs[1:]], attrs))
         made.append(Node("reshape", [out], [node.out], {"shape": list(node.out.shape)}))
         inserted[position] = made
