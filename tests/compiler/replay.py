@@ -44,8 +44,7 @@ def specialised(case: str, batch: int, query: int, context: int) -> PortableProg
 
 def two_part_run(case: str) -> Run:
     """Portable programs, one for each size that is asked for."""
-    model = tiny.model(case)
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = tiny.tensors(case)
     shape = ringed(case, SPARE)
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:

@@ -78,7 +78,8 @@ class GraphModel:
 
     def sinks(self, node: Node) -> Any:
         """The sinks of an attention's heads, float32 [Hq]; None of one that has none."""
-        return self.get(node.inputs[8]) if len(node.inputs) > 8 else None
+        given = node.optional(8)
+        return None if given is None else self.get(given)
 
     def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
         """Rotary embedding of [T, H·D]: of the first values of a head the two halves turn against each other."""

@@ -56,6 +56,8 @@ class PagedModel(GraphModel):
     def _op_gqa(self, node: Node) -> list[Any]:
         if node.attrs["softcap"]:
             raise CompileError("attention with softcap has no paged form in OpenVINO")
+        if node.optional(9) is not None:
+            raise CompileError("attention with a table of what positions add has no paged form in OpenVINO")
         heads, kv_heads, size = heads_of(node)
         layer = len(self.caches) // 2
         caches = [_cache(f"{what}_cache.{layer}", kv_heads, size) for what in ("key", "value")]

@@ -22,7 +22,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from llmc.compiler.program.ir import Graph, Node
+from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, heads_of, model_of, parameter
@@ -116,6 +116,8 @@ class StaticModel(GraphModel):
             each = np.repeat(np.reshape(np.asarray(slopes, np.float32), (kv_heads, groups)), length, 1)
             by_row = small(each[None, :, :, None], np.float32)
             scores = ops.add(scores, ops.multiply(by_row, self._positions.of_keys))
+        if table := node.optional(9):
+            scores = ops.add(scores, self._by_place(table, kv_heads, groups))
         scores = ops.select(self._positions.seen(window, groups), scores, small(UNSEEN, np.float32))
         shares = self._shares(scores, node)
         if past_value is None:
@@ -126,6 +128,16 @@ class StaticModel(GraphModel):
         if length > 1:
             out = ops.transpose(ops.reshape(out, small([batch, heads, length, size]), False), small([0, 2, 1, 3]))
         return ops.reshape(out, small([batch * length, heads * size]), False)
+
+    def _by_place(self, table: Value, kv_heads: int, groups: int) -> Any:
+        """What heads add at the positions of keys, by a table [Hq, P]: [B, Hkv, groups · Q, S + Q]."""
+        (batch, length, context), small = self.sizes, self.constants.small
+        places = ops.minimum(self._positions.of_keys, small(int(table.shape[1]) - 1, np.float32))
+        places = ops.reshape(ops.convert(places, ov.Type.i32), small([batch, context + length]), False)
+        added = ops.gather(self.get(table), places, small(1))  # [Hq, B, S + Q]
+        added = ops.reshape(ops.transpose(added, small([1, 0, 2])), small([batch, kv_heads, groups, 1, -1]), False)
+        added = ops.tile(added, small([1, 1, 1, length, 1]))
+        return ops.reshape(added, small([batch, kv_heads, groups * length, context + length]), False)
 
     def _shares(self, scores: Any, node: Node) -> Any:
         """Softmax of scores [B, Hkv, groups · Q, S + Q], over which a head's sink takes its part, too."""

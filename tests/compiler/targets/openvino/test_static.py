@@ -15,6 +15,7 @@ import torch
 from llmc.compiler.program.ir import Graph, Node, Value
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import Int8, WeightFormat
+from llmc.compiler.targets.openvino.paged import PagedModel
 from llmc.compiler.targets.openvino.static import static_model
 from llmc.errors import CompileError
 from llmc.runtime.executors.openvino.device import open_core
@@ -24,7 +25,7 @@ from tests.compiler.frontend.test_frontend import replay as replayed
 from tests.compiler.targets.openvino.static_models import EXACT, from_graph, graph, run_of
 
 
-@pytest.mark.parametrize("case", [*CASES, "phi3", "olmo2", "exaone4", "bloom", "gpt2", "mixtral"])
+@pytest.mark.parametrize("case", [*CASES, "phi3", "olmo2", "exaone4", "bloom", "falcon-alibi", "gpt2", "mixtral"])
 def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(case: str, tmp_path: Path) -> None:
     """First prompts, chunks over a past and decoding; windows are shorter than the text."""
     replay = replayed(case, run_of(case, tmp_path), in_place=False)
@@ -37,6 +38,11 @@ def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(tmp_
     replay.tokens, replay.kept = replay.tokens[:1], [t[:1] for t in replay.kept]
     for context in (0, 1, 2, 3):
         assert max(replay.step((1,), context)) < 1e-4
+
+
+def test_a_table_of_what_positions_add_is_refused_where_attention_is_paged() -> None:
+    with pytest.raises(CompileError, match="a table of what positions add has no paged form"):
+        PagedModel(graph("falcon-alibi"), WeightFormat(Constants()))
 
 
 def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract() -> None:
