@@ -11,8 +11,13 @@ A tensor is of one of two kinds:
          at past 0 the program puts zeros in its place, whatever the input holds. So a program without cache inputs
          starts from zeros, too.
 
-A token cannot be taken back out of a state. So a step starts where the slot's states are, or at 0
-(`Executor.keeps_states`). Executors hold all tokens of a layer with a window, too.
+A tensor of kind kv whose layer has a window W may be held in a ring of R ≥ W places: token p lies at place p mod R. Its
+input is then [B, heads, min(S, R), width]: place j holds the last token before past_lengths[b] whose number is j mod R,
+if there is one. Programs read any such input by that rule, whatever R is, also where every token has a place of its
+own; in dialect `fused` they write by it.
+
+A token cannot be taken back out of a state, and a ring forgets the oldest token with each new one. So where a step may
+start again is limited (`Rewind`).
 
 The manifest has the tensors as `model.cache`; without it all layers have one key and one value of the same size
 (`layers`, `kv_heads`, `head_dim`).
@@ -31,7 +36,41 @@ Dtype = Literal["f32", "f16", "bf16"]
 _BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _LARGEST = 1 << 40
 """Values of one token's row or one sequence's state, at most."""
-_MEMBERS = {"layer", "name", "kind", "shape", "window", "dtype"}
+_MEMBERS = {"layer", "name", "kind", "shape", "window", "dtype", "ring"}
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """From where on a step may start anew in a slot, besides at 0: after all tokens alone where there are `states`, and
+    after those that `rings`, each (window, places), still hold the windows of."""
+
+    states: bool = False
+    rings: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def free(self) -> bool:
+        """Whether a step may start after any token."""
+        return not self.states and not self.rings
+
+    @property
+    def spare(self) -> int | None:
+        """Places of the tightest ring beside its window; None where there is no ring."""
+        return min((ring - window for window, ring in self.rings), default=None)
+
+    @property
+    def most(self) -> int | None:
+        """Tokens that a step may be taken back by; None: any number."""
+        return 0 if self.states else self.spare
+
+    def floor(self, end: int) -> int:
+        """The lowest start but 0, once token `end` − 1 was written."""
+        if self.states:
+            return end
+        return max((end - ring + window - 1 for window, ring in self.rings if end > ring), default=0)
+
+
+ANYWHERE = Rewind()
+"""Of a cache that holds all tokens."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +86,8 @@ class CacheTensor:
     """Of kind kv: a new token sees itself and so many less one before it; None: all."""
     dtype: Dtype | None = None
     """What it is held in; None: the bundle's dtype."""
+    ring: int | None = None
+    """Of kind kv with a window: the places of its ring; None: each token has a place of its own."""
 
     @property
     def entry(self) -> str:
@@ -59,14 +100,25 @@ class CacheTensor:
         """Numbers of one token (kv) or one sequence (state)."""
         return math.prod(self.shape)
 
+    def places(self, tokens: int) -> int:
+        """Of kind kv: places that hold `tokens` tokens of a sequence, as far as they are held."""
+        return tokens if self.ring is None else min(tokens, self.ring)
+
+    def seen(self, tokens: int) -> range:
+        """Of kind kv: those of a sequence's `tokens` tokens that a later one may see."""
+        return range(0 if self.window is None else max(0, tokens - self.window + 1), tokens)
+
     def size(self, rows: int, tokens: int) -> tuple[int, ...]:
         """Its shape for `rows` sequences of `tokens` tokens each."""
-        return (rows, self.shape[0], tokens, self.shape[1]) if self.kind == "kv" else (rows, *self.shape)
+        if self.kind == "state":
+            return (rows, *self.shape)
+        return (rows, self.shape[0], self.places(tokens), self.shape[1])
 
     def to_json(self) -> dict[str, Any]:
         """For manifests and keys, without what is None."""
         fields = {"layer": self.layer, "name": self.name, "kind": self.kind, "shape": list(self.shape)}
-        return fields | {k: v for k, v in (("window", self.window), ("dtype", self.dtype)) if v is not None}
+        others = ("window", self.window), ("dtype", self.dtype), ("ring", self.ring)
+        return fields | {k: v for k, v in others if v is not None}
 
 
 @dataclass(frozen=True)
@@ -117,21 +169,22 @@ class CacheShape:
 
     @cached_property
     def uniform(self) -> Uniform | None:
-        """Where every layer has a key, then a value, all of one size (windows may differ); else None."""
+        """Where every layer has a key, then a value, all of one size and without rings (windows may differ); else
+        None."""
         first = self.tensors[0] if self.tensors else None
         if first is None or first.kind != "kv":
             return None
-        said = [(t.layer, t.name, t.kind, t.shape, t.dtype) for t in self.tensors]
-        wanted = [(i, name, "kv", first.shape, None) for i in range(self.layers) for name in ("key", "value")]
+        said = [(t.layer, t.name, t.kind, t.shape, t.dtype, t.ring) for t in self.tensors]
+        wanted = [(i, name, "kv", first.shape, None, None) for i in range(self.layers) for name in ("key", "value")]
         return Uniform(self.layers, *first.shape) if said == wanted else None
 
     @cached_property
     def groups(self) -> tuple[tuple[CacheTensor, ...], ...]:
-        """Tensors that may lie in one array, in the order of the first of each: those of one kind, name, size and
-        dtype. So a uniform cache has two groups, the keys and the values of all layers."""
+        """Tensors that may lie in one array, in the order of the first of each: those of one kind, name, size, dtype
+        and ring. So a uniform cache has two groups, the keys and the values of all layers."""
         found: dict[object, list[CacheTensor]] = {}
         for t in self.tensors:
-            found.setdefault((t.kind, t.name, t.shape, t.dtype), []).append(t)
+            found.setdefault((t.kind, t.name, t.shape, t.dtype, t.ring), []).append(t)
         return tuple(tuple(group) for group in found.values())
 
     @cached_property
@@ -149,6 +202,27 @@ class CacheShape:
         kept = [replace(t, layer=i) for i, layer in enumerate(layers) for t in self.of_layer(layer)]
         return CacheShape(len(layers), tuple(kept))
 
+    def in_rings(self, spare: int, longest: int, multiple: int = 1) -> CacheShape:
+        """The same with each window in a ring of window + `spare` places or more, a `multiple`, where sequences of
+        `longest` tokens do not fit one anyway: a step may be taken back by `spare` tokens. `spare` ≥ 0."""
+
+        def held(t: CacheTensor) -> CacheTensor:
+            ring = 0 if t.window is None else math.ceil((t.window + spare) / multiple) * multiple
+            return replace(t, ring=ring if 0 < ring < longest else None)
+
+        return CacheShape(self.layers, tuple(map(held, self.tensors)))
+
+    @property
+    def without_rings(self) -> CacheShape:
+        """The same with a place for each token, as the model alone decides it."""
+        return CacheShape(self.layers, tuple(replace(t, ring=None) for t in self.tensors))
+
+    @cached_property
+    def rewind(self) -> Rewind:
+        """From where on a step may start in what was cached before."""
+        rings = {(t.window, t.ring) for t in self.tensors if t.window is not None and t.ring is not None}
+        return Rewind(bool(self.states), tuple(sorted(rings)))
+
     @property
     def kv(self) -> tuple[CacheTensor, ...]:
         """Tensors that grow with tokens."""
@@ -164,14 +238,18 @@ class CacheShape:
         """Numbers that one token leaves in the cache, where no window drops any."""
         return sum(t.values for t in self.kv)
 
+    def kv_values(self, tokens: int) -> int:
+        """Numbers of places for `tokens` tokens of a sequence, rings with all their places."""
+        return sum(t.places(tokens) * t.values for t in self.kv)
+
     def state_bytes(self, value_bytes: int) -> int:
         """Bytes of one sequence's states, with `value_bytes` a number unless a tensor has a dtype of its own."""
         return sum(t.values * (value_bytes if t.dtype is None else _BYTES[t.dtype]) for t in self.states)
 
     def nbytes(self, tokens: int, dtype: Dtype) -> int:
         """Bytes of one sequence of `tokens` tokens, in `dtype` unless a tensor has one of its own."""
-        grown = sum(t.values * _BYTES[t.dtype or dtype] for t in self.kv)
-        return tokens * grown + self.state_bytes(_BYTES[dtype])
+        grown = sum(t.places(tokens) * t.values * _BYTES[t.dtype or dtype] for t in self.kv)
+        return grown + self.state_bytes(_BYTES[dtype])
 
     def to_json(self) -> list[dict[str, Any]]:
         """`model.cache` of a manifest."""
@@ -192,7 +270,7 @@ def _tensor(fields: object, layers: int) -> CacheTensor:
     if not isinstance(fields, Mapping) or not fields.keys() <= _MEMBERS:
         raise ValueError(f"a tensor of its cache is {fields!r:.80}")
     said: dict[str, Any] = dict(fields)
-    layer, name, shape, window = (said.get(member) for member in ("layer", "name", "shape", "window"))
+    layer, name, shape, window, ring = (said.get(n) for n in ("layer", "name", "shape", "window", "ring"))
     kind: Any = said.get("kind")
     dtype: Any = said.get("dtype")
     if (
@@ -205,4 +283,6 @@ def _tensor(fields: object, layers: int) -> CacheTensor:
         raise ValueError(f"{name!r} of layer {layer} is no key or value of heads and width: {fields!r:.80}")
     if kind == "state" and window is not None:
         raise ValueError(f"{name!r} of layer {layer} is a state with a window")
-    return CacheTensor(layer, name, kind, tuple(shape), window, dtype)
+    if ring is not None and (window is None or type(ring) is not int or ring < window):
+        raise ValueError(f"{name!r} of layer {layer} has a ring that holds no window: {fields!r:.80}")
+    return CacheTensor(layer, name, kind, tuple(shape), window, dtype, ring)

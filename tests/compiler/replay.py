@@ -11,11 +11,14 @@ import torch
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.to_export import serialise, specialise
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.portable_program import Fields, PortableProgram
 from tests.compiler import tiny
 
 NAN = float("nan")
 ROWS = 4
+SPARE, STEP = 2, 8
+"""Places of a ring beside its window, and those that steps of up to so many tokens need where they write in place."""
 
 Tensors = list[torch.Tensor]
 Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Tensors], Tensors]
@@ -28,21 +31,26 @@ def symbolic(case: str, cached: bool) -> Fields:
     return serialise(trace_weightless(tiny.config(case), "two_part", cached=cached).exported)
 
 
+def ringed(case: str, spare: int) -> CacheShape:
+    """The case's cache, windows in rings."""
+    return cache_of(tiny.config(case)).in_rings(spare, longest=1 << 20)
+
+
 @cache
 def specialised(case: str, batch: int, query: int, context: int) -> PortableProgram:
     """That of one size."""
-    return PortableProgram.of(specialise(symbolic(case, context > 0), batch, query, context))
+    return PortableProgram.of(specialise(symbolic(case, context > 0), batch, query, context, ringed(case, SPARE)))
 
 
 def two_part_run(case: str) -> Run:
     """Portable programs, one for each size that is asked for."""
     model = tiny.model(case)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    shape = cache_of(tiny.config(case))
+    shape = ringed(case, SPARE)
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
         sizes = [t.shape[2] for said, t in zip(shape, kept, strict=False) if said.kind == "kv"]
-        context = sizes[0] if sizes else len(kept)  # states alone are the same whatever the context
+        context = max(sizes, default=len(kept))  # states or rings alone are the same whatever the context
         program = specialised(case, *token_ids.shape, context)
         return list(program.run(token_ids, past, new, *kept, *(tensors[n] for n in program.weights)))
 
@@ -58,7 +66,7 @@ class Replay:
     def __init__(self, case: str, run: Run, texts: Sequence[list[int]], *, capacity: int, in_place: bool) -> None:
         self.run = run
         self.in_place = in_place
-        self.shape = cache_of(tiny.config(case))
+        self.shape = ringed(case, STEP if in_place else SPARE)
         self.tokens = texts
         self.expected = [tiny.logits(case, row) for row in texts]
         self.past = [0] * len(texts)
@@ -83,7 +91,7 @@ class Replay:
                 given[row] = mine[row]
         if not self.in_place:
             given_all = zip(self.shape, kept, strict=True)
-            kept = [t[:, :, :context] if s.kind == "kv" else t for s, t in given_all] if context else []
+            kept = [t[:, :, : s.places(context)] if s.kind == "kv" else t for s, t in given_all] if context else []
         logits, *made = self.run(token_ids, past, new, kept)
         errors = []
         for row in live:
@@ -92,7 +100,9 @@ class Replay:
                 if shape.kind == "state":
                     mine[row] = tensor[row]
                     continue
-                mine[row, :, start:end] = tensor[row, :, start:end] if self.in_place else tensor[row, :, : counts[row]]
+                tokens = torch.arange(max(start, end - mine.shape[2]), end)
+                places = tokens % mine.shape[2]
+                mine[row][:, places] = tensor[row][:, places if self.in_place else tokens - start]
             self.past[row] = end
             self.best[row].append(int(logits[row].argmax()))
             errors.append(float(np.abs(logits[row].numpy() - self.expected[row][end - 1]).max()))

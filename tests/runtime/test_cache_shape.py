@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmc.compiler.architectures.shared.cache import attention_cache, late_window_cache
-from llmc.runtime.cache_shape import CacheShape, CacheTensor, Uniform, key_value
+from llmc.runtime.cache_shape import ANYWHERE, CacheShape, CacheTensor, Rewind, Uniform, key_value
 
 MIXED = CacheShape(
     3,
@@ -61,7 +61,8 @@ STATE: dict[str, Any] = {"layer": 0, "name": "conv", "kind": "state", "shape": [
         [KEY | {"kind": "ring"}], [KEY | {"kind": []}], [KEY | {"shape": [2]}], [KEY | {"shape": [2, 0]}],
         [KEY | {"shape": "2"}], [KEY | {"shape": [1 << 30, 1 << 30]}], [KEY | {"window": 0}], [KEY | {"window": "4"}],
         [KEY | {"dtype": "int8"}], [KEY | {"more": 1}], [STATE | {"window": 4}], [STATE | {"shape": []}, STATE],
-        [KEY, KEY], [KEY | {"layer": 1}, KEY],
+        [KEY, KEY], [KEY | {"layer": 1}, KEY], [KEY | {"ring": 8}], [KEY | {"window": 4, "ring": 3}],
+        [KEY | {"window": 4, "ring": "8"}], [STATE | {"ring": 8}],
     ],
     ids=str,
 )  # fmt: skip
@@ -94,3 +95,25 @@ def test_windows_are_those_that_the_configuration_asks_for(
     rule: Any, config: dict[str, Any], windows: list[int | None]
 ) -> None:
     assert [t.window for t in rule(CONFIG | config) if t.name == "key"] == windows
+
+
+def test_windows_lie_in_rings_where_a_sequence_may_be_longer() -> None:
+    shape = CacheShape.plain(3, 2, 16, [None, 8, 40])
+    held = shape.in_rings(spare=4, longest=32, multiple=4)
+    assert [t.ring for t in held] == [None, None, 12, 12, None, None]
+    assert [t.size(2, 30)[2] for t in held] == [30, 30, 12, 12, 30, 30]
+    assert held.uniform is None
+    assert len(held.groups) == 4
+    assert held.without_rings == shape
+    assert CacheShape.from_json(3, held.to_json()) == held
+    assert shape.nbytes(30, "f16") - held.nbytes(30, "f16") == 2 * 18 * 2 * 16 * 2
+    assert held.kv_values(30) == 2 * 32 * (30 + 12 + 30)
+
+
+def test_a_step_starts_again_where_every_ring_has_its_window() -> None:
+    rewind = CacheShape.plain(2, 1, 4, [4, 6]).in_rings(2, 100).rewind
+    assert rewind == Rewind(rings=((4, 6), (6, 8)))
+    assert (rewind.free, rewind.most) == (False, 2)
+    assert [rewind.floor(end) for end in (6, 7, 8, 9, 20)] == [0, 4, 5, 6, 17]
+    assert Rewind(states=True).floor(9) == 9
+    assert ANYWHERE.floor(9) == 0

@@ -7,6 +7,7 @@ machine's store, a bundle's builds or a bench file measured; a measurement wins.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -203,18 +204,34 @@ class Footprint:
         limits, value_bytes = self._limits, self._target.cache_bytes(self._options)
         found = []
         if model.cache_values:
-            grown = Estimate(
-                "KV cache",
-                limits.max_num_seqs * limits.max_model_len * self.cache_token_bytes,
-                "bytes",
-                f"{limits.max_num_seqs} sequences × {limits.max_model_len} tokens × {model.cache_values:,} values × "
-                f"{value_bytes} bytes",
-            )
-            found.append(grown)
+            values, said = self._held(model)
+            found.append(
+                Estimate(
+                    "KV cache", limits.max_num_seqs * values * value_bytes, "bytes",
+                    f"{limits.max_num_seqs} sequences × {said} × {value_bytes} bytes",
+                )
+            )  # fmt: skip
         if each := self.state_bytes:
             source = f"{limits.max_num_seqs} sequences × {each:,} bytes, for any number of tokens"
             found.append(Estimate("states", limits.max_num_seqs * each, "bytes", source))
         return found
+
+    def _held(self, model: ModelSize) -> tuple[int, str]:
+        """Numbers that a sequence of full length has in the cache, and how they are counted."""
+        longest = self._limits.max_model_len
+        plain = longest * model.cache_values, f"{longest} tokens × {model.cache_values:,} values"
+        if model.cache is None:
+            return plain
+        cache = self._target.held_cache(model.cache, self._limits, self._options)
+        rings = Counter[int]()
+        for t in cache.kv:
+            rings += Counter() if t.ring is None else Counter({t.ring: t.values})
+        if not rings:
+            return plain
+        whole = model.cache_values - rings.total()
+        parts = [f"{longest} tokens × {whole:,} values"] if whole else []
+        parts += [f"rings of {ring} tokens × {values:,} values" for ring, values in sorted(rings.items())]
+        return cache.kv_values(longest), f"({' + '.join(parts)})"
 
     def text(self, buckets: Sequence[Bucket]) -> str:
         """The estimates as a table, each with its source; ends in a newline."""

@@ -8,7 +8,9 @@
             ours. Only the new keys and values come out, as in `two_part`. Attention with sinks or ALiBi is as there.
 
 Shapes: query [B, Hq, Q, D], key and value [B, Hkv, Q, D], cache [B, Hkv, S, D]; past_lengths [B] counts the tokens of
-each row already in the cache. Row b's new token i sits at position past_lengths[b] + i.
+each row already in the cache. Row b's new token i sits at position past_lengths[b] + i. The cache of a layer with a
+window is read, and in `fused` written, as a ring of as many places as it has (runtime/cache_shape.py): a program is the
+same for a ring and for a cache in which each token has its place.
 """
 
 from __future__ import annotations
@@ -43,14 +45,39 @@ class TraceState:
     new: dict[tuple[int, str], Tensor] = field(default_factory=dict)
     _attended: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
     """Layers with keys and values of their own, and the new ones that each attended to."""
+    _masks: dict[int, Tensor] = field(default_factory=dict)
+    """What layers with a window may see of the past, by window."""
 
     def __post_init__(self) -> None:
         self._given = {(t.layer, t.name): given for t, given in zip(self.shape, self.cache, strict=bool(self.cache))}
 
     @property
     def capacity(self) -> Any:
-        """S, the cache's length in tokens (an int, or a symbol while tracing); 0 when there is no cache."""
-        return next((g.shape[2] for t, g in zip(self.shape, self.cache, strict=False) if t.kind == "kv"), 0)
+        """S, the cache's length in tokens (an int, or a symbol while tracing), as layers without a window have it, if
+        there are any; 0 when there is no cache."""
+        lengths = {t.window: g.shape[2] for t, g in zip(self.shape, self.cache, strict=False) if t.kind == "kv"}
+        return lengths.get(None, next(iter(lengths.values()), 0))
+
+    def window(self, layer: int) -> int | None:
+        """Of a layer with keys and values of its own."""
+        return next((t.window for t in self.shape.of_layer(layer) if t.kind == "kv"), None)
+
+    def positions_of_past(self, layer: int, places: Any) -> Tensor:
+        """The position that each place of a layer's past stands for, [B, places] or [1, places]; of a place without a
+        token −1 or less, or past_lengths or more."""
+        if self.window(layer) is None:
+            return torch.arange(places)[None, :]
+        return _held(self.past_lengths, places)
+
+    def seen_of_past(self, layer: int, places: Any, dtype: torch.dtype) -> Tensor:
+        """What is added to scores of a layer with a window for its past, [B, 1, Q, places]."""
+        window = self.window(layer)
+        assert window is not None
+        if window not in self._masks:
+            at = self.positions_of_past(layer, places)[:, None, None, :]
+            seen = (at >= 0) & (at > self.positions[:, None, :, None] - window)
+            self._masks[window] = _additive(seen, dtype)
+        return self._masks[window]
 
     def past(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Cached key and value of a layer; None in a program without a cache."""
@@ -142,29 +169,49 @@ def fused_attention(
     out is [B, Q, Hq, Dv], Dv being the width of values; `sinks` [Hq] are scores of a key more, which has no value, for
     each query head. The returned caches are copies of the past with rows past_lengths[b] … + Q written.
     `window` < 0 means no sliding window, `softcap` 0 none. With `slopes`, one for each query head, scores grow by the
-    head's slope with each position of a key (ALiBi). This is the reference meaning of the operator.
+    head's slope with each position of a key (ALiBi). With a window the cache is a ring of its S places, which has room
+    for it and the new tokens but one. This is the reference meaning of the operator.
     """
     batch, _, length, _ = query.shape
     capacity = past_key.shape[2]
     positions = past_lengths[:, None] + torch.arange(length)
     rows = torch.arange(batch)[:, None]
     new_key, new_value = past_key.clone(), past_value.clone()
-    new_key[rows, :, positions] = key.transpose(1, 2)
-    new_value[rows, :, positions] = value.transpose(1, 2)
-    seen = torch.arange(capacity)[None, None, :] <= positions[:, :, None]
+    new_key[rows, :, positions % capacity] = key.transpose(1, 2)
+    new_value[rows, :, positions % capacity] = value.transpose(1, 2)
+    at = _held(past_lengths + length, capacity) if window > 0 else torch.arange(capacity)[None]
+    return (
+        _attended(query, new_key, new_value, at, positions, sinks, scale, softcap, window, slopes),
+        new_key,
+        new_value,
+    )
+
+
+def _held(ends: Tensor, places: Any) -> Tensor:
+    """The last position before ends[b] of each place of a ring, below 0 where there is none: [B, places]."""
+    last = ends[:, None] - 1
+    return last - torch.remainder(last - torch.arange(places)[None], places)
+
+
+def _attended(
+    query: Tensor, keys: Tensor, values: Tensor, at: Tensor, positions: Tensor, sinks: Tensor | None, scale: float,
+    softcap: float, window: int, slopes: Sequence[float] | None = None,
+) -> Tensor:  # fmt: skip
+    """Attention of tokens at `positions` [B, Q] to keys at positions `at` [B or 1, K]; those below 0 are none."""
+    seen = (at >= 0)[:, None] & (at[:, None] <= positions[:, :, None])
     if window > 0:
-        seen &= torch.arange(capacity)[None, None, :] > positions[:, :, None] - window
-    groups = query.shape[1] // key.shape[1]
+        seen &= at[:, None] > positions[:, :, None] - window
+    groups = query.shape[1] // keys.shape[1]
     live = seen.any(1)[:, None, :, None]
-    keys = torch.where(live, new_key, 0.0).repeat_interleave(groups, 1)
-    values = torch.where(live, new_value, 0.0).repeat_interleave(groups, 1)
+    keys = torch.where(live, keys, 0.0).repeat_interleave(groups, 1)
+    values = torch.where(live, values, 0.0).repeat_interleave(groups, 1)
     scores = (query * scale) @ keys.transpose(-1, -2)
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
     if slopes:
-        scores = scores + torch.tensor(slopes)[:, None, None] * torch.arange(capacity)
-    weights = _shares(scores.masked_fill(~seen[:, None], float("-inf")), sinks).to(value.dtype)
-    return (weights @ values).transpose(1, 2).contiguous(), new_key, new_value
+        scores = scores + torch.tensor(slopes)[:, None, None] * at[:, None, None, :]
+    weights = _shares(scores.masked_fill(~seen[:, None], float("-inf")), sinks).to(values.dtype)
+    return (weights @ values).transpose(1, 2).contiguous()
 
 
 def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
@@ -191,11 +238,14 @@ def read_only_attention(
     past_lengths: Tensor, scale: float, softcap: float, window: int,
 ) -> Tensor:  # fmt: skip
     """`fused_attention` with a cache that stays as it is, or without one: out is [B, Q, Hq, Dv]. It has no sinks."""
-    rooms = [torch.zeros_like(new) for new in (key, value)]
-    pasts = zip((past_key, past_value), rooms, strict=True)
-    caches = [room if past is None else torch.cat([past, room], 2) for past, room in pasts]
-    out, _, _ = fused_attention(query, key, value, *caches, past_lengths, None, scale, softcap, window)
-    return out
+    positions = past_lengths[:, None] + torch.arange(query.shape[2])
+    if past_key is None or past_value is None:
+        return _attended(query, key, value, positions, positions, None, scale, softcap, window)
+    places = past_key.shape[2]
+    past = _held(past_lengths, places) if window > 0 else torch.arange(places).expand(len(positions), -1)
+    past = torch.where(past < past_lengths[:, None], past, -1)
+    keys, values = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    return _attended(query, keys, values, torch.cat([past, positions], 1), positions, None, scale, softcap, window)
 
 
 @read_only_attention.register_fake
@@ -267,18 +317,25 @@ def _two_part(
     state.keep(layer, owner, key, value)
     grouped = (query * scale).reshape(batch, kv_heads, heads // kv_heads * length, head_dim)
     scores = grouped @ key.transpose(-1, -2)
-    capacity, past = state.capacity, state.past(owner)
+    capacity, past = 0, state.past(owner)
     if past is not None:
         past_key, past_value = past
-        # rows past the live length may hold anything, NaN included: 0 × NaN is NaN, so they are replaced, not masked
-        live = (torch.arange(capacity)[None, :] < state.past_lengths[:, None])[:, None, :, None]
+        capacity = past_key.shape[2]
+        at = state.positions_of_past(owner, capacity)
+        # places without a token may hold anything, NaN included: 0 × NaN is NaN, so they are replaced, not masked
+        live = ((at >= 0) & (at < state.past_lengths[:, None]))[:, None, :, None]
         past_key, past_value = torch.where(live, past_key, 0.0), torch.where(live, past_value, 0.0)
+        if attention_mask is not None and state.window(owner) is not None:
+            new = attention_mask.narrow(-1, attention_mask.shape[-1] - length, length)
+            attention_mask = torch.cat([state.seen_of_past(owner, capacity, new.dtype), new], -1)
         scores = torch.cat([grouped @ past_key.transpose(-1, -2), scores], -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.view(batch, kv_heads, heads // kv_heads, length, -1)
     if slopes:
-        places = torch.cat([torch.arange(capacity)[None].expand(batch, -1), state.positions], -1)
+        places = state.positions
+        if past is not None:
+            places = torch.cat([state.positions_of_past(owner, capacity).expand(batch, -1), places], -1)
         each = slopes_of_heads(slopes).view(kv_heads, -1, 1, 1)
         scores = scores + (each * places[:, None, None, None]).to(scores.dtype)
     if attention_mask is not None:
@@ -297,21 +354,26 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 def _two_part_mask(
     batch_size: int, q_length: int, kv_length: int, mask_function: Callable[..., Tensor],
-    dtype: torch.dtype = torch.float32, **_: Any,
+    dtype: torch.dtype = torch.float32, local_size: int | None = None, **_: Any,
 ) -> Tensor:  # fmt: skip
-    """Additive mask [B, 1, Q, S + Q]: the model's own rule at absolute positions, and nothing past the live length."""
+    """Additive mask [B, 1, Q, S + Q]: the model's own rule at absolute positions, and nothing past the live length. For
+    layers with a window, [B, 1, Q, Q]: they know their past themselves."""
     state = STATE.get()
     query_position = state.positions[:, None, :, None]
     rows = torch.arange(batch_size)[:, None, None, None]
     head = torch.zeros((), dtype=torch.long)
     allowed = mask_function(rows, head, query_position, state.positions[:, None, None, :])
     capacity = state.capacity
-    if capacity:
+    if capacity and local_size is None:
         slots = torch.arange(capacity)[None, None, None, :]
         past = mask_function(rows, head, query_position, slots) & (slots < state.past_lengths[:, None, None, None])
         allowed = torch.cat(
             [past.expand(batch_size, 1, q_length, capacity), allowed.expand(batch_size, 1, q_length, q_length)], -1
         )
+    return _additive(allowed, dtype)
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(allowed, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min, dtype=dtype))
 
 

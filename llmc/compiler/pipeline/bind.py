@@ -35,7 +35,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.base import stored_name
 from llmc.compiler.code import code_digest
 from llmc.compiler.frontend.consumed import require_consumed
-from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model
+from llmc.compiler.pipeline.provenance import model_facts, model_name, remember_model, without_rings
 from llmc.compiler.stages import Report, Stages
 from llmc.compiler.text.files import text_files
 from llmc.compiler.weights.rows import SCALES
@@ -158,7 +158,7 @@ def require_match(files: BundleFiles, described: list[Described], checkpoint: Ch
 
 
 def _differing_config(files: BundleFiles, checkpoint: Checkpoint) -> Iterator[str]:
-    facts, needed = model_facts(checkpoint), files.manifest.model
+    facts, needed = model_facts(checkpoint), without_rings(files.manifest.model)
     for name in _FACTS:
         if facts.get(name) != needed.get(name):
             yield f"{name} is {facts.get(name)!r}, the bundle needs {needed.get(name)!r}"

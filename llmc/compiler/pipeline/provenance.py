@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -31,6 +32,7 @@ from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
+from llmc.runtime.cache_shape import CacheShape
 from llmc.version import __version__
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Target
     from llmc.compiler.targets.encoders.base import EncoderTarget
-    from llmc.runtime.cache_shape import CacheShape
 
 BUILD_TYPE = "urn:llmc:compile:v1"
 BUILDER = "urn:llmc:builder:local"
@@ -149,17 +150,26 @@ def _dependency(name: str, version: str) -> dict[str, Any]:
     }
 
 
-def model_facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What a manifest says about the model."""
+def model_facts(checkpoint: Checkpoint, cache: CacheShape | None = None) -> dict[str, Any]:
+    """What a manifest says about the model, whose `cache` is held so (None: as its family says)."""
     config = checkpoint.config
     return {
         "name": checkpoint.name,
         "architecture": config["model_type"],
-        **_cache_facts(cache_of(config)),
+        **_cache_facts(cache_of(config) if cache is None else cache),
         "vocab_size": config["vocab_size"],
         "eos_token_ids": checkpoint.generation_config().get("eos_token_ids", []),
         "special_tokens": checkpoint.special_tokens(),
     }
+
+
+def without_rings(model: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest's facts of a model as `model_facts` gives them for the model alone."""
+    facts = dict(model)
+    tensors = facts.get("cache")
+    if tensors is not None:
+        facts |= {"cache": None, **_cache_facts(CacheShape.from_json(facts["layers"], tensors).without_rings)}
+    return facts
 
 
 def _cache_facts(cache: CacheShape) -> dict[str, Any]:

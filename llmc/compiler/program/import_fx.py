@@ -23,7 +23,6 @@ from llmc.runtime.cache_shape import CacheShape
 
 _IDENTITY = {"detach", "alias", "clone", "contiguous", "dropout", "lift_fresh_copy"}
 _INT64_MAX = 2**63 - 1
-_SYMBOLS = ("B", "Q", "S")
 
 
 def import_program(program: ExportedProgram, max_positions: int, cache: CacheShape | None = None) -> Graph:
@@ -37,10 +36,12 @@ class Importer:
     """One translation: what a step over a cache has; models without one differ in import_encoder.py."""
 
     axes: ClassVar[Mapping[str, str]] = {"token_ids": "BQ", "past_lengths": "B", "new_lengths": "B"}
-    """Symbols of the inputs' sizes; all others are caches."""
+    """Symbols of the inputs' sizes; all others are caches, of B rows and S places, or S6 where a window of 6 may lie in
+    a ring."""
 
     def __init__(self, program: ExportedProgram, max_positions: int, cache: CacheShape | None) -> None:
         self.cache = cache
+        self.places = {f"past_{t.entry}": f"S{t.window}" for t in cache or () if t.window is not None}
         self.program = program
         self.max_positions = max_positions
         self.graph = _inline_wrappers(program.graph_module)
@@ -104,10 +105,11 @@ class Importer:
         return [t.entry for t in self.cache]
 
     def _bind_symbols(self, node: fx.Node, name: str) -> None:
-        axes = self.axes.get(name, "B S ")
-        for size, symbol in zip(node.meta["val"].shape, axes, strict=False):
-            if symbol in _SYMBOLS and not isinstance(size, int):
-                self.symbols[str(size.node.expr)] = symbol
+        places = self.places.get(name, "S")
+        for at, size in enumerate(node.meta["val"].shape):
+            if not isinstance(size, int):
+                axes = self.axes.get(name)
+                self.symbols[str(size.node.expr)] = axes[at] if axes else places if at else "B"
 
     def _dim(self, size: Any) -> Dim:
         if isinstance(size, int):

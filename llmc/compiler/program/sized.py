@@ -12,10 +12,13 @@ import math
 import operator as builtin
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CompileError
 from llmc.runtime.portable_program import FIXED_INPUTS, INFINITE, Fields, output_names, weight_names
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape
 
 ATEN = "torch.ops.aten."
 OWN = "torch.ops.llmc."
@@ -149,13 +152,22 @@ class TracedProgram:
             lines.append(f"{made} = {node['target'].removeprefix(ATEN)}({given})")
         return "\n".join([*lines, *(f"output {said(o)}" for o in self.graph["outputs"])]) + "\n"
 
-    def at(self, batch: int, query: int, context: int) -> BoundProgram:
-        """The program at B, Q and S. Raises CompileError where a guard of the trace does not hold there."""
-        binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context})
+    def at(self, batch: int, query: int, context: int, cache: CacheShape | None = None) -> BoundProgram:
+        """The program at B, Q and S, over a `cache` with rings where that is given. Raises CompileError where a guard
+        of the trace does not hold there."""
+        places = places_of(self.cache, context, cache)
+        binding = _Binding(self.graph["tensor_values"], {"B": batch, "Q": query, "S": context}, places)
         operations = [o for node in self.graph["nodes"] if (o := binding.operation(node)) is not None]
         outputs = tuple(o["as_tensor"]["name"] for o in self.graph["outputs"])
         dtypes = {name: meta["dtype"] for name, meta in self.graph["tensor_values"].items()}
         return BoundProgram(_needed(operations, outputs), self.weights, self.cache, outputs, dtypes, self.top)
+
+
+def places_of(inputs: Sequence[str], context: int, cache: CacheShape | None) -> dict[str, int]:
+    """How many places each cache input of a program of that context has; of a state it says nothing."""
+    if cache is None:
+        return dict.fromkeys(inputs, context)
+    return {name: t.places(context) for name, t in zip(inputs, cache, strict=bool(inputs))}
 
 
 def _shown(value: Any) -> str:
@@ -170,9 +182,10 @@ def _shown(value: Any) -> str:
 class _Binding:
     """Numbers for the symbols of one walk over the nodes."""
 
-    def __init__(self, metas: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    def __init__(self, metas: Mapping[str, Any], sizes: Mapping[str, int], places: Mapping[str, int]) -> None:
         self._metas = metas
         self._sizes = sizes
+        self._places = places
         self._numbers: dict[str, Any] = {}
 
     def operation(self, node: Fields) -> Operation | None:
@@ -200,8 +213,9 @@ class _Binding:
         size = self._metas[name]["sizes"][dim]
         if "as_int" in size:
             return int(size["as_int"])
-        axes = "BQ" if name in FIXED_INPUTS else "B S "
-        return self._sizes[axes[dim]]
+        if dim == 2:
+            return self._places[name]
+        return self._sizes["BQ"[dim]]
 
     def _value(self, tagged: Mapping[str, Any]) -> Any:
         ((kind, value),) = tagged.items()

@@ -18,7 +18,7 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
 from llmc.compiler.program.expand import described, expanded, is_expanded, operator_of
-from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC
+from llmc.compiler.program.sized import ASSERTION, CHECKED_ELSEWHERE, SIZE, SIZE_ARITHMETIC, places_of
 from llmc.errors import CompileError
-from llmc.runtime.portable_program import DTYPES, FIXED_INPUTS, MODEL, ROOT, Fields, arguments, operator, output_names
+from llmc.runtime.portable_program import (
+    DTYPES,
+    FIXED_INPUTS,
+    MODEL,
+    ROOT,
+    Fields,
+    arguments,
+    operator,
+    output_names,
+    weight_names,
+)
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape
 
 _TORCH_DTYPES = {code: getattr(torch, name) for code, name in DTYPES.items()}
 _SAME_SHAPE_IS_SAME = frozenset(
@@ -67,10 +80,15 @@ def serialise(exported: ExportedProgram) -> Fields:
     return program
 
 
-def specialise(program: Fields, batch: int, query: int, context: int) -> Fields:
-    """`program`, left as it is, at B = batch, Q = query and S = context. Raises CompileError."""
+def specialise(
+    program: Fields, batch: int, query: int, context: int, cache: CacheShape | None = None
+) -> Fields:  # fmt: skip
+    """`program`, left as it is, at B = batch, Q = query and S = context, over a `cache` with rings where that is given.
+    Raises CompileError."""
     graph = program["graph_module"]["graph"]
-    walk = _Walk(batch, query, context)
+    inputs = [given["as_tensor"]["name"] for given in graph["inputs"]]
+    caches = inputs[len(FIXED_INPUTS) : len(inputs) - len(weight_names(program))]
+    walk = _Walk((batch, query, context), places_of(caches, context, cache))
     try:
         with _WALKING, torch.no_grad(), FakeTensorMode():
             special = walk.run(graph)
@@ -86,8 +104,9 @@ def specialise(program: Fields, batch: int, query: int, context: int) -> Fields:
 class _Walk:
     """One specialisation: what each name of the graph stands for, and the nodes that are left."""
 
-    def __init__(self, batch: int, query: int, context: int) -> None:
-        self.sizes = (batch, query, context)
+    def __init__(self, sizes: tuple[int, int, int], places: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self.places = places
         self.values: dict[str, Any] = {}
         self.renamed: dict[str, str] = {}
         self.nodes: list[Fields] = []
@@ -110,8 +129,8 @@ class _Walk:
         return {**graph, **symbols, "outputs": outputs, "nodes": nodes, "tensor_values": metas}
 
     def _input(self, name: str, meta: Mapping[str, Any]) -> Tensor:
-        batch, query, context = self.sizes
-        symbols = (batch, query) if name in FIXED_INPUTS else (batch, None, context)
+        batch, query, _ = self.sizes
+        symbols = (batch, query) if name in FIXED_INPUTS else (batch, None, self.places.get(name))
         sizes = [symbols[i] if "as_expr" in size else size["as_int"] for i, size in enumerate(meta["sizes"])]
         return torch.empty(sizes, dtype=_TORCH_DTYPES[meta["dtype"]])
 

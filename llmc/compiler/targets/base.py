@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.tuning import Tuner
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.runtime.accelerators import Cards
+    from llmc.runtime.cache_shape import CacheShape
 
 State = Literal["native", "portable"]
 ANY_PHASE = "any"
@@ -386,6 +387,10 @@ class Target(ABC):
         `options` are configured.
         """
         return DTYPE_BITS[options.dtype]
+
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """A model's cache as the executor holds it: with rings, where it can (`CacheShape.in_rings`)."""
+        return cache
 
     def cache_dtype(self, options: CompileOptions) -> str:
         """Precision of the KV cache."""

@@ -6,6 +6,8 @@ The toy model (model_type "toy") has two tensors, E = model.embed_tokens.weight 
     v_j = (1 + j / max_position_embeddings) · E[token_j]            what the cache holds, one vector a token
     logits after position t = W · Σ_{j ≤ t} DECAY^(t − j) · v_j     [vocab_size]
 
+With `sliding_window` in its config.json only the last so many tokens count, and the cache is a ring of them.
+
 So a result depends on every token before it, on its order and on its position, as a real model's does: a leak from
 padding, a wrong slot or a wrong past shows in the numbers. What a real target traces, lowers and hands to a vendor's
 compiler is here a few lines of JSON, which llmc/runtime/executors/fake/executor.py replays.
@@ -13,7 +15,8 @@ compiler is here a few lines of JSON, which llmc/runtime/executors/fake/executor
     executable = { "format": 1, "phase", "batch", "query", "context",        sizes, null where they are dynamic
                    "decay", "positions": max_position_embeddings,
                    "weights": digest, "tensors": {name: {"offset": bytes, "shape": [rows, columns]}},
-                   "sample_top_k": only where the largest logits are returned, too }
+                   "sample_top_k": only where the largest logits are returned, too,
+                   "window": sliding_window, only where there is one }
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
     from llmc.compiler.checkpoint.base import Checkpoint
     from llmc.compiler.targets.finishing import Finisher
+    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.fake.kind import Kind
     from llmc.settings import Settings
 
@@ -139,14 +144,18 @@ class FakeTarget(Target):
 
         return {"fake": FAKE_VERSION}
 
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """Rings of whole blocks, one more than the window's."""
+        return cache.in_rings(limits.block_size, limits.max_model_len, limits.block_size)
+
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """The formula's constants, as JSON: a real target traces the transformers model (program/stage.py)."""
-        positions = _positions(stages)
+        facts: dict[str, Any] = {"positions": _positions(stages), **_window(stages)}
 
         def build(workspace: Workspace) -> Mapping[str, Blob]:
-            return {PROGRAM: workspace.put_bytes(canonical_json({"decay": DECAY, "positions": positions}))}
+            return {PROGRAM: workspace.put_bytes(canonical_json({"decay": DECAY, **facts}))}
 
-        components = {"positions": positions, "code": code_digest(self.trace)}
+        components = {**facts, "code": code_digest(self.trace)}
         return [Program.stored("toy", stages, stages.run("trace", components, build))]
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
@@ -161,7 +170,7 @@ class FakeTarget(Target):
             components={
                 "weights": file.digest,
                 "placements": placements.digest,
-                "positions": str(_positions(stages)),
+                **{name: str(fact) for name, fact in {"positions": _positions(stages), **_window(stages)}.items()},
             },
             inputs={"placements": stages.path(placements), PROGRAM: program.paths[PROGRAM]},
             forms={PROGRAM: program.paths[PROGRAM], "placements": stages.path(placements)},
@@ -200,6 +209,11 @@ class FakeTarget(Target):
 
 def _positions(stages: Stages) -> int:
     return int(stages.checkpoint.config["max_position_embeddings"])
+
+
+def _window(stages: Stages) -> dict[str, int]:
+    window = stages.checkpoint.config.get("sliding_window")
+    return {} if window is None else {"window": int(window)}
 
 
 def _require_shape(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> None:

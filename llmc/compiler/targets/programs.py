@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.artifacts.digest import digest_bytes
+from llmc.artifacts.key import canonical_json
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
@@ -29,9 +33,18 @@ from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
+    from llmc.runtime.cache_shape import CacheShape
 
 _COMPONENTS = {"weights": WEIGHTS, "placements": PLACEMENTS, "tensors": TENSORS_FILE, "tables": TABLES_FILE}
 """Names of shared files in the keys of executables."""
+
+
+@dataclass(frozen=True)
+class ProgramLowered(Lowered):
+    """And the cache that programs are made for."""
+
+    cache: CacheShape
 
 
 class ProgramTarget(StaticTarget):
@@ -64,6 +77,10 @@ class ProgramTarget(StaticTarget):
         """The tracer, and the model code that is traced."""
         return {package: version_of(package) for package in ("torch", "transformers")}
 
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """Rings of whole blocks, one more than the window's."""
+        return cache.in_rings(limits.block_size, limits.max_model_len, limits.block_size)
+
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Without and with a cache, as the plan needs."""
         return both_weightless(stages, options)
@@ -71,13 +88,16 @@ class ProgramTarget(StaticTarget):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Programs stay as they are; the weights file is made, or described."""
         shared = shared_files(stages, programs[0])
-        return Lowered(
+        cache = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        return ProgramLowered(
             files=shared.files,
             components={
                 **{name: shared.files[file] for name, file in _COMPONENTS.items() if file in shared.files},
                 **{program.name: program.outputs[PROGRAM].digest for program in programs},
+                "cache": digest_bytes(canonical_json(cache.to_json())),
             },
             inputs={program.name: program.paths[PROGRAM] for program in programs},
+            cache=cache,
         )
 
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
@@ -87,7 +107,8 @@ class ProgramTarget(StaticTarget):
 
         batch, query, context = shape.sizes
         program = self._load(lowered.inputs[program_for(context, lowered.inputs)])
-        data = write_archive(specialise(program, batch, query, context))
+        assert isinstance(lowered, ProgramLowered)
+        data = write_archive(specialise(program, batch, query, context, lowered.cache))
         try:
             PortableProgram.parse(data)
         except ValueError as e:
@@ -98,9 +119,10 @@ class ProgramTarget(StaticTarget):
         """The program of each shape."""
         from llmc.compiler.program.sized import TracedProgram
 
+        assert isinstance(lowered, ProgramLowered)
         for shape in shapes:
             path = lowered.inputs[program_for(shape.sizes[2], lowered.inputs)]
-            yield str(shape), TracedProgram.parse(path.read_bytes()).at(*shape.sizes).text()
+            yield str(shape), TracedProgram.parse(path.read_bytes()).at(*shape.sizes, lowered.cache).text()
 
     def _load(self, path: Path) -> dict[str, Any]:
         """A traced program, read once for all shapes."""

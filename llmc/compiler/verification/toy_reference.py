@@ -22,6 +22,7 @@ class ToyReference:
         self._embedding: list[list[float]] = checkpoint.tensor("model.embed_tokens.weight").tolist()
         self._head: NDArray[np.float64] = checkpoint.tensor("lm_head.weight").astype(np.float64)
         self._positions = int(checkpoint.config["max_position_embeddings"])
+        self._window = checkpoint.config.get("sliding_window")
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of `positions`, [len(positions), V]."""
@@ -38,8 +39,14 @@ class ToyReference:
 
     def _states(self, tokens: Sequence[int]) -> Iterator[list[float]]:
         """What is remembered after each token: fade what was there, add the token."""
-        state = [0.0] * len(self._embedding[0])
+        state, hidden = [0.0] * len(self._embedding[0]), range(len(self._embedding[0]))
         for position, token in enumerate(tokens):
-            scale = 1 + position / self._positions
-            state = [_DECAY * old + scale * new for old, new in zip(state, self._embedding[token], strict=True)]
+            state = [_DECAY * state[i] + self._vector(token, position)[i] for i in hidden]
+            if self._window is not None and position >= self._window:
+                left, faded = position - self._window, _DECAY**self._window
+                state = [state[i] - faded * self._vector(tokens[left], left)[i] for i in hidden]
             yield state
+
+    def _vector(self, token: int, position: int) -> list[float]:
+        scale = 1 + position / self._positions
+        return [scale * value for value in self._embedding[token]]

@@ -248,13 +248,18 @@ class Verification:
         length = min(len(self.probes[-1].tokens), past_length(bucket, self.plan.limits, self.beyond))
         return min(length, self.executor.cache_tokens or length)
 
+    @property
+    def _cuts(self) -> bool:
+        """Whether the beginning of a prefix is one."""
+        return self.executor.bundle.cache_shape.rewind.free
+
     def _prefix(self, length: int) -> list[NDArray[np.float32]]:
-        """The cache of so many tokens of the long sequence, to be cut for each row; none of a model that keeps states,
-        which cannot be cut."""
+        """The cache of so many tokens of the long sequence, to be cut for each row; none where states or rings forbid
+        that."""
         if length and length not in self._prefixes:
             empty(self.executor)
             self._prefill(length)
-            self._prefixes[length] = [] if self.executor.keeps_states else self.executor.export_prefix(0, length)
+            self._prefixes[length] = self.executor.export_prefix(0, length) if self._cuts else []
             self._prefixes_beyond[length] = beyond_in(self.executor, [(0, 0, length)])
         return self._prefixes[length] if length else []
 
@@ -312,7 +317,7 @@ class Verification:
         empty(self.executor)
         past = {slot: row.past for slot, row in zip(step.slots, live, strict=True)}
         for slot in sorted((slot for slot in past if past[slot]), reverse=True):
-            if not self.executor.keeps_states:
+            if self._cuts:
                 self.executor.import_prefix(slot, [t[:, : past[slot]] for t in prefix])
                 continue
             self._prefill(past[slot])

@@ -79,7 +79,7 @@ class Engine(TokenEngine):
         self.config = SchedulerConfig(
             max_num_seqs=min(plan.limits.max_num_seqs, executor.slots), slots=executor.slots, exact=executor.exact,
             ragged=executor.ragged, cache_tokens=executor.cache_tokens, block_tokens=executor.block_tokens,
-            prompt_chunk=executor.prompt_chunk, whole_prefixes=executor.keeps_states,
+            prompt_chunk=executor.prompt_chunk, rewind=executor.bundle.cache_shape.rewind,
             **{k: v for k, v in chosen.items() if v is not None},
         )  # fmt: skip
         self.scheduler = open_scheduler(plan, self.config, None if speculation is None else self._draft)

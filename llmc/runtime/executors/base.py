@@ -17,6 +17,7 @@ from llmc.runtime.executors.witness import CounterWitness, Witness
 if TYPE_CHECKING:
     from llmc.buckets.warmup.device import GraphDevice
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.held import Held
     from llmc.runtime.step import Step
     from llmc.runtime.top_logits import TopLogits
 
@@ -34,7 +35,7 @@ class Executor(ABC):
 
     Every slot keeps its tokens until a live row, a copy or an import overwrites them. Neither dummy rows nor the layout
     of a step ever change a slot, even if it holds more tokens than the step's context. A step may start below what its
-    slot holds; the slot then ends where the step ends.
+    slot holds, as far as the cache allows that (`CacheShape.rewind`); the slot then ends where the step ends.
     """
 
     name: ClassVar[str]
@@ -115,8 +116,7 @@ class Executor(ABC):
 
     @cached_property
     def keeps_states(self) -> bool:
-        """Whether the cache has tensors of kind state (runtime/cache_shape.py). Then a step, a copy or an export
-        takes all tokens that a slot holds, or none: no token can be taken back out of a state."""
+        """Whether the cache has tensors of kind state (runtime/cache_shape.py), which are not handed over."""
         return bool(self.bundle.cache_shape.states)
 
     @cached_property
@@ -188,7 +188,8 @@ class Executor(ABC):
     @abstractmethod
     def export_prefix(self, slot: int, length: int) -> list[NDArray[np.float32]]:
         """Copies of the first `length` cached tokens: each key and value, [kv_heads, length, head_dim],
-        in the order of the cache's shape."""
+        in the order of the cache's shape. Of a tensor with a window, only the window before token `length` counts;
+        what a ring holds no more is 0."""
 
     @abstractmethod
     def import_prefix(self, slot: int, prefix: list[NDArray[np.float32]]) -> None:
@@ -196,7 +197,8 @@ class Executor(ABC):
 
     @abstractmethod
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Fill slot `slot` from token `start` on with `value`; verification proves that padding cannot leak."""
+        """Fill slot `slot` from token `start` on with `value`, but for places that hold earlier tokens; verification
+        proves that padding cannot leak."""
 
     @abstractmethod
     def memory(self) -> dict[str, int]:
@@ -238,8 +240,8 @@ class Executor(ABC):
     def close(self) -> None:
         """Release everything; the executor cannot be used afterwards."""
 
-    def _check_step(self, step: Step, used: Sequence[int], first_slots: bool = False) -> None:
-        """Raise InputError for a step that no cache of this size, whose slots hold `used` tokens, can serve.
+    def _check_step(self, step: Step, held: Held, first_slots: bool = False) -> None:
+        """Raise InputError for a step that no cache of this size, whose slots hold what `held` says, can serve.
 
         `first_slots`: decode has to run over the first slots, in order.
         """
@@ -258,16 +260,7 @@ class Executor(ABC):
         if first_slots and step.phase == "decode" and step.slots != tuple(range(len(step.slots))):
             raise InputError(f"slots {step.slots}: decode runs over the first slots, in order")
         for row, slot in enumerate(step.slots):
-            self._require_start(used, slot, int(step.past_lengths[row]))
-
-    def _require_start(self, used: Sequence[int], slot: int, length: int) -> None:
-        """Raise InputError unless the first `length` tokens of a slot, of slots that hold `used` tokens, can be used
-        without those behind them."""
-        require_held(used, slot, length)
-        if self.keeps_states and length not in (0, used[slot]):
-            raise InputError(
-                f"slot {slot} holds the states after {used[slot]} tokens, from which those after {length} cannot be had"
-            )
+            held.require(slot, int(step.past_lengths[row]))
 
     def _check_prefix(self, prefix: list[NDArray[np.float32]], tensors: int) -> int:
         """The tokens of tensors to import; raises InputError unless they are so many, and a slot has room for them.
@@ -305,9 +298,3 @@ class RaggedExecutor(Executor):
     def scores_each(self) -> bool:
         """Logits of any token can be asked for."""
         return True
-
-
-def require_held(used: Sequence[int], slot: int, length: int) -> None:
-    """Raise InputError when slot `slot`, of slots that hold `used` tokens, has fewer than `length`."""
-    if length > used[slot]:
-        raise InputError(f"slot {slot} holds {used[slot]} tokens, not {length}")

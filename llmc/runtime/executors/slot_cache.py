@@ -5,41 +5,50 @@ in every row, dummy rows too. So the tokens of all slots live in a `home` of ful
 more, in the decode cache, while it takes part in decode. Both copies are lazy. Tokens that decode added are copied to
 the home when another layout, a dummy row, a copy, an export or a prompt step needs it. They are copied back when the
 slot decodes again. Steps over the same slots in the same bucket copy nothing. A state, which has no length, is at home
-alone.
+alone, and so is a ring (runtime/cache_shape.py): no graph of fixed shape has one here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.base import Executor, require_held
+from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.sparse import sparse_bytes
 
 if TYPE_CHECKING:
-    from llmc.runtime.cache_shape import CacheShape
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
 
 
-Part = tuple[int, int, int]
-"""Tensors of one size: how many, their heads, and the width of those."""
+class Part(NamedTuple):
+    """So many tensors like one."""
+
+    tensors: int
+    like: CacheTensor
+
+    @property
+    def token_values(self) -> int:
+        """Numbers of a token."""
+        return self.tensors * self.like.values
 
 
 def parts_of(shape: CacheShape) -> tuple[Part, ...]:
     """Keys and values of `shape` in order: all together where they are of one size, else each for itself."""
     if shape.uniform is not None:
-        return ((shape.uniform.tensors, shape.uniform.kv_heads, shape.uniform.head_dim),)
-    return tuple((1, t.shape[0], t.shape[1]) for t in shape.kv)
+        return (Part(len(shape), shape.tensors[0]),)
+    return tuple(Part(1, t) for t in shape.kv)
 
 
 class Tensors:
-    """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length, width].
+    """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length, width], of a ring its places.
 
     Buffers have room for `places` tokens of all slots together, and never move. `sparse`: they take memory as tokens
     come, for a cache of which little is used.
@@ -47,7 +56,7 @@ class Tensors:
 
     def __init__(self, parts: Sequence[Part], places: int, sparse: bool = False, dtype: type = np.float32) -> None:
         self._parts = tuple(parts)
-        self._buffers = [_buffer(tensors * heads * width * places, sparse, dtype) for tensors, heads, width in parts]
+        self._buffers = [_buffer(part.token_values * places, sparse, dtype) for part in parts]
         self._fill: float | None = None
         self.slots = 0
         """Rows."""
@@ -83,7 +92,7 @@ class Tensors:
 
     def _lay_out(self, slots: int, length: int) -> None:
         self.slots, self.length = slots, length
-        sizes = [(tensors, slots, heads, length, width) for tensors, heads, width in self._parts]
+        sizes = [(part.tensors, *part.like.size(slots, length)) for part in self._parts]
         self.arrays = [
             buffer[: math.prod(size)].reshape(size) for buffer, size in zip(self._buffers, sizes, strict=True)
         ]
@@ -105,57 +114,70 @@ class SlotCache:
     """The cached tokens of `slots` sequences of up to `capacity` tokens, `decode_rows` of which a step can decode.
 
     Of slot s, the home holds tokens 0 … at_home[s] − 1, and its row of the decode cache 0 … in_decode[s] − 1; the
-    longer of the two covers the used[s] tokens that the slot has. With `decode_rows` 0 there is a home only.
-    `decode_length` is the longest layout of the decode cache, in tokens. States are at home alone, after used[s]
-    tokens: `states` has those of all slots, [slots, *shape] each, in the order of the cache's shape.
+    longer of the two covers the tokens that `held` says the slot has. With `decode_rows` 0 there is a home only.
+    `decode_length` is the longest layout of the decode cache, in tokens. States are at home alone, after all tokens of
+    the slot: `states` has those of all slots, [slots, *shape] each, in the order of the cache's shape.
     """
 
     def __init__(
         self, shape: CacheShape, slots: int, capacity: int, decode_rows: int = 0, decode_length: int = 0,
         dtype: type = np.float32,
     ) -> None:  # fmt: skip
-        parts = parts_of(shape)
-        self.home = Tensors(parts, slots * capacity, sparse=True, dtype=dtype)
+        self._parts = parts_of(shape)
+        self.home = Tensors(self._parts, slots * capacity, sparse=True, dtype=dtype)
         self.home.reserve(slots, capacity)
-        self.decode = Tensors(parts, decode_rows * decode_length)
+        self.decode = Tensors(self._parts, decode_rows * decode_length)
         self.states: list[Array] = [np.zeros(t.size(slots, 0), np.float32) for t in shape.states]
-        self.used = [0] * slots
+        self.held = Held(slots, shape.rewind)
         self._at_home = [0] * slots
         self._in_decode = [0] * decode_rows
         self._rows = decode_rows
         self._touched = [0] * slots
-        self._token_bytes = np.dtype(dtype).itemsize * sum(map(math.prod, parts))
+        self._value_bytes = np.dtype(dtype).itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory: the decode cache, what was ever written of the home (each slot's longest), and states."""
         states = sum(state.nbytes for state in self.states)
-        return self.decode.nbytes + sum(self._touched) * self._token_bytes + states
+        home = sum(part.token_values * part.like.places(tokens) for part in self._parts for tokens in self._touched)
+        return self.decode.nbytes + home * self._value_bytes + states
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """The first `length` tokens of a slot, each part [tensors, heads, length, width]: views of the home."""
-        require_held(self.used, slot, length)
+        """The first `length` tokens of a slot, each part [tensors, heads, length, width]: views of the home. Of a ring
+        copies, with zeros before the last window."""
+        self.held.require(slot, length)
         self._bring_home(slot, length)
-        return [array[:, slot, :, :length] for array in self.home.arrays]
+        pairs = zip(self._parts, self.home.arrays, strict=True)
+        return [
+            array[:, slot, :, :length] if part.like.ring is None else self._window(part, slot, array[:, slot], length)
+            for part, array in pairs
+        ]
 
     def write(self, slot: int, start: int, end: int, new: Sequence[Array]) -> None:
         """Put the parts of `new`, [tensors, heads, end - start, width], in a slot from token `start` on; it ends at
         `end`."""
-        require_held(self.used, slot, start)
+        self.held.require(slot, start)
         self._bring_home(slot, start)
-        for array, part in zip(self.home.arrays, new, strict=True):
-            array[:, slot, :, start:end] = part
+        for part, array, tokens in zip(self._parts, self.home.arrays, new, strict=True):
+            if part.like.ring is None:
+                array[:, slot, :, start:end] = tokens
+            else:
+                first = max(start, end - part.like.ring)
+                places = self._at(part, slot, np.arange(first, end))
+                array[:, slot, :, places] = tokens[:, :, first - start :].transpose(2, 0, 1, 3)
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Make the first `length` tokens of slot `source`, and its states, all that slot `target` has."""
-        kept = self.read(source, length)
+        self.held.require(source, length)
+        self._bring_home(source, length)
         if source != target:
-            for array, part in zip(self.home.arrays, kept, strict=True):
-                array[:, target, :, :length] = part
+            for part, array in zip(self._parts, self.home.arrays, strict=True):
+                array[:, target, :, : part.like.places(length)] = array[:, source, :, : part.like.places(length)]
             for state in self.states:
                 state[target] = state[source]
         self._wrote_home(target, 0 if source != target else length, length)
+        self.held.copied(source, target, length)
 
     def read_states(self, step: Step, given: Sequence[Array]) -> None:
         """Copy the states of a step's live rows' slots into the first rows of `given` [B, *shape]."""
@@ -187,7 +209,8 @@ class SlotCache:
         for slot in step.slots:
             past = int(step.past_lengths[slot])
             self._at_home[slot] = min(self._at_home[slot], past)
-            self._in_decode[slot] = self.used[slot] = past + 1
+            self._in_decode[slot] = past + 1
+            self.held.wrote(slot, past, past + 1)
 
     def end_at_home(self, step: Step) -> None:
         """Count the tokens that each live row of a step over the home added."""
@@ -198,18 +221,44 @@ class SlotCache:
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite slot `slot` from `start` on, and before the next decode step all that no token owns there; at 0
         its states too, which no token owns then."""
-        self._bring_home(slot, min(start, self.used[slot]))
-        for array in self.home.arrays:
-            array[:, slot, :, start:] = value
+        kept, used = min(start, self.held.used[slot]), self.held.used[slot]
+        self._bring_home(slot, kept)
+        for part, array in zip(self._parts, self.home.arrays, strict=True):
+            if part.like.ring is None:
+                array[:, slot, :, start:] = value
+            else:
+                array[:, slot, :, self._free(part, slot, start, used)] = value
         if start == 0:
             for state in self.states:
                 state[slot] = value
-        self._wrote_home(slot, 0, min(start, self.used[slot]))
+        self._wrote_home(slot, kept, kept)
+        if slot < self._rows:
+            self._in_decode[slot] = 0
         self._touched[slot] = self.home.length
         self.decode.poison(value)
 
+    def _at(self, part: Part, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of tokens in a slot's ring."""
+        assert part.like.ring is not None
+        return tokens % part.like.ring
+
+    def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
+        """The places of a slot's ring that hold none of the first `start` of its `used` tokens."""
+        ring = part.like.ring or 0
+        return self._at(part, slot, np.arange(start, min(max(used, ring), start + ring)))
+
+    def _window(self, part: Part, slot: int, held: Array, length: int) -> Array:
+        """[tensors, heads, length, width] of a slot's ring [tensors, heads, places, width]: what a step after `length`
+        tokens may still see, and zeros."""
+        heads, width = part.like.shape
+        found = np.zeros((part.tensors, heads, length, width), held.dtype)
+        tokens = np.array(part.like.seen(length), np.int64)
+        found[:, :, tokens] = held[:, :, self._at(part, slot, tokens)]
+        return found
+
     def _wrote_home(self, slot: int, start: int, end: int) -> None:
-        self._at_home[slot] = self.used[slot] = end
+        self._at_home[slot] = end
+        self.held.wrote(slot, start, end)
         self._touched[slot] = max(self._touched[slot], end)
         if slot < self._rows:
             self._in_decode[slot] = min(self._in_decode[slot], start)
@@ -226,8 +275,8 @@ class SlotCache:
     def _empty(self, rows: Sequence[int]) -> None:
         """Let nothing depend on some rows of the decode cache."""
         for row in rows:
-            if row < len(self.used):
-                self._bring_home(row, self.used[row])
+            if row < len(self.held.used):
+                self._bring_home(row, self.held.used[row])
             self._in_decode[row] = 0
 
 
@@ -249,12 +298,10 @@ class SlotCacheExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy between the homes of two slots; decode lays the target out when it takes part."""
-        self._require_start(self._cache.used, source, length)
         self._cache.copy(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the slot's home, states behind each other where the cache's shape has them."""
-        self._require_start(self._cache.used, slot, length)
         kv = iter([tensor for part in self._cache.read(slot, length) for tensor in part.astype(np.float32)])
         states = iter([state[slot].copy() for state in self._cache.states])
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
@@ -265,6 +312,7 @@ class SlotCacheExecutor(Executor):
         given = iter(prefix)
         parts = [np.stack([next(given) for _ in range(len(array))]) for array in self._cache.home.arrays]
         self._cache.write(slot, 0, length, parts)
+        self._cache.held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns, there and wherever live tokens are laid out."""

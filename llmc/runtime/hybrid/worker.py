@@ -152,7 +152,7 @@ class PrefillWorker:
             max_num_seqs=min(self.plan.limits.max_num_seqs, executor.slots), slots=executor.slots,
             exact=executor.exact, ragged=executor.ragged, cache_tokens=executor.cache_tokens,
             block_tokens=executor.block_tokens, prompt_chunk=executor.prompt_chunk,
-            whole_prefixes=executor.keeps_states, **chosen,
+            rewind=executor.bundle.cache_shape.rewind, **chosen,
         )  # fmt: skip
         return open_scheduler(self.plan, config)
 

@@ -442,13 +442,13 @@ def test_what_is_verified_on_the_cpu_is_opened_as_its_portable_half_whatever_dev
 
 class CopiesNothing(FakeExecutor):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self._used[target] = length
+        self._held.copied(source, target, length)
 
 
 class CopiesOneLess(FakeExecutor):
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self._cache[target, : length - 1] = self._cache[source, : length - 1]
-        self._used[target] = length
+        self._held.copied(source, target, length)
 
 
 class WritesOneSlotLower(FakeExecutor):

@@ -9,7 +9,7 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
-from llmc.runtime.executors.slot_cache import SlotCache, parts_of
+from llmc.runtime.executors.slot_cache import Part, SlotCache, parts_of
 from llmc.runtime.step import Step
 
 STATES = (CacheTensor(0, "conv", "state", (3, 2)), CacheTensor(2, "recurrent", "state", (2, 2, 2)))
@@ -43,8 +43,9 @@ def tokens(cache: SlotCache, first: float, count: int) -> list[np.ndarray]:
 
 
 def test_tensors_of_one_size_lie_together_and_others_apart() -> None:
-    assert parts_of(CacheShape.plain(3, 2, 4)) == ((6, 2, 4),)
-    assert parts_of(MIXED) == ((1, 2, 4), (1, 2, 6), (1, 1, 8), (1, 1, 8))
+    plain = CacheShape.plain(3, 2, 4)
+    assert parts_of(plain) == (Part(6, plain.tensors[0]),)
+    assert parts_of(MIXED) == tuple(Part(1, t) for t in MIXED.kv)
     assert parts_of(CacheShape(4, STATES)) == ()
     assert [view.shape for view in cache_of().home.rows(1, 2)] == [(2, *t.size(2, CAPACITY)[1:]) for t in MIXED.kv]
     assert [state.shape for state in cache_of().states] == [(SLOTS, 3, 2), (SLOTS, 2, 2, 2)]
@@ -73,7 +74,7 @@ def test_states_of_live_rows_are_kept_and_go_where_their_tokens_go() -> None:
     new = [np.arange(3 * t.values, dtype=np.float32).reshape(t.size(3, 0)) for t in STATES]
     cache.keep_states(step, new)
     assert all(np.isnan(state[2]).all() for state in cache.states), "a dummy row's state reached a slot"
-    cache.used[1] = cache._at_home[1] = 3
+    cache.held.used[1] = cache._at_home[1] = 3
     cache.copy(1, 2, 3)
     given = [np.zeros_like(made) for made in new]
     cache.read_states(step, given)
@@ -105,6 +106,39 @@ def test_bytes_are_those_of_what_was_written_and_of_all_states() -> None:
 def test_a_cache_of_states_alone_counts_tokens() -> None:
     cache = cache_of(CacheShape(4, STATES))
     cache.write(0, 0, 5, [])
-    assert (cache.used[0], cache.read(0, 5)) == (5, [])
+    assert (cache.held.used[0], cache.read(0, 5)) == (5, [])
     with pytest.raises(InputError, match="slot 0 holds 5 tokens, not 6"):
         cache.read(0, 6)
+
+
+RINGS = CacheShape.plain(2, 1, 2, [4, None]).in_rings(2, 100)
+LONG = 20
+
+
+def test_a_ring_holds_what_later_tokens_see_and_takes_memory_for_no_more() -> None:
+    """Through writes, a copy, and a start within what the ring still holds."""
+    cache = SlotCache(RINGS, SLOTS, LONG)
+    for slot in range(SLOTS):
+        cache.poison(slot, 0, NAN)
+    new = [np.random.default_rng(i).random((1, 1, LONG, 2)).astype(np.float32) for i in range(len(RINGS))]
+    for start, end in ((0, 3), (3, 10), (10, 11), (9, 15)):
+        cache.write(1, start, end, [part[:, :, start:end] for part in new])
+    cache.copy(1, 2, 15)
+    for slot in (1, 2):
+        for t, held, wanted in zip(RINGS, cache.read(slot, 15), new, strict=True):
+            seen = t.seen(15)
+            np.testing.assert_array_equal(held[:, :, seen], wanted[:, :, seen])
+            assert not held[:, :, : seen.start].any()
+    with pytest.raises(InputError, match="slot 2 holds its windows after 15 tokens, from which those after 11 cannot"):
+        cache.write(2, 11, 12, [part[:, :, 11:12] for part in new])
+    assert cache.nbytes == SLOTS * 2 * 2 * 4 * (6 + LONG)
+
+
+def test_poison_spares_what_a_ring_holds_of_earlier_tokens() -> None:
+    cache = SlotCache(RINGS, SLOTS, LONG)
+    cache.write(0, 0, 12, [np.ones((1, 1, 12, 2), np.float32)] * 4)
+    cache.poison(0, 10, NAN)
+    ring = cache.home.arrays[0][0, 0, 0]
+    assert np.isnan(ring[[10 % 6, 11 % 6]]).all()
+    assert not np.isnan(np.delete(ring, [10 % 6, 11 % 6], 0)).any()
+    assert all(not np.isnan(part).any() for part in cache.read(0, 10))

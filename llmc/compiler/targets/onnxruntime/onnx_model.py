@@ -65,6 +65,12 @@ def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
     return bound
 
 
+def places_of(model: ModelProto) -> set[str]:
+    """The symbols of how many places caches of keys and values have."""
+    caches = [info.type.tensor_type.shape.dim for info in model.graph.input if info.name.startswith("past_")]
+    return {dims[2].dim_param for dims in caches if len(dims) == 4 and dims[2].dim_param}
+
+
 def load_model(data: bytes) -> ModelProto:
     """An ONNX model from its bytes."""
     return ModelProto.FromString(data)

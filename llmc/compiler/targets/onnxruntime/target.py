@@ -19,10 +19,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.code import code_digest
@@ -33,20 +35,22 @@ from llmc.compiler.stages import Stages, toolchain, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape, Target
 from llmc.compiler.targets.costs import Cost
 from llmc.compiler.targets.hardware import Hardware
-from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
+from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, ROLLING_ROOM, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
     from llmc.compiler.architectures.shared.size import ModelSize, Weights
     from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
     from llmc.runtime.accelerators import Cards
+    from llmc.runtime.cache_shape import CacheShape
 
 INT8_BLOCK = 64
 BLOCK = 32
@@ -137,6 +141,16 @@ class OnnxRuntimeTarget(Target):
         """Packed weights and verified numbers hold for this instruction set."""
         return cpu_features()
 
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
+        reads tokens end to end: its executor moves them down. Graphs of one shape hold all."""
+        if options.specialise:
+            return cache
+        if not _ours(options):
+            return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
+        step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)
+        return cache.in_rings(step, limits.max_model_len, KEYS)
+
     def needed_features(self, options: CompileOptions) -> tuple[str, ...]:
         """With llmc's kernels what these are written in: the library is built for no more on any host."""
         return (cpu_features()[0], *KERNEL_FEATURES) if _ours(options) else self.isa()
@@ -187,7 +201,9 @@ class OnnxRuntimeTarget(Target):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
         own = _ours(options)
-        made = self._lower(stages, programs, self._onnx_options(stages, str(options.quantize), panels=own))
+        formats = self._onnx_options(stages, str(options.quantize), panels=own)
+        held = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, made, weights)
@@ -311,12 +327,12 @@ class OnnxRuntimeTarget(Target):
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
-        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place
+        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, places_of
 
         model = load_model(lowered.inputs["model"].read_bytes())
         sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
         if shape.context is not None and shape.query is not None:
-            sizes["S"] = shape.context + shape.query
+            sizes |= dict.fromkeys(places_of(model), shape.context + shape.query)
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)
@@ -337,7 +353,7 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found |= {"bits": options.bits, "head_bits": options.head_bits}
     if options.stored:
         found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
-    return found | ({"fold": True} if options.fold else {}) | ({"panels": True} if options.panels else {})
+    return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 
 def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:

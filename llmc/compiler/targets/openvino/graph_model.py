@@ -176,6 +176,11 @@ def caches_of(graph: Graph) -> list[Value]:
     return [v for name, v in graph.inputs.items() if name.startswith("past_") and name != "past_lengths"]
 
 
+def grows(cache: Value) -> bool:
+    """Whether a cache is keys or values, whose third size is the context, and no state."""
+    return any(isinstance(size, str) for size in cache.shape[1:])
+
+
 def heads_of(node: Node) -> tuple[int, int, int]:
     """Heads, heads of keys and values, and the size of a head."""
     heads, kv_heads, size = (int(node.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))

@@ -44,6 +44,7 @@ from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import (
     GraphModel,
     caches_of,
+    grows,
     heads_of,
     kept_of,
     model_of,
@@ -87,8 +88,8 @@ class PagedModel(GraphModel):
         self.plain: dict[str, tuple[int, str]] = {}
         """What has no form for rows of any lengths: in how many layers, and why."""
         held = caches_of(graph)
-        self._pairs = [v for v in held if "S" in v.shape][::2]
-        self._states = [v for v in held if "S" not in v.shape]
+        self._pairs = [v for v in held if grows(v)][::2]
+        self._states = [v for v in held if not grows(v)]
         self._caches: dict[int, list[Any]] = {}
         self._more: dict[str, Any] = {}
         self._given: dict[str, Any] = {}

@@ -32,7 +32,7 @@ from llmc.compiler.targets.openvino.arrays import Array, Arrays
 from llmc.compiler.targets.openvino.attention import Rows, attended, headed
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, kept_of, model_of, parameter
+from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
 from llmc.compiler.targets.openvino.layout import token_axes
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
@@ -68,7 +68,7 @@ class StaticModel(GraphModel):
         self._rows = Positions(self.constants, step["past_lengths"], self.sizes)
         self._new: dict[Value, Any] = {}
         held = caches_of(graph)
-        taken = [v for v in held if context or (states and "S" not in v.shape)]
+        taken = [v for v in held if context or (states and not grows(v))]
         given = {v: parameter(v.name, self._sized(v), ov.Type.f32) for v in taken}
         self.caches += given.values()
         outputs = self.lower(self._laid_out(step), top_k, given)
@@ -91,8 +91,8 @@ class StaticModel(GraphModel):
 
     def _sized(self, value: Value) -> list[int]:
         """Its shape, of which all sizes are known."""
-        known = dict(zip("BQS", self.sizes, strict=True))
-        return [known[dim] if isinstance(dim, str) else dim for dim in value.shape]
+        known = dict(zip("BQS", self.sizes, strict=True))  # every token of a window has a place of its own
+        return [known[dim[:1]] if isinstance(dim, str) else dim for dim in value.shape]
 
     def _op_gqa(self, node: Node) -> list[Any]:
         query, *new = self.qkv(node)

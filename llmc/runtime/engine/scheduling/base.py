@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from llmc.runtime.cache_shape import ANYWHERE, Rewind
+
 if TYPE_CHECKING:
     from llmc.buckets.bucket import Bucket, Phase
 
@@ -33,8 +35,8 @@ class SchedulerConfig:
     smallest that the plan has for the place. `min_prefix`: the shortest prefix worth a copy, in tokens; 0: no reuse.
     `overtake`: how many later arrivals one step of priority is worth, so that no priority starves another.
 
-    `whole_prefixes`: what a slot holds is reused to its last token or not at all, as no token can be taken back out of
-    a state (runtime/cache_shape.py).
+    `rewind`: from where on a step may start anew in what a slot holds, which limits the prefixes that can be reused and
+    the tokens that can be drafted.
 
     `ragged`: one step takes rows of any lengths in any slots, prompts and decode together; `prefill_budget` is then
     what prompts may add to a step in which sequences decode. `cache_tokens`, of ragged executors only: tokens that all
@@ -51,7 +53,7 @@ class SchedulerConfig:
     prefill_budget: int = 512
     min_prefix: int = 16
     overtake: int = 64
-    whole_prefixes: bool = False
+    rewind: Rewind = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,20 @@ class LiveSequences(StepScheduler, Generic[S]):
         for sequence in sequences:
             if not sequence.gone:
                 sequence.cached = sequence.prompt_length
+                sequence.floor = 0 if self._config.rewind.free else sequence.cached
                 self._prefilled(sequence, tokens, finished)
+
+    def _written(self, rows: Sequence[Row]) -> None:
+        """A step with these rows begins: what it will have written limits where a later one may start."""
+        rewind = self._config.rewind
+        for row in () if rewind.free else rows:
+            known = self._known[row.sequence]
+            known.floor = max(known.floor, rewind.floor(row.start + len(row.tokens)))
+
+    def _draftable(self, room: int) -> int:
+        """Tokens that a step may draft for a sequence, and take back, where it has `room` for so many."""
+        most = self._config.rewind.most
+        return room if most is None else min(room, most)
 
     def _prefilled(self, sequence: ScheduledSequence, tokens: Mapping[int, Sequence[int]], finished: Set[int]) -> None:
         """All of a prompt is in the cache: its sequence decodes, or ended with its first token."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmc.runtime.engine.scheduling.base import Copy
+from llmc.runtime.engine.scheduling.prefixes import Match
 from llmc.runtime.engine.scheduling.slots import Retained
 
 if TYPE_CHECKING:
@@ -53,13 +54,13 @@ class SlotPool:
         """Whether the pool has room for the sequence's reservation, once nothing is retained any more."""
         return self._tokens is None or self._reserved() + sequence.reserved <= self._tokens
 
-    def admit(self, sequence: ScheduledSequence, prefix: tuple[int, int] | None) -> None:
-        """Give `sequence`, which fits, a slot; with `prefix` (slot, length), one that holds that much of that slot.
+    def admit(self, sequence: ScheduledSequence, prefix: Match | None) -> None:
+        """Give `sequence`, which fits, a slot; with `prefix`, one that holds that much of that slot.
 
         At least one slot must have no live sequence. Retained tokens of which nothing else would be left, or beside
         which there is no room, are taken over where they are.
         """
-        source, length = prefix or (-1, 0)
+        source, length, floor = prefix or (-1, 0, 0)
         kept = self.retained[source] if prefix else None
         if kept is not None:
             kept.used = self._tick()
@@ -78,14 +79,15 @@ class SlotPool:
             self._copies.append(Copy(source, target, length))
         sequence.slot = target
         sequence.cached = length
+        sequence.floor = floor
 
     def retire(self, sequence: ScheduledSequence) -> None:
         """`sequence` ended: its slot retains what it cached, or is free."""
         slot = sequence.slot
         self.live[slot] = None
-        keeps = bool(self._least) and sequence.cached >= self._least
+        keeps = bool(self._least) and sequence.cached >= max(self._least, sequence.floor)
         if keeps:
-            self.retained[slot] = Retained(sequence.tokens, sequence.cached, self._tick())
+            self.retained[slot] = Retained(sequence.tokens, sequence.cached, self._tick(), sequence.floor)
         self._cut(slot, sequence.cached if keeps else 0)
 
     def _reserved(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,33 +37,38 @@ def common_prefix(prompt: NDArray[np.int64], held: array[int], limit: int) -> in
     return first if different[first] else limit
 
 
-def longest_match(
-    slots: Slots, sequence: ScheduledSequence, within_group: bool, whole: bool = False
-) -> tuple[int, int] | None:  # fmt: skip
-    """(slot, tokens) of the longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt
-    but one token; None when there is none.
+class Match(NamedTuple):
+    """A prompt begins with the first `length` tokens of a slot, after which a step may start, and from `floor` on."""
+
+    slot: int
+    length: int
+    floor: int
+
+
+def longest_match(slots: Slots, sequence: ScheduledSequence, within_group: bool) -> Match | None:
+    """The longest common prefix of a prompt and a slot's cached tokens, at most all of the prompt but one token; None
+    when there is none, or none after which a step may start in its slot.
 
     Retained tokens win over equally long ones of live sequences, and low slots over high ones. `within_group`: only
-    live sequences of the same group count. `whole`: only slots count all of whose tokens begin the prompt.
+    live sequences of the same group count.
     """
 
-    def shared(held: array[int], length: int) -> int:
-        if whole and length >= sequence.prompt_length:
-            return 0
-        found = common_prefix(prompt, held, min(length, sequence.prompt_length - 1))
-        return 0 if whole and found < length else found
+    def shared(held: array[int], length: int, floor: int) -> int:
+        most = min(length, sequence.prompt_length - 1)
+        found = common_prefix(prompt, held, most) if most >= floor else 0
+        return found if found >= floor else 0
 
     prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
     best, found = 0, None
     if not within_group:
         for slot, kept in enumerate(slots.retained):
             if kept is not None:
-                length = shared(kept.tokens, kept.length)
+                length = shared(kept.tokens, kept.length, kept.floor)
                 if length > best:
-                    best, found = length, slot
+                    best, found = length, Match(slot, length, kept.floor)
     for slot, live in enumerate(slots.live):
         if live is not None and (not within_group or live.group == sequence.group):
-            length = shared(live.tokens, live.cached)
+            length = shared(live.tokens, live.cached, live.floor)
             if length > best:
-                best, found = length, slot
-    return None if found is None else (found, best)
+                best, found = length, Match(slot, length, live.floor)
+    return found

@@ -22,7 +22,7 @@ from llmc.errors import InputError
 from llmc.runtime.engine.scheduling.base import Drafter, Row, ScheduledBatch, SchedulerConfig
 from llmc.runtime.engine.scheduling.live import LiveSequences
 from llmc.runtime.engine.scheduling.pool import SlotPool
-from llmc.runtime.engine.scheduling.prefixes import common_prefix, longest_match
+from llmc.runtime.engine.scheduling.prefixes import Match, common_prefix, longest_match
 from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         self._running = ScheduledBatch(
             "prompt" if parts else "decode", None, tuple(rows), self._slots.take_copies(), admitted
         )
+        self._written(rows)
         self._rows = decoding, parts
         return self._running
 
@@ -125,7 +126,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
             if sequence is None or sequence.handed or not self._slots.fits(sequence):
                 break
             prefix = self._prefix(sequence)
-            if self._comes(sequence, 0 if prefix is None else prefix[1], parts):
+            if self._comes(sequence, 0 if prefix is None else prefix.length, parts):
                 break
             self._queue.pop(frozenset())
             self._slots.admit(sequence, prefix)
@@ -151,26 +152,25 @@ class RaggedScheduler(LiveSequences[SlotPool]):
         """Tokens of the shortest prefix that is worth sharing; 0: none is."""
         return 1 if sequence.group is not None else self._config.min_prefix
 
-    def _prefix(self, sequence: ScheduledSequence) -> tuple[int, int] | None:
-        """The slot that holds most of the beginning of the prompt, and how much; None if that is not worth a copy."""
+    def _prefix(self, sequence: ScheduledSequence) -> Match | None:
+        """The slot that holds most of the beginning of the prompt; None if that is not worth a copy."""
         least = self._least(sequence)
         if not least or sequence.prompt_length <= least:
             return None
-        match = longest_match(
-            self._slots, sequence, within_group=not self._config.min_prefix, whole=self._config.whole_prefixes
-        )
-        return match if match is not None and match[1] >= least else None
+        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        return match if match is not None and match.length >= least else None
 
     def _comes(self, sequence: ScheduledSequence, found: int, parts: Sequence[_Part]) -> bool:
         """Whether `parts` compute enough of the beginning of the prompt, beyond the `found` tokens, to wait for."""
         least = self._least(sequence)
-        if self._config.whole_prefixes or not least or sequence.prompt_length - 1 < found + least:
+        if not least or sequence.prompt_length - 1 < found + least:
             return False
         prompt = np.frombuffer(sequence.tokens, np.int64, sequence.prompt_length)
         for other, stop in parts:
             if not self._config.min_prefix and other.group != sequence.group:
                 continue
-            if common_prefix(prompt, other.tokens, min(stop, sequence.prompt_length - 1)) >= found + least:
+            common = common_prefix(prompt, other.tokens, min(stop, sequence.prompt_length - 1))
+            if common >= max(found + least, other.floor, self._config.rewind.floor(stop)):
                 return True
         return False
 
@@ -182,7 +182,7 @@ class RaggedScheduler(LiveSequences[SlotPool]):
                 raise RuntimeError(f"a sequence with {s.cached} cached tokens was not finished at max_model_len")
             guessed: Sequence[int] = ()
             if drafts and self._drafter is not None and room:
-                guessed = self._drafter(s.id, s.tokens, room)
+                guessed = self._drafter(s.id, s.tokens, self._draftable(room))
                 room -= len(guessed)
             rows.append(Row(s.id, s.slot, s.cached, (s.tokens[-1], *guessed), True, len(guessed)))
         return rows

@@ -55,7 +55,7 @@ class Scheduler(LiveSequences[SlotTable]):
         del budget
         self._check_new(sequence, prompt)
         length = len(prompt)
-        alone = handed or self._config.whole_prefixes
+        alone = handed or self._config.rewind.states
         if alone or (group is not None and (length < 2 or not self._prefill.start(length, length - 1, False))):
             group = None  # no prefix of it can be shared, so prefill them together
         self._add(sequence, prompt, priority, group, handed=handed)
@@ -116,17 +116,15 @@ class Scheduler(LiveSequences[SlotTable]):
         least = 1 if shares else self._config.min_prefix
         if not least or sequence.prompt_length <= least:
             return None
-        match = longest_match(
-            self._slots, sequence, within_group=not self._config.min_prefix, whole=self._config.whole_prefixes
-        )
-        if match is None or match[1] < least:
+        match = longest_match(self._slots, sequence, within_group=not self._config.min_prefix)
+        if match is None or match.length < least:
             return None
-        slot, length = match
+        slot, length, floor = match
         usable = min(length, self._prefill.start(sequence.prompt_length, length, bool(self._decoding)))
-        if self._config.whole_prefixes and usable < length:
+        if usable < max(least, floor):
             return None
         kept = self._slots.retained[slot]
-        return Prefix(slot, usable, kept is not None and kept.length == length) if usable >= least else None
+        return Prefix(slot, usable, kept is not None and kept.length == length, floor)
 
     def _shared(self, sequence: ScheduledSequence) -> bool:
         """Whether the cache already held all of the prompt that can be reused, so others of its group need not wait."""
@@ -157,6 +155,7 @@ class Scheduler(LiveSequences[SlotTable]):
             for s, (start, stop) in zip(step.sequences, step.spans, strict=True)
         )
         self._running = ScheduledBatch("prompt", step.bucket, rows, self._slots.take_copies(), admitted)
+        self._written(rows)
         self._rows = step.sequences, step
         return self._running
 
@@ -169,6 +168,7 @@ class Scheduler(LiveSequences[SlotTable]):
         rows = tuple([Row(s.id, s.slot, s.cached, (s.tokens[-1], *drafts), True, len(drafts)) for s in sequences])
         bucket = None if self._config.exact else self._plan.lookup("decode", len(rows), 1, context)
         self._running = ScheduledBatch("decode", bucket, rows, self._slots.take_copies(), admitted)
+        self._written(rows)
         self._spent = 0
         self._rows = tuple(sequences), None
         return self._running
@@ -176,7 +176,9 @@ class Scheduler(LiveSequences[SlotTable]):
     def _drafts(self, sequences: Sequence[ScheduledSequence]) -> Sequence[int]:
         if self._drafter is None or len(sequences) > 1:
             return ()
-        return self._drafter(sequences[0].id, sequences[0].tokens, self._plan.limits.max_num_batched_tokens - 1)
+        return self._drafter(
+            sequences[0].id, sequences[0].tokens, self._draftable(self._plan.limits.max_num_batched_tokens - 1)
+        )
 
     def _arrange(self) -> list[ScheduledSequence]:
         """Bring the decoding sequences to the first slots; those that can decode now, in order of slots."""

@@ -15,7 +15,8 @@ class ScheduledSequence:
 
     `rank` and `arrival` order the queue, lowest first. `gone` is set when it finished or was cancelled. `spans` are
     the prompt's spans that are left to compute along `cap`, last first; empty: to be worked out anew. `reserved`:
-    tokens of a shared pool that are kept for it. `handed`: another executor computed its prompt.
+    tokens of a shared pool that are kept for it. `handed`: another executor computed its prompt. `floor`: the first
+    place but 0 where a step may start in its slot, once the step that runs is done.
     """
 
     id: int
@@ -31,3 +32,4 @@ class ScheduledSequence:
     spans: list[Span] = field(default_factory=list)
     reserved: int = 0
     handed: bool = False
+    floor: int = 0

@@ -21,21 +21,24 @@ from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
 
 @dataclass(slots=True, eq=False)
 class Retained:
-    """The first `length` of `tokens`, kept in a slot after their sequence ended; `used` orders by last use."""
+    """The first `length` of `tokens`, kept in a slot after their sequence ended; `used` orders by last use, and `floor`
+    is the first place but 0 where a step may start."""
 
     tokens: array[int]
     length: int
     used: int
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """The first `length` cached tokens of `slot` serve a new prompt; `whole`: the slot retains no token beyond those
-    that the prompt begins with."""
+    that the prompt begins with. `floor`: that of the slot."""
 
     slot: int
     length: int
     whole: bool
+    floor: int = 0
 
 
 class SlotTable:
@@ -77,12 +80,13 @@ class SlotTable:
         self.live[target] = sequence
         sequence.slot = target
         sequence.cached = 0 if prefix is None else prefix.length
+        sequence.floor = 0 if prefix is None else prefix.floor
 
     def retire(self, sequence: ScheduledSequence) -> None:
         """`sequence` ended: its slot retains what it cached, or is free."""
         self.live[sequence.slot] = None
-        if self._least and sequence.cached >= self._least:
-            self.retained[sequence.slot] = Retained(sequence.tokens, sequence.cached, self._tick())
+        if self._least and sequence.cached >= max(self._least, sequence.floor):
+            self.retained[sequence.slot] = Retained(sequence.tokens, sequence.cached, self._tick(), sequence.floor)
 
     def drop(self, slot: int) -> None:
         """Retain nothing in the slot."""

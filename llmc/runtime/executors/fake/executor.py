@@ -24,6 +24,7 @@ from llmc.runtime.executors.fake import card
 from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.executors.fake.kind import BLOCK_TOKENS, Kind
 from llmc.runtime.executors.fake.program import Array, Ints, Program
+from llmc.runtime.executors.held import Held
 from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ FAKE_VERSION = "1.0"
 
 
 class FakeExecutor(Executor):
-    """See the module's docstring. The cache is one array [slots, capacity, hidden_size]: the model has no keys.
+    """See the module's docstring. The cache is one array [slots, places, hidden_size]: the model has no keys.
 
     Where the manifest says that the cache is a state, it is [slots, 1, hidden_size]: the vectors' faded sum alone.
     """
@@ -69,8 +70,8 @@ class FakeExecutor(Executor):
         self._buffer: Array = np.zeros((widest, bundle.size("vocab_size")), np.float32)
         self._programs: dict[str, Program] = {}
         self._device: FakeGraphDevice | None = None
-        self._held: Array | None = None
-        self._used = [0] * slots
+        self._vectors: Array | None = None
+        self._held = Held(slots, bundle.cache_shape.rewind)
         if self._kind.graph_memory is None:
             self.make_cache(slots)
         else:
@@ -79,17 +80,21 @@ class FakeExecutor(Executor):
     def make_cache(self, slots: int) -> None:
         """An empty cache of so many slots."""
         self.slots = slots
-        self._held = np.zeros((slots, 1 if self.keeps_states else self.capacity, self.hidden), np.float32)
-        self._used = [0] * slots
+        self._vectors = np.zeros((slots, self._places(self.capacity), self.hidden), np.float32)
+        self._held = Held(slots, self.bundle.cache_shape.rewind)
+
+    def _places(self, tokens: int) -> int:
+        """Places of a slot for so many tokens; a state takes one."""
+        return 1 if self.keeps_states else self.bundle.cache_shape.kv[0].places(tokens)
 
     @property
     def _cache(self) -> Array:
-        if self._held is None:
+        if self._vectors is None:
             assert self._device is not None  # or it was made at once
             self._device.hold_cache(self.slots * self.capacity)
             self.make_cache(self.slots)
-        assert self._held is not None
-        return self._held
+        assert self._vectors is not None
+        return self._vectors
 
     def graph_device(self) -> FakeGraphDevice | None:
         """As the device was named."""
@@ -159,7 +164,8 @@ class FakeExecutor(Executor):
             for count in range(1, int(step.new_lengths[row]) + 1):
                 given = step.token_ids[one, :count], step.past_lengths[one], np.array([count])
                 scores.append(self.replay(program, *given, past[one])[0])
-        self._end(step, self.replay(program, step.token_ids, step.past_lengths, step.new_lengths, past)[1])
+        given = step.token_ids, step.past_lengths, step.new_lengths
+        self._end(step, self.replay(program, *given, past)[1])
         logits = np.concatenate(scores)
         self._keep(logits, each_of=step)
         return logits
@@ -174,17 +180,17 @@ class FakeExecutor(Executor):
         return program.replay(token_ids, past_lengths, new_lengths, past)
 
     def _begin(self, step: Step) -> tuple[Program, Array]:
-        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size], or their states, NaN
-        for rows without a request."""
+        """The executable for a step that can run, and its rows' pasts, [B, context, hidden_size] or fewer places, or
+        their states, NaN for rows without a request."""
         self._check_past(step)
         program = self._open(self._find(step.phase, step.batch, step.query, step.context))
         if self.keeps_states:
             states = np.full((step.batch, 1, self.hidden), np.nan, np.float32)
             states[: len(step.slots)] = self._cache[list(step.slots)]
             return program, states
-        past = np.zeros((step.batch, step.context, self.hidden), np.float32)
+        past = np.zeros((step.batch, self._places(step.context), self.hidden), np.float32)
         for row, slot in enumerate(step.slots):
-            past[row] = self._cache[slot, : step.context]
+            past[row] = self._cache[slot, : past.shape[1]]
         return program, past
 
     def _end(self, step: Step, new: Array) -> None:
@@ -194,8 +200,9 @@ class FakeExecutor(Executor):
             if self.keeps_states:
                 self._cache[slot] = new[row]
             else:
-                self._cache[slot, start : start + count] = new[row, :count]
-            self._used[slot] = start + count
+                tokens = np.arange(max(0, count - self._cache.shape[1]), count)
+                self._cache[slot, (start + tokens) % self._cache.shape[1]] = new[row, tokens]
+            self._held.wrote(slot, start, start + count)
 
     def run_top(self, step: Step) -> TopLogits:
         """As `run`; what the executable was compiled to return."""
@@ -204,28 +211,38 @@ class FakeExecutor(Executor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache array."""
-        self._require_start(self._used, source, length)
+        self._held.require(source, length)
         self._require_room({target: length})
-        kept = slice(None) if self.keeps_states else slice(length)
-        self._cache[target, kept] = self._cache[source, kept]
-        self._used[target] = length
+        self._cache[target, : self._places(length)] = self._cache[source, : self._places(length)]
+        self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers."""
-        self._require_start(self._used, slot, length)
-        return [self._cache[slot, : 1 if self.keeps_states else length].copy()[None]]
+        """A copy of the token vectors, [1, length, hidden_size]; they are all that this model remembers. With a window
+        zeros for tokens before it."""
+        self._held.require(slot, length)
+        if self.keeps_states:
+            return [self._cache[slot].copy()[None]]
+        tokens = np.array(self.bundle.cache_shape.kv[0].seen(length), np.int64)
+        found = np.zeros((1, length, self.hidden), np.float32)
+        found[0, tokens] = self._cache[slot, tokens % self._cache.shape[1]]
+        return [found]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy token vectors into the cache array."""
         length = self._check_prefix(prefix, 1)
         self._require_room({slot: length})
-        self._cache[slot, :length] = prefix[0][0]
-        self._used[slot] = length
+        tokens = np.arange(max(0, length - self._cache.shape[1]), length)
+        self._cache[slot, tokens % self._cache.shape[1]] = prefix[0][0][tokens]
+        self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns: of a state, the slot's that holds none."""
-        if start == 0 or not self.keeps_states:
-            self._cache[slot, start:] = value
+        places = self._cache.shape[1]
+        if start == 0:
+            self._cache[slot] = value
+        elif not self.keeps_states:
+            end = min(max(self._held.used[slot], places), start + places)
+            self._cache[slot, np.arange(start, end) % places] = value
 
     def open_all(self) -> None:
         """Open every executable."""
@@ -235,7 +252,7 @@ class FakeExecutor(Executor):
     def memory(self) -> dict[str, int]:
         """Bytes of cache and logits, and the number of executables open; weights are mapped, not held."""
         return {
-            "cache": 0 if self._held is None else self._held.nbytes,
+            "cache": 0 if self._vectors is None else self._vectors.nbytes,
             "logits": self._buffer.nbytes,
             "open_executables": len(self._programs),
         }
@@ -286,7 +303,7 @@ class FakeExecutor(Executor):
         """Raise InputError for a step that no cache of this size and content can serve."""
         if not self.ragged:
             self._check_rectangle(step)
-        self._check_step(step, self._used, first_slots=not self.ragged)
+        self._check_step(step, self._held, first_slots=not self.ragged)
         ends = (step.past_lengths + step.new_lengths).tolist()
         self._require_room(dict(zip(step.slots, ends, strict=False)))
 
@@ -301,7 +318,7 @@ class FakeExecutor(Executor):
         """Raise InputError when the slots' tokens, once `changed`, are more than the pool."""
         if self.cache_tokens is None:
             return
-        held = [changed.get(slot, used) for slot, used in enumerate(self._used)]
+        held = [changed.get(slot, used) for slot, used in enumerate(self._held.used)]
         taken = sum(-(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS for tokens in held)
         if taken > self.cache_tokens:
             raise InputError(f"the slots' blocks take {taken} tokens; the cache holds {self.cache_tokens}")

@@ -32,6 +32,7 @@ class Program:
     embedding: Array
     head: Array
     top_k: int = 0
+    window: int | None = None
 
     @classmethod
     def load(cls, fields: dict[str, Any], weights: Path) -> Program:
@@ -46,24 +47,29 @@ class Program:
         }
         return cls(
             fields["batch"], fields["query"], fields["context"], float(fields["decay"]), int(fields["positions"]),
-            tensors[EMBEDDING], tensors[HEAD], int(fields.get("sample_top_k", 0)),
+            tensors[EMBEDDING], tensors[HEAD], int(fields.get("sample_top_k", 0)), fields.get("window"),
         )  # fmt: skip
 
     def replay(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, past: Array) -> tuple[Array, Array]:
         """Logits after each row's last live token, [B, V], and the vectors of the new tokens, [B, Q, H].
 
-        token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H]. Raises ArtifactError for sizes other
-        than the compiled ones. Sums are float64, so that padding does not change a row's last digits.
+        token_ids [B, Q], past_lengths [B], new_lengths [B], past [B, context, H], with a window perhaps a ring of fewer
+        places. Raises ArtifactError for sizes other than the compiled ones. Sums are float64, so
+        that padding does not change a row's last digits.
         """
         import numpy as np
 
         self._require_shape((*token_ids.shape, past.shape[1]))
-        new_at, past_at = np.arange(token_ids.shape[1]), np.arange(past.shape[1])
+        new_at, places = np.arange(token_ids.shape[1]), past.shape[1]
+        last_held = past_lengths[:, None] - 1
+        past_at = last_held - (last_held - np.arange(places)) % max(places, 1)
         scale = 1 + (past_lengths[:, None] + new_at) / self.positions
         new = (scale[..., None] * self.embedding[token_ids]).astype(np.float32)
         last = past_lengths + new_lengths - 1
-        state = _faded(new, new_at < new_lengths[:, None], new_lengths[:, None] - 1 - new_at, self.decay)
-        state += _faded(past, past_at < past_lengths[:, None], last[:, None] - past_at, self.decay)
+        age, past_age = new_lengths[:, None] - 1 - new_at, last[:, None] - past_at
+        seen = np.inf if self.window is None else self.window
+        state = _faded(new, (new_at < new_lengths[:, None]) & (age < seen), age, self.decay)
+        state += _faded(past, (past_at >= 0) & (past_age < seen), past_age, self.decay)
         return (state @ self.head.T.astype(np.float64)).astype(np.float32), new
 
     def advance(self, token_ids: Ints, past_lengths: Ints, new_lengths: Ints, state: Array) -> tuple[Array, Array]:
@@ -84,6 +90,9 @@ class Program:
 
     def _require_shape(self, given: tuple[int, ...]) -> None:
         compiled = (self.batch, self.query, self.context)
+        *_, places = given
+        if self.window is not None and self.context is not None and places < self.context:
+            given = (*given[:2], self.context)
         if any(fixed not in (None, size) for fixed, size in zip(compiled, given, strict=True)):
             raise ArtifactError(
                 f"an executable compiled for batch, query, context {compiled} was given {given}; compile again"

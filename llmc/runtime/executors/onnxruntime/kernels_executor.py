@@ -2,12 +2,13 @@
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Attention is
 told of each row's slot, past and tokens, and appends in place to the cache, [slots, kv_heads, capacity, head_dim] in
-float16 for each layer's keys and values. States are replaced in place, [slots, *shape] in float32.
+float16 for each layer's keys and values, of layers with a window in rings. A row of more new tokens than rings have
+room for beside a window takes several steps. States are replaced in place, [slots, *shape] in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,10 +20,11 @@ from llmc.runtime.executors.compatibility import require_kernel_features, requir
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
 from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
+from llmc.runtime.step import in_pieces
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.step import Step
+    from llmc.runtime.step import Part, Step
 
 Array = NDArray[np.float32]
 ROWS = "rows"
@@ -44,21 +46,26 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         self._cache = SlotCache(bundle.cache_shape, slots, capacity, dtype=np.float16)
-        self._results = {}
         self._request: _Request | None = None
+        spare = bundle.cache_shape.rewind.spare
+        self._most_new = None if spare is None else spare + 1
+        """New tokens of a row that a step of the graph takes; None: any number."""
 
     @property
     def cache_dtype(self) -> str:
         """As the kernels keep it."""
         return "f16"
 
-    def run_each(self, step: Step) -> Array:
-        """The same graph, asked for the logits of every token."""
-        self._run(step, each=True)
-        return self._results["logits"][: step.live_tokens]
+    def _require(self, step: Step) -> None:
+        self._check_step(step, self._cache.held)
 
-    def _run(self, step: Step, each: bool = False) -> None:
-        self._check_step(step, self._cache.used)
+    def _parts(self, step: Step) -> Iterator[Part]:
+        most = self._most_new
+        if most is not None and int(step.new_lengths[: len(step.slots)].max()) > most:
+            return in_pieces(step, most)
+        return iter([(step, np.arange(len(step.slots)))])
+
+    def _run_part(self, step: Step, each: bool) -> None:
         live = len(step.slots)
         new, ids = step.new_lengths[:live], step.token_ids[:live]
         if int(new.min()) != step.query:
@@ -66,8 +73,7 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         ends = np.cumsum(new)
         rows = np.stack([np.array(step.slots, np.int64), step.past_lengths[:live], ends - new, new], axis=1)
         wanted = np.arange(ends[-1]) if each else ends - 1
-        if len(self._results.get("logits", ())) < len(wanted):
-            self._results = self._buffers(max(len(wanted), self.slots))
+        self._reserve(len(wanted))
         if self._request is None:
             session = self._executables.session(self._executables.executable(step))
             shape, cache = self.bundle.cache_shape, self._cache
@@ -76,7 +82,6 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
             self._request = _Request(session, caches)
         self._request.run({"token_ids": ids.reshape(1, -1), ROWS: rows, LOGIT_ROWS: wanted}, self._results)
         self._cache.end_at_home(step)
-        self._keep(self._results["logits"], each_of=step if each else None)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token of the slot owns."""

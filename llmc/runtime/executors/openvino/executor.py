@@ -61,7 +61,8 @@ class OpenVinoExecutor(RaggedExecutor):
         self._filler = self._pool.blocks
         self._cache = BlockCache(precision, kept, self._pool.blocks + 1)
         self._poisoned: float | None = None
-        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken)
+        rewind = bundle.cache_shape.rewind
+        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken, rewind)
         self._models = PagedModels(bundle, self._cache, self._filler, slots, threads, self.compilations)
         self._starter: Starter | None = None
         if STARTER_NAME in bundle.manifest.files:
@@ -119,7 +120,7 @@ class OpenVinoExecutor(RaggedExecutor):
         return self._top
 
     def _run(self, step: Step, each: bool) -> Array:
-        self._check_step(step, self._tables.used)
+        self._check_step(step, self._tables.held)
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
         if self._starter is not None and self._starter.other_is_open:
@@ -186,7 +187,7 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Share the blocks; nothing but states is copied before one of the two writes."""
-        self._require_start(self._tables.used, source, length)
+        self._tables.held.require(source, length)
         if self._starter is not None:
             self._starter.executor.copy_prefix(source, target, length)
         elif self._models.states is not None:
@@ -196,7 +197,7 @@ class OpenVinoExecutor(RaggedExecutor):
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the blocks, in float32, and of the slot's states."""
         self._leave_starter()
-        self._require_start(self._tables.used, slot, length)
+        self._tables.held.require(slot, length)
         kv = iter(self._cache.read(self._tables.tables[slot], length))
         states = iter([] if self._models.states is None else self._models.states.read(slot))
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
@@ -219,13 +220,13 @@ class OpenVinoExecutor(RaggedExecutor):
         """Take the cached tokens over from the starter, once the paged model is open."""
         if self._starter is not None:
             starter, self._starter = self._starter, None
-            starter.hand_over(self._tables.used, self._take)
+            starter.hand_over(self._tables.held.used, self._take)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on; at 0 its
         states too."""
         self._leave_starter()
-        kept = min(start, self._tables.used[slot])
+        kept = min(start, self._tables.held.used[slot])
         self._tables.prepare(slot, kept, kept)
         if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
             self._tables.prepare(slot, kept, kept + 1)
@@ -244,7 +245,7 @@ class OpenVinoExecutor(RaggedExecutor):
         held, states = self._pool.blocks - self._tables.free_blocks, self._models.states
         of_states = 0 if states is None else states.slot_bytes
         return {
-            "cache": held * self._cache.block_bytes + sum(map(bool, self._tables.used)) * of_states,
+            "cache": held * self._cache.block_bytes + sum(map(bool, self._tables.held.used)) * of_states,
             "cache_pool": self._pool.blocks * self._cache.block_bytes + self.slots * of_states,
             "open_executables": self._models.open_count,
         }

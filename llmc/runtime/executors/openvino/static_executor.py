@@ -89,7 +89,7 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
         return top
 
     def _run(self, step: Step) -> TopLogits | None:
-        self._check_step(step, self._cache.used, first_slots=True)
+        self._check_step(step, self._cache.held, first_slots=True)
         request = self._models.request(self._executable(step), serving=True)
         self._cache.read_states(step, self._given_states)
         logits, top = request.infer(step, self._past(step), self._given_states)
@@ -151,6 +151,7 @@ class ContextCache(SlotCache):
             start = int(past[slot])
             if start < self.decode.length:
                 self._at_home[slot] = min(self._at_home[slot], start)
-                self._in_decode[slot] = self.used[slot] = start + 1
+                self._in_decode[slot] = start + 1
+                self.held.wrote(slot, start, start + 1)
             else:
                 self.write(slot, start, start + 1, [part[:, slot] for part in new])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmc.errors import InputError
-from llmc.runtime.executors.base import require_held
+from llmc.runtime.cache_shape import ANYWHERE, Rewind
+from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.openvino.blocks import BLOCK
 
 
@@ -16,10 +17,11 @@ class BlockTables:
     """
 
     def __init__(
-        self, slots: int, blocks: int, copy: Callable[[int, int], None], taken: Callable[[int], None]
+        self, slots: int, blocks: int, copy: Callable[[int, int], None], taken: Callable[[int], None],
+        rewind: Rewind = ANYWHERE,
     ) -> None:  # fmt: skip
         self.tables: list[list[int]] = [[] for _ in range(slots)]
-        self.used = [0] * slots
+        self.held = Held(slots, rewind)
         self._holders = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._copy = copy
@@ -49,22 +51,22 @@ class BlockTables:
                 table[at] = own
         while len(table) * BLOCK < end:
             table.append(self._take())
-        self.used[slot] = start
+        self.held.wrote(slot, 0, start)
 
     def written(self, slot: int, end: int) -> None:
         """Slot `slot` holds tokens 0 … end − 1."""
-        self.used[slot] = end
+        self.held.wrote(slot, 0, end)
 
     def share(self, source: int, target: int, length: int) -> None:
         """Make the first `length` tokens of `source` all that `target` holds, in the same blocks."""
-        require_held(self.used, source, length)
+        self.held.require(source, length)
         kept = self.tables[source][: -(-length // BLOCK)]
         for block in kept:
             self._holders[block] += 1
         for block in self.tables[target]:
             self._release(block)
         self.tables[target] = kept
-        self.used[target] = length
+        self.held.copied(source, target, length)
 
     def _take(self) -> int:
         if not self._free:

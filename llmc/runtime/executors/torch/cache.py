@@ -1,6 +1,6 @@
 """The cache as torch tensors on the host: one for each tensor of its shape (runtime/cache_shape.py), by slot.
 
-Keys and values are [slots, heads, capacity, width], states [slots, *shape].
+Keys and values are [slots, heads, places, width], states [slots, *shape].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from llmc.runtime.cache_shape import CacheShape
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.step import Step
 
 Array = NDArray[np.float32]
@@ -25,7 +25,7 @@ class TorchCache:
     def __init__(self, shape: CacheShape, slots: int, capacity: int, dtype: Any) -> None:
         import torch
 
-        self._torch, self._shape, self._slots = torch, shape, slots
+        self._torch, self._shape, self._slots, self._capacity = torch, shape, slots, capacity
         self._kept = [
             torch.zeros(t.size(slots, capacity), dtype=dtype if t.dtype is None else getattr(torch, _DTYPES[t.dtype]))
             for t in shape
@@ -45,7 +45,7 @@ class TorchCache:
         else:
             rows = list(step.slots) + [0] * (step.batch - len(step.slots))
         return [
-            kept[rows, :, : step.context] if t.kind == "kv" else kept[rows]
+            kept[rows, :, : t.places(step.context)] if t.kind == "kv" else kept[rows]
             for t, kept in zip(self._shape, self._kept, strict=True)
         ]
 
@@ -56,11 +56,15 @@ class TorchCache:
         counts = step.new_lengths[: len(live)]
         rows = np.repeat(np.arange(len(live)), counts)
         columns = np.concatenate([np.arange(n) for n in counts] or [np.zeros(0, np.int64)])
-        slots, places = torch.from_numpy(live[rows]), torch.from_numpy(step.past_lengths[rows] + columns)
-        rows_t, columns_t = torch.from_numpy(rows), torch.from_numpy(columns)
         for t, kept, tensor in zip(self._shape, self._kept, new, strict=True):
             if t.kind == "kv":
-                kept[slots, :, places] = tensor[rows_t, :, columns_t]
+                places = self._places(t)
+                last = columns >= counts[rows] - places  # of two tokens with one place the last
+                r, c = rows[last], columns[last]
+                at = (step.past_lengths[r] + c) % places
+                kept[torch.from_numpy(live[r]), :, torch.from_numpy(at)] = tensor[
+                    torch.from_numpy(r), :, torch.from_numpy(c)
+                ]
             else:
                 kept[torch.from_numpy(live)] = tensor[: len(live)].to(kept.dtype)
 
@@ -68,33 +72,45 @@ class TorchCache:
         """Let slot `target` begin as slot `source` does."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             if t.kind == "kv":
-                kept[target, :, :length] = kept[source, :, :length]
+                kept[target, :, : t.places(length)] = kept[source, :, : t.places(length)]
             else:
                 kept[target] = kept[source]
 
     def read(self, slot: int, length: int) -> list[Array]:
-        """Copies of a slot's first tokens, and of its states, in float32."""
-        return [
-            np.array((kept[slot, :, :length] if t.kind == "kv" else kept[slot]).float().numpy())
-            for t, kept in zip(self._shape, self._kept, strict=True)
-        ]
+        """Copies of a slot's first tokens, and of its states, in float32; of a ring zeros before the last window."""
+        found = []
+        for t, kept in zip(self._shape, self._kept, strict=True):
+            if t.ring is None:
+                found.append(np.array((kept[slot, :, :length] if t.kind == "kv" else kept[slot]).float().numpy()))
+                continue
+            tokens = np.array(t.seen(length), np.int64)
+            tensor = np.zeros((t.shape[0], length, t.shape[1]), np.float32)
+            tensor[:, tokens] = kept[slot][:, tokens % t.ring].float().numpy()
+            found.append(tensor)
+        return found
 
     def write(self, slot: int, length: int, prefix: Sequence[Array]) -> None:
         """Put what `read` gave into a slot, rounded to the cache's dtype."""
         for t, kept, array in zip(self._shape, self._kept, prefix, strict=True):
             given = self._torch.from_numpy(np.array(array, np.float32))
             if t.kind == "kv":
-                kept[slot, :, :length] = given
+                tokens = np.arange(max(0, length - self._places(t)), length)
+                kept[slot][:, tokens % self._places(t)] = given[:, tokens].to(kept.dtype)
             else:
                 kept[slot] = given
 
-    def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite a slot from token `start` on; at 0 its states too, which no token owns then."""
+    def poison(self, slot: int, start: int, value: float, used: int = 0) -> None:
+        """Overwrite a slot that has held `used` tokens from token `start` on; at 0 its states too, which no token owns
+        then."""
         for t, kept in zip(self._shape, self._kept, strict=True):
             if t.kind == "kv":
-                kept[slot, :, start:] = value
+                places = self._places(t)
+                kept[slot][:, np.arange(start, min(max(used, places), start + places)) % places] = value
             elif start == 0:
                 kept[slot] = value
+
+    def _places(self, tensor: CacheTensor) -> int:
+        return tensor.places(self._capacity)
 
     def drop(self) -> None:
         """Give the memory back."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llmc.errors import ArtifactError, DeviceError
 from llmc.platforms import how_to_install
 from llmc.runtime.executors.base import EXECUTABLES, Content
+from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.torch.cache import TorchCache
 from llmc.runtime.executors.weight_places import map_weights, read_places
@@ -68,7 +69,7 @@ class TorchExecutor(StaticExecutor):
         self._tensors = len(bundle.cache_shape)
         self._weights = Weights(bundle)
         self._programs: dict[str, Opened] = {}
-        self._used = [0] * slots
+        self._held = Held(slots, bundle.cache_shape.rewind)
         self._cache: Any = self._make_cache()
 
     def _make_cache(self) -> Any:
@@ -92,7 +93,7 @@ class TorchExecutor(StaticExecutor):
 
     def _run(self, step: Step) -> list[Any]:
         """Run a step: what `_replay` gives."""
-        self._check_step(step, self._used)
+        self._check_step(step, self._held)
         opened = self._open(self._executable(step))
         with self._torch.inference_mode():
             try:
@@ -103,7 +104,8 @@ class TorchExecutor(StaticExecutor):
                     f"{self.bundle.recompile_hint}"
                 ) from e
         for row, slot in enumerate(step.slots):
-            self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
+            start = int(step.past_lengths[row])
+            self._held.wrote(slot, start, start + int(step.new_lengths[row]))
         return found
 
     def _replay(self, step: Step, opened: Opened) -> list[Any]:
@@ -130,25 +132,25 @@ class TorchExecutor(StaticExecutor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache's tensors."""
-        self._require_start(self._used, source, length)
+        self._held.require(source, length)
         if source != target and length:
             self._cache.copy(source, target, length)
-        self._used[target] = length
+        self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies of the cache tensors' slices in float32."""
-        self._require_start(self._used, slot, length)
+        self._held.require(slot, length)
         return list(self._cache.read(slot, length))
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy into the cache's tensors, rounded to their dtypes."""
         length = self._check_prefix(prefix, self._tensors)
         self._cache.write(slot, length, prefix)
-        self._used[slot] = length
+        self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
-        self._cache.poison(slot, start, value)
+        self._cache.poison(slot, start, value, self._held.used[slot])
 
     def memory(self) -> dict[str, int]:
         """Bytes of the cache and of the mapped weights, and the number of programs open."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmc.runtime.executors.base import require_held
+from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor
 from llmc.runtime.executors.whole_step.cache import CardCache
 from llmc.runtime.executors.whole_step.memory_log import took
@@ -99,7 +99,7 @@ class CardExecutor(TorchExecutor):
             self._cache.make(slots)
             self._cache.copy(0, 0)
             self._cache.write(0, self._cache.read(0))
-        self.slots, self._used = slots, [0] * slots
+        self.slots, self._held = slots, Held(slots, self.bundle.cache_shape.rewind)
 
     def _open(self, executable: Executable) -> Opened:
         """And what runs it."""
@@ -122,19 +122,19 @@ class CardExecutor(TorchExecutor):
         self.require_cache()
         with self._torch.inference_mode(), self._watched(f"the graph of {executable}"):
             self._graphs[executable.blob] = self._captured(executable, step)
-        self._used[0] = 0
+        self._held.wrote(0, 0, 0)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy a slot, on the card."""
-        require_held(self._used, source, length)
+        self._held.require(source, length)
         self.require_cache()
         if source != target and length:
             self._cache.copy(source, target)
-        self._used[target] = length
+        self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """A slot, brought to the host."""
-        require_held(self._used, slot, length)
+        self._held.require(slot, length)
         self.require_cache()
         row = self._cache.read(slot)[:, :length].transpose(1, 2)
         return [np.array(tensor.float().numpy()) for tensor in row]
@@ -146,7 +146,7 @@ class CardExecutor(TorchExecutor):
         row = self._torch.zeros((self._tensors, self.capacity, self._heads, self._head_dim))
         row[:, :length] = self._torch.from_numpy(np.stack(prefix)).transpose(1, 2)
         self._cache.write(slot, row)
-        self._used[slot] = length
+        self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""

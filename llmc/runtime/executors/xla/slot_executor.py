@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.xla.compile_events import told
 from llmc.runtime.top_logits import TopLogits
@@ -101,7 +102,7 @@ class SlotExecutor(StaticExecutor):
         with told(self.compilations.opened):
             self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
-        self._used = [0] * self.slots
+        self._held = Held(self.slots, self._shape.rewind)
         self._outputs: list[Any] = []
 
     @abstractmethod
@@ -142,7 +143,7 @@ class SlotExecutor(StaticExecutor):
         return super().logits()
 
     def _run(self, step: Step) -> None:
-        self._check_step(step, self._used, first_slots=True)
+        self._check_step(step, self._held, first_slots=True)
         program, weights = self._open(self._executable(step))
         slots = np.full(step.batch, -1, np.int32)
         slots[: len(step.slots)] = step.slots
@@ -152,18 +153,19 @@ class SlotExecutor(StaticExecutor):
         first = len(made) - len(self._cache)
         self._outputs, self._cache = made[:first], made[first:]
         for row, slot in enumerate(step.slots):
-            self._used[slot] = int(step.past_lengths[row] + step.new_lengths[row])
+            start = int(step.past_lengths[row])
+            self._held.wrote(slot, start, start + int(step.new_lengths[row]))
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy within the cache, on the device."""
-        self._require_start(self._used, source, length)
+        self._held.require(source, length)
         if source != target:
             self._change("slot_copy", *self._numbers(source, target, length))
-        self._used[target] = length
+        self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """The slot as it lies on the device, cut to `length` tokens, in float32."""
-        self._require_start(self._used, slot, length)
+        self._held.require(slot, length)
         made = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         rows = [self._arrays.fetch(r).astype(np.float32) for r in made]
         rows = [row[:, :, :length] if kind == "kv" else row for kind, row in zip(self._kinds, rows, strict=True)]
@@ -177,7 +179,7 @@ class SlotExecutor(StaticExecutor):
         for (group, place), given in zip(self._shape.places, prefix, strict=True):
             _fill_row(rows[group][place], given, length)
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs, *rows))
-        self._used[slot] = length
+        self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""

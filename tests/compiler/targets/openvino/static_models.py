@@ -16,7 +16,7 @@ from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.graph_model import caches_of
+from llmc.compiler.targets.openvino.graph_model import caches_of, grows
 from llmc.compiler.targets.openvino.static import static_model
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, open_core
@@ -81,7 +81,7 @@ def run_of(case: str, folder: Path) -> Run:
     held = caches_of(graph(case))
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        contexts = [t.shape[2] for t, v in zip(kept, held, strict=False) if "S" in v.shape]
+        contexts = [t.shape[2] for t, v in zip(kept, held, strict=False) if grows(v)]
         key = (*token_ids.shape, max(contexts, default=0)), bool(kept)
         if key not in compiled:
             made = with_weights(case, key[0], folder, states=bool(kept))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc.runtime.engine.scheduling.prefixes import common_prefix, longest_match
+from llmc.runtime.engine.scheduling.prefixes import Match, common_prefix, longest_match
 from llmc.runtime.engine.scheduling.sequence import ScheduledSequence
 from llmc.runtime.engine.scheduling.slots import Retained, SlotTable
 
@@ -30,7 +30,7 @@ def test_tokens_can_be_appended_after_matching() -> None:
     slots.admit(held, None)
     held.cached = 3
     asked = sequence([1, 2, 3, 4])
-    assert longest_match(slots, asked, within_group=False) == (0, 3)
+    assert longest_match(slots, asked, within_group=False) == Match(0, 3, 0)
     held.tokens.append(4)
     asked.tokens.append(5)
 
@@ -64,10 +64,11 @@ def slots() -> SlotTable:
     ],
 )
 def test_the_longest_match_wins(slots: SlotTable, prompt: list[int], found: tuple[int, int] | None) -> None:
-    assert longest_match(slots, sequence(prompt), within_group=False) == found
+    match = longest_match(slots, sequence(prompt), within_group=False)
+    assert (match and match[:2]) == found
 
 
 def test_within_a_group_only_its_live_sequences_count(slots: SlotTable) -> None:
     assert longest_match(slots, sequence([1, 2, 3], 5), within_group=True) is None
-    assert longest_match(slots, sequence([7, 8, 9], 5), within_group=True) == (0, 2)
+    assert longest_match(slots, sequence([7, 8, 9], 5), within_group=True) == Match(0, 2, 0)
     assert longest_match(slots, sequence([7, 8, 9], 6), within_group=True) is None

@@ -31,7 +31,7 @@ class Tables:
 
     def read(self, slot: int) -> list[int | None]:
         table = self.tables.tables[slot]
-        return [self.contents[table[at // BLOCK]][at % BLOCK] for at in range(self.tables.used[slot])]
+        return [self.contents[table[at // BLOCK]][at % BLOCK] for at in range(self.tables.held.used[slot])]
 
 
 @given(st.data())

@@ -83,3 +83,31 @@ def test_poison_behind_tokens_leaves_the_state_that_they_made(cache: TorchCache)
     cache.poison(0, 2, float("nan"))
     state, key, _ = cache.read(0, CAPACITY)
     assert np.isfinite(state).all() and np.isfinite(key[:, :2]).all() and np.isnan(key[:, 2:]).all()
+
+
+RINGS = CacheShape.plain(2, 1, 2, [4, None]).in_rings(2, 100)
+
+
+def test_a_ring_keeps_the_last_tokens_of_rows_of_any_length() -> None:
+    """Beside a cache of all tokens: prompts longer than a ring, over each other's ends, and a dummy row."""
+    rings, whole = (TorchCache(shape, SLOTS, 40, torch.float32) for shape in (RINGS, RINGS.without_rings))
+    for slot in range(SLOTS):
+        rings.poison(slot, 0, float("nan"))
+    past, random = np.zeros(2, np.int64), torch.Generator().manual_seed(0)
+    for new in ([9, 2], [1, 1], [3, 7], [1, 8]):
+        taken = [torch.rand((3, 1, max(new), 2), generator=random) for _ in RINGS]
+        for one in (rings, whole):
+            one.append(step((2, 0), [int(n) for n in past], new, 0), taken)
+        past += new
+    for slot, length in zip((2, 0), past, strict=True):
+        for t, held, kept in zip(RINGS, rings.read(slot, length), whole.read(slot, length), strict=True):
+            seen = np.array(t.seen(length))
+            np.testing.assert_array_equal(held[:, seen], kept[:, seen])
+    given = rings.past(step((2, 0), [int(n) for n in past], [1, 1], 24))
+    assert [tuple(t.shape) for t in given] == [(3, 1, 6, 2), (3, 1, 6, 2), (3, 1, 24, 2), (3, 1, 24, 2)]
+    rings.write(1, 14, rings.read(2, 14))
+    for one, other in zip(rings.read(1, 14), rings.read(2, 14), strict=True):
+        np.testing.assert_array_equal(one, other)
+    rings.poison(2, 12, float("nan"), used=14)
+    assert np.isnan(rings.read(2, 14)[0][:, 12:]).all()
+    assert not np.isnan(rings.read(2, 12)[0]).any()

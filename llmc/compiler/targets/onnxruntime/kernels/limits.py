@@ -11,6 +11,8 @@ from llmc.compiler.targets.unfit import unfit_for_kernels
 from llmc.runtime.host import KERNEL_FEATURES
 
 _LANES, _MOST_DIM = 16, 512
+KEYS = 64
+"""A ring's places are a multiple of these: blocks of keys lie whole in it (source/tiles.h)."""
 
 
 def runs_on(features: Collection[str]) -> bool:

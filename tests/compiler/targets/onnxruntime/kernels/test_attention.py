@@ -181,6 +181,41 @@ def test_a_token_gets_the_same_whatever_it_is_computed_with(library: Path, windo
             caches = {"past_k": made["k2"], "past_v": made["v2"]}
 
 
+def in_ring(case: Case, given: Arrays, places: int) -> Arrays:
+    """The caches of `given` in rings, with NaN where the window of a row's first token does not reach."""
+    made = dict(given)
+    for name in ("past_k", "past_v"):
+        held = given[name]
+        made[name] = np.full((*held.shape[:2], places, held.shape[3]), np.nan, held.dtype)
+        for slot, past, _ in case.rows:
+            tokens = np.arange(max(0, past - case.window + 1), past)
+            made[name][slot][:, tokens % places] = held[slot][:, tokens]
+    return made
+
+
+@pytest.mark.parametrize("rows", [[(3, 1030, 1), (1, 500, 40), (0, 0, 30), (2, 63, 1)], [(2, 1050, 1)]], ids=len)
+@pytest.mark.parametrize(("window", "places"), [(5, 64), (70, 128), (600, 640), (900, 960)])
+def test_a_ring_gives_what_a_place_for_each_token_gives(
+    library: Path, rows: list[tuple[int, int, int]], window: int, places: int
+) -> None:
+    case = Case(2, 1, 64, rows, window=window, sinks=True)
+    given = case.inputs()
+    wanted, made = case.run(library, given), case.run(library, in_ring(case, given, places))
+    np.testing.assert_array_equal(made["y"], wanted["y"])
+    for slot, past, count in rows:
+        tokens = np.arange(max(0, past + count - window + 1), past + count)
+        for cache in ("k2", "v2"):
+            np.testing.assert_array_equal(made[cache][slot][:, tokens % places], wanted[cache][slot][:, tokens])
+
+
+@pytest.mark.parametrize(("places", "count"), [(128, 60), (100, 1), (64, 1), (0, 1)])
+def test_a_row_that_its_ring_has_no_room_for_is_refused(library: Path, places: int, count: int) -> None:
+    case = Case(2, 1, 64, [(0, 200, count)], window=70)
+    given = case.inputs()
+    with pytest.raises(InvalidArgument, match="a row's window and its new tokens do not fit the ring of its cache"):
+        case.run(library, given | {name: given[name][:, :, :places] for name in ("past_k", "past_v")})
+
+
 def test_what_is_behind_a_row_in_its_slot_does_not_matter(library: Path) -> None:
     case = Case(9, 3, 64, [(0, 100, 1), (1, 40, 30)])
     given = case.inputs()

@@ -4,8 +4,9 @@ scratch).
 Rotary embedding, appending to the cache, and causal attention in groups of query heads, for rows of any lengths that
 lie end to end. q is [.., heads · D], T tokens in all, with k [.., kv_heads · D] and v [.., kv_heads · V], or all three
 in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys and
-[slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. A row is
-(slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for tokens of no row. cos
+[slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. With a
+window it is a ring: token p lies at place p mod S, and what a row may see of its past and its new tokens have to fit
+together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for tokens of no row. cos
 and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score is q · k · scale, then
 softcap · tanh(score / softcap) unless that is 0, then more by slopes [heads] for each place of its key (ALiBi). sinks
 [heads] are scores of a key more, which has no value. A token sees the `window` keys that end with its own (0: all).
@@ -25,6 +26,7 @@ enum {
   ROWS = 48,        /* query rows of a job: tokens times heads of a group */
   MOST_DIM = 512,
   MOST_HEADS = 1 << 16,
+  MOST_TOKENS = 1 << 30, /* of a sequence, where its keys are in a ring */
   FEW_TOKENS = 16,  /* that are appended faster than threads are told to */
   PART = 512,       /* keys, a multiple of KEYS */
   WANTED_JOBS = 8,
@@ -54,6 +56,11 @@ typedef struct {
 } Run;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* The first key that a token behind `past` others sees. */
+static int64_t oldest_key(const Attention *op, int64_t past) {
+  return op->window && past + 1 > op->window ? past + 1 - op->window : 0;
+}
 
 /* Query heads of one piece, from `first` on. */
 typedef struct {
@@ -86,7 +93,7 @@ static void append(void *data, size_t job) {
   float turned[MOST_DIM] __attribute__((aligned(64)));
   for (int64_t i = 0; i < row->count; i++) {
     const int64_t token = row->first + i, position = row->past + i;
-    const int64_t place = (row->slot * run->op->kv_heads + h) * run->capacity + position;
+    const int64_t place = (row->slot * run->op->kv_heads + h) * run->capacity + position % run->capacity;
     turn(run, run->k + token * run->k_stride + h * dim, position, turned);
     narrow(turned, run->keys + place * dim, dim);
     narrow(run->v + token * run->v_stride + h * value_dim, run->values + place * value_dim, value_dim);
@@ -167,29 +174,35 @@ static void attend(void *data, size_t job) {
     if (run->parts) begin(so_far, value_wide);
     else begin_head(run, so_far, head);
   }
-  int64_t from = op->window && past + 1 > op->window ? (past + 1 - op->window) / KEYS * KEYS : 0, end = past + tokens;
+  const int64_t seen = oldest_key(op, past);
+  int64_t from = seen / KEYS * KEYS, end = past + tokens;
   if (run->parts) {
-    from = from > part * PART ? from : part * PART;
-    end = least(end, (part + 1) * PART);
+    const int64_t start = (seen / PART + part) * PART;
+    from = from > start ? from : start;
+    end = least(end, start + PART);
   }
-  const int64_t place = (row.slot * op->kv_heads + piece.kv_head) * run->capacity;
+  const int64_t base = (row.slot * op->kv_heads + piece.kv_head) * run->capacity;
   for (int64_t at = from; at < end; at += KEYS) {
-    const int64_t count = least(end - at, KEYS);
-    fetch(run->values + (place + at) * value_dim, count * value_dim);
-    widen(run->keys + (place + at) * dim, keys, count, dim);
+    const int64_t count = least(end - at, KEYS), place = base + at % run->capacity;
+    fetch(run->values + place * value_dim, count * value_dim);
+    widen(run->keys + place * dim, keys, count, dim);
     /* tokens before this block's first key see none of it */
     const int64_t blind = at > past ? (at - past) * group : 0;
     for (int64_t k = 0; k < KEYS; k += LANES)
       for (int64_t d = 0; d < wide; d += LANES) transpose(keys + k * wide + d, wide, count - k, turned + d * KEYS + k);
     EACH_TILE(score, rows - blind, q + (blind + r) * wide, turned, wide, op->scale, scores + (blind + r) * KEYS)
-    if (at + KEYS < end) fetch(run->keys + (place + at + KEYS) * dim, least(end - at - KEYS, KEYS) * dim);
+    if (at + KEYS < end)
+      fetch(run->keys + (base + (at + KEYS) % run->capacity) * dim, least(end - at - KEYS, KEYS) * dim);
     for (int64_t r = blind; r < rows; r++) {
       const int64_t last = past + r / group + 1, oldest = op->window ? last - op->window : 0;
       if (op->softcap != 0.0f) cap_scores(scores + r * KEYS, op->softcap);
       if (run->slopes) lean_scores(scores + r * KEYS, run->slopes[piece.first + r % group], at);
       shrink[r] = weigh(scores + r * KEYS, oldest - at, least(last - at, count), most + r, total + r);
     }
-    widen(run->values + (place + at) * value_dim, values, count, value_dim);
+    widen(run->values + place * value_dim, values, count, value_dim);
+    /* a ring's place before the window may hold a later token, or nobody's: 0 times what is no number is none */
+    const int64_t gone = least(seen - at, count);
+    for (int64_t i = 0; i < gone * value_wide; i++) values[i] = 0.0f;
     EACH_TILE(gather, rows - blind, scores + (blind + r) * KEYS, values, count, value_wide, shrink + blind + r,
               sums + (blind + r) * value_wide)
     if ((at + KEYS) % PART == 0 || at + KEYS >= end)
@@ -225,16 +238,17 @@ static void combine(const Run *run, int64_t at) {
 
 /* Fill in how the work is shared out: the units, in `units` where that is not NULL, and the parts. Returns how many. */
 static int64_t share_out(Run *run, Unit *units) {
-  int64_t made = 0, longest = 0, most = 0;
+  int64_t made = 0, parts = 0, most = 0;
   for (int64_t n = 0; n < run->count; n++) {
     const Row row = run->rows[n];
     for (int64_t block = 0; block * run->tokens < row.count; block++, made++)
       if (units) units[made] = (Unit){(int32_t)n, (int32_t)block};
-    if (row.past + row.count > longest) longest = row.past + row.count;
+    const int64_t own = row.count ? (row.past + row.count + PART - 1) / PART - oldest_key(run->op, row.past) / PART : 0;
+    if (own > parts) parts = own;
     if (row.count > most) most = row.count;
   }
   const int64_t jobs = made * run->op->kv_heads * run->pieces;
-  run->parts = most == 1 && jobs < WANTED_JOBS && longest > PART ? (longest + PART - 1) / PART : 0;
+  run->parts = most == 1 && jobs < WANTED_JOBS && parts > 1 ? parts : 0;
   return made;
 }
 
@@ -280,9 +294,14 @@ static Status *compute(void *kernel, Context *context) {
     run.v = run.k + k_width;
     run.k_stride = run.v_stride = run.q_stride;
   }
-  const int64_t tokens = lines_of(&q), limit = turns ? least(run.capacity, cos.dims[0]) : run.capacity;
+  const int64_t tokens = lines_of(&q), longest = op->window ? MOST_TOKENS : run.capacity;
   Rows rows;
-  TRY(rows_input(api, context, 5, tokens, past_k.dims[0], limit, &rows));
+  TRY(rows_input(api, context, 5, tokens, past_k.dims[0], turns ? least(longest, cos.dims[0]) : longest, &rows));
+  for (int64_t n = 0; n < rows.count; n++) {
+    const Row row = rows.each[n];
+    if (row.past + row.count > run.capacity && (run.capacity % KEYS || row.count > run.capacity - op->window + 1))
+      return fail(api, "llmc.Attention: a row's window and its new tokens do not fit the ring of its cache");
+  }
   run.rows = rows.each, run.count = rows.count;
   run.group = (heads + run.pieces - 1) / run.pieces;
   run.pieces = (heads + run.group - 1) / run.group; /* none is empty */
