@@ -88,7 +88,7 @@ FAMILY = Family(
     }),
     sharding=rules(
         NAMES, query=r"self_attn\.q_proj", keys=r"self_attn\.[kv]_proj", output=r"self_attn\.out_proj",
-        up=r"feed_forward\.w[13]", down=r"feed_forward\.w2",
+        up=r"feed_forward\.w[13]", down=r"feed_forward\.w2", features=_width,
     ),
     size=_size,
     cache=_cache,

@@ -22,6 +22,7 @@ from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.checkpoint.export.gguf import write_gguf
 from llmc.compiler.frontend.consumed import require_consumed, tensor_names
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
+from llmc.compiler.targets.xla.sharding import weight_shardings
 from llmc.errors import CheckpointError
 from tests.compiler import tiny
 
@@ -53,9 +54,13 @@ def test_the_tiny_configuration_is_tiny_and_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", supported())
 def test_one_rule_names_how_each_weight_is_split(name: str) -> None:
-    for tensor in tensor_names(tiny.config(name)):
+    config = tiny.config(name)
+    model = build_skeleton(config)
+    shapes = {n: tuple(tensor.shape) for n, tensor in (*model.named_parameters(), *model.named_buffers())}
+    for tensor in {*shapes, *tensor_names(config)}:
         for form in (tensor, re.sub(r"\.\d+\.", ".*.", tensor, count=1)):
             assert len([rule for rule in of(name).sharding if re.fullmatch(rule.pattern, form)]) == 1, form
+    assert weight_shardings(shapes, config, 2).keys() == shapes.keys()
 
 
 @pytest.mark.parametrize("name", supported())

@@ -8,9 +8,14 @@ head are split by vocabulary.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from llmc.compiler.architectures.shared.names import Names
+
+Count = Callable[[Mapping[str, Any]], int]
+"""Of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class Rule:
     pattern: str
     dim: int | None
     """Split dimension: 0 for output rows, 1 for input columns, None where every device holds all."""
-    parts: str | None = None
-    """The field of config.json with the number of parts that must stay whole."""
+    parts: str | Count | None = None
+    """The field of config.json with the number of parts that must stay whole, or what counts them."""
     noun: str = ""
     """What those parts are."""
     affected: str = ""
@@ -49,7 +54,7 @@ RULES = (
     Rule("vocabulary", r"model\.embed_tokens\.weight|lm_head\.(?:weight|bias)", 0, *_VOCABULARY),
     Rule("biases of sums", LAYER + r"(?:self_attn\.o_proj|mlp\.down_proj)\.bias", None),
     Rule("norms", rf"(?:{LAYER}(?:self_attn\.)?|model\.)\w*norm\.(?:weight|bias)", None),
-    Rule("rotary tables", r"model\.rotary_emb\.\w+", None),
+    Rule("tables", r"model\.rotary_emb\.\w+|model\.embed_tokens\w*\.embed_scale", None),
 )  # fmt: skip
 """A plain decoder's. Patterns match whole names, and exclude each other."""
 
@@ -63,19 +68,22 @@ change devices after the product: XLA moves them, which costs less than a weight
 
 
 def rules(
-    names: Names, query: str = "", keys: str = "", output: str = "", up: str = "", down: str = ""
-) -> tuple[Rule, ...]:
-    """The rules of a family with other names; each argument is a pattern of a layer's modules ("self_attn.q_proj").
+    names: Names, query: str = "", keys: str = "", output: str = "", up: str = "", down: str = "",
+    features: str | Count = _MLP[0],
+) -> tuple[Rule, ...]:  # fmt: skip
+    """The rules of a family with other names; each argument is a pattern of a layer's modules ("self_attn.q_proj"), but
+    for `features`, an MLP's (see `Rule.parts`).
 
     What none names is replicated: norms, biases of sums, and projections that hold queries, keys and values in one.
     """
     layer = of_layer(names.layers)
     vocabulary = "|".join(re.escape(name) for name in (names.embedding, names.head)) + r"|lm_head\.bias"
+    mlp = (features, *_MLP[1:])
     split = [Rule("vocabulary", vocabulary, 0, *_VOCABULARY)]
     for name, modules, ends, dim, parts in (
         ("query heads", query, "weight|bias", 0, _QUERY), ("key/value heads", keys, "weight|bias", 0, _KEYS),
-        ("attention output", output, "weight", 1, _QUERY), ("mlp input", up, "weight|bias", 0, _MLP),
-        ("mlp output", down, "weight", 1, _MLP),
+        ("attention output", output, "weight", 1, _QUERY), ("mlp input", up, "weight|bias", 0, mlp),
+        ("mlp output", down, "weight", 1, mlp),
     ):  # fmt: skip
         if modules:
             split.append(Rule(name, rf"{layer}(?:{modules})\.(?:{ends})", dim, *parts))

@@ -19,6 +19,7 @@ from llmc.errors import CompileError
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.runtime.cache_shape import Kind
 
 ArrayBytes: TypeAlias = "Callable[[Sequence[int], int], int]"
 """Bytes that an array of a shape takes on a device, with so many bytes a number."""
@@ -55,23 +56,44 @@ class Need:
         return ", ".join(f"{name} {gib(n)}" for name, n in parts)
 
 
+CAPACITY_MULTIPLE = 128
+"""Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
+
+
+def capacity(tokens: int) -> int:
+    """Tokens of a slot that has to hold so many."""
+    return -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
+
+
 def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
     """Bytes of an array's values, without padding."""
     return math.prod(shape) * item_bytes
 
 
 @dataclass(frozen=True)
-class Cache:
-    """The cache on one device, keys and values [layers, slots, kv_heads, capacity, head_dim] each.
+class Part:
+    """One device's share of an array of the cache: keys or values [layers, slots, kv_heads, capacity, head_dim], which
+    grow with a slot's tokens, or states [layers, slots, …]."""
 
-    It has `spare_slots` more than max_num_seqs, and `spare_tokens` more a slot than max_model_len. With `fixed_slots`
-    the slots were asked for by their number (--cache-slots).
+    kind: Kind
+    shape: tuple[int, ...]
+    item_bytes: int
+
+    def sized(self, slots: int, capacity: int) -> tuple[int, ...]:
+        """Its shape for so many slots of so many tokens."""
+        layers, _, *inner = self.shape
+        return (layers, slots, inner[0], capacity, *inner[2:]) if self.kind == "kv" else (layers, slots, *inner)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The cache on one device: its `parts`.
+
+    It has `spare_slots` more than max_num_seqs, and a slot `spare_tokens` more than max_model_len, rounded up. With
+    `fixed_slots` the slots were asked for by their number (--cache-slots).
     """
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-    item_bytes: int
+    parts: tuple[Part, ...]
     spare_slots: int = 0
     spare_tokens: int = 0
     fixed_slots: bool = False
@@ -80,26 +102,30 @@ class Cache:
     @classmethod
     def of(
         cls,
-        shape: Sequence[int],
-        item_bytes: int,
+        parts: Sequence[Part],
         limits: Limits,
         fixed_slots: bool = False,
         array_bytes: ArrayBytes = values_bytes,
     ) -> Cache:
-        """Of one device's share of the keys, [layers, slots, kv_heads, capacity, head_dim], as made for `limits`."""
-        layers, slots, kv_heads, capacity, head_dim = shape
-        spare = slots - limits.max_num_seqs, capacity - limits.max_model_len
-        return cls(layers, kv_heads, head_dim, item_bytes, *spare, fixed_slots, array_bytes)
+        """Of parts as they were made for `limits`."""
+        spare = max((p.shape[3] for p in parts if p.kind == "kv"), default=0) - capacity(limits.max_model_len)
+        return cls(tuple(parts), parts[0].shape[1] - limits.max_num_seqs, max(spare, 0), fixed_slots, array_bytes)
 
     def bytes(self, max_num_seqs: int, max_model_len: int) -> int:
-        """Keys and values for that many sequences of that length; grows with both."""
-        slots, capacity = max_num_seqs + self.spare_slots, max_model_len + self.spare_tokens
-        return 2 * self.array_bytes((self.layers, slots, self.kv_heads, capacity, self.head_dim), self.item_bytes)
+        """All parts for that many sequences of that length; grows with both."""
+        slots, tokens = max_num_seqs + self.spare_slots, capacity(max_model_len) + self.spare_tokens
+        return sum(self.array_bytes(part.sized(slots, tokens), part.item_bytes) for part in self.parts)
+
+    @property
+    def grows(self) -> bool:
+        """Whether a longer sequence takes more of it."""
+        return any(part.kind == "kv" for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The most sequences at the length that was asked for, and the longest for as many; 0 where not one fits.
+    """The most sequences at the length that was asked for, and the longest for as many; 0 where not one fits, and
+    where length takes no memory.
 
     Where slots were asked for by their number, `max_num_seqs` counts slots.
     """
@@ -117,7 +143,7 @@ def largest_that_fits(need: Need, cache: Cache, limits: Limits, available: int) 
     counted = replace(cache, spare_slots=0) if cache.fixed_slots else cache
     most = limits.max_num_seqs + (cache.spare_slots if cache.fixed_slots else 0)
     seqs = _most(most, lambda n: counted.bytes(n, limits.max_model_len) <= room)
-    length = _most(limits.max_model_len, lambda n: cache.bytes(limits.max_num_seqs, n) <= room)
+    length = _most(limits.max_model_len, lambda n: cache.bytes(limits.max_num_seqs, n) <= room) if cache.grows else 0
     return Largest(seqs, length if length >= 2 else 0)
 
 

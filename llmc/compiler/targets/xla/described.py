@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmc.compiler.targets.costs import Cost, Verifying
 from llmc.compiler.targets.hardware import Hardware, contract_tested
 from llmc.compiler.targets.xla.target import CACHE_SLOTS, TENSOR_PARALLEL, XlaLowered, XlaTarget
+from llmc.compiler.weights.weightless import ITEM_BYTES
 from llmc.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from llmc.compiler.stages import Stages
     from llmc.compiler.targets.base import Lowered
     from llmc.compiler.targets.xla.build import Machine
-    from llmc.compiler.targets.xla.capacity import Need
+    from llmc.compiler.targets.xla.capacity import Need, Part
     from llmc.compiler.targets.xla.machines import DescribedMachine
+    from llmc.compiler.targets.xla.sharding import Dims
+    from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.xla.client import Platform
 
 _DEGREES = (2, 4, 8, 16, 32, 64)
@@ -38,8 +41,6 @@ class DescribedTarget(XlaTarget):
     """XLA's."""
 
     hardware: ClassVar[Hardware] = contract_tested("the portable programs inside were run and verified on CPU")
-    uniform_caches: ClassVar[bool] = True
-    """Memory (capacity.py) counts no others."""
     # verification compiles each program for this CPU first, and does not run the executables
     verifies_each: ClassVar[bool] = False
     verifies_portable: ClassVar[bool] = True
@@ -108,10 +109,11 @@ class DescribedTarget(XlaTarget):
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
         limits, config, topology = stages.plan.limits, stages.checkpoint.config, self.topology
+        groups, fixed = self.cache_shape(config, options).groups, CACHE_SLOTS.of(options) is not None
 
         def need(degree: int) -> tuple[Need, Cache]:
-            weights, keys, item = _shares(layout, config, degree, topology)
-            cache = Cache.of(keys, item, limits, CACHE_SLOTS.of(options) is not None, topology.array_bytes)
+            cache = Cache.of(_cache_parts(layout, groups, degree), limits, fixed, topology.array_bytes)
+            weights = _weight_bytes(layout, config, degree, topology)
             return Need.of(weights, cache.bytes(limits.max_num_seqs, limits.max_model_len), memories), cache
 
         found, cache = need(TENSOR_PARALLEL.of(options))
@@ -131,19 +133,28 @@ class DescribedTarget(XlaTarget):
         return {"topology": self.topology.name, "device_memory": memory, **found}
 
 
-def _shares(
-    layout: Mapping[str, Any], config: Mapping[str, Any], degree: int, machine: DescribedMachine
-) -> tuple[int, list[int], int]:
-    """On one of `degree` devices: bytes of the weights, shape of its share of the keys, bytes of a number there."""
-    from llmc.compiler.targets.xla.sharding import cache_dims, weight_shardings
-    from llmc.compiler.weights.weightless import ITEM_BYTES
+def _share(shape: Sequence[int], dims: Dims, degree: int) -> tuple[int, ...]:
+    """What one of `degree` devices has of an array."""
+    return tuple(n if dim is None else n // degree for n, dim in zip(shape, dims, strict=True))
 
-    def share(shape: Sequence[int], dims: Sequence[str | None]) -> list[int]:
-        return [n if dim is None else n // degree for n, dim in zip(shape, dims, strict=True)]
+
+def _weight_bytes(layout: Mapping[str, Any], config: Mapping[str, Any], degree: int, machine: DescribedMachine) -> int:
+    """Of the weights, on one of `degree` devices."""
+    from llmc.compiler.targets.xla.sharding import weight_shardings
 
     split = weight_shardings({w["name"]: tuple(w["shape"]) for w in layout["weights"]}, config, degree)
-    weights = sum(
-        machine.array_bytes(share(w["shape"], split[w["name"]].dims), ITEM_BYTES[w["dtype"]]) for w in layout["weights"]
+    return sum(
+        machine.array_bytes(_share(w["shape"], split[w["name"]].dims, degree), ITEM_BYTES[w["dtype"]])
+        for w in layout["weights"]
     )
-    keys = layout["cache"][0]
-    return weights, share(keys["shape"], cache_dims(config, degree)), ITEM_BYTES[keys["dtype"]]
+
+
+def _cache_parts(layout: Mapping[str, Any], groups: Sequence[Sequence[CacheTensor]], degree: int) -> list[Part]:
+    """Of the cache's arrays, on one of `degree` devices."""
+    from llmc.compiler.targets.xla.capacity import Part
+    from llmc.compiler.targets.xla.sharding import cache_dims
+
+    return [
+        Part(array["kind"], _share(array["shape"], cache_dims(group[0], degree), degree), ITEM_BYTES[array["dtype"]])
+        for array, group in zip(layout["cache"], groups, strict=True)
+    ]

@@ -23,8 +23,9 @@ from llmc.errors import CompileError, InputError
 from llmc.runtime.executors.xla.envelope import AXIS
 
 if TYPE_CHECKING:
-    from llmc.compiler.architectures.shared.sharding import Rule
+    from llmc.compiler.architectures.shared.sharding import Count, Rule
     from llmc.compiler.targets.xla.step import Array, Core, Outcome, Read
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 Dims = tuple[str | None, ...]
 """AXIS or None for each dimension: what jax.sharding.PartitionSpec takes."""
@@ -59,9 +60,22 @@ def weight_shardings(
     return {name: _sharding(name, tuple(shape), config, degree) for name, shape in weights.items()}
 
 
-def cache_dims(config: Mapping[str, Any], degree: int) -> Dims:
-    """Dims of keys and values [layers, slots, kv_heads, capacity, head_dim]: split by whole heads, or replicated."""
-    return (None, None, _axis(config, "num_key_value_heads", degree), None, None)
+def cache_dims(tensor: CacheTensor, degree: int) -> Dims:
+    """Dims of an array of such tensors: keys or values [layers, slots, kv_heads, capacity, head_dim] are split by whole
+    heads where these divide. States [layers, slots, …] are replicated, as the weights are that make them."""
+    if tensor.kind == "state":
+        return (None,) * (2 + len(tensor.shape))
+    return (None, None, AXIS if degree > 1 and tensor.shape[0] % degree == 0 else None, None, None)
+
+
+def cache_words(shape: CacheShape, degree: int) -> str:
+    """How the cache lies on `degree` devices, for people."""
+    split = [tensor for tensor in shape if AXIS in cache_dims(tensor, degree)]
+    if not split:
+        return "replicated"
+    heads = sorted({tensor.shape[0] for tensor in shape.kv} - {tensor.shape[0] for tensor in split})
+    whole = [f"keys and values of {_count(n, 'head')}" for n in heads] + ["states"] * bool(shape.states)
+    return "split by key/value heads" + (f", {' and '.join(whole)} replicated" if whole else "")
 
 
 def logits_dims(config: Mapping[str, Any], degree: int) -> Dims:
@@ -111,6 +125,7 @@ def describe(
     shardings: Mapping[str, Sharding],
     config: Mapping[str, Any],
     degree: int,
+    cache: CacheShape,
     item_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The shardings for people and manifests: rules with what they decided, sizes in all and on a device, notes.
@@ -133,7 +148,7 @@ def describe(
     return {
         "degree": degree,
         "rules": {name: decided[name] for name in (*split_by, UNNAMED) if name in decided},
-        "cache": "split by key/value heads" if AXIS in cache_dims(config, degree) else "replicated",
+        "cache": cache_words(cache, degree),
         unit: sum(row[unit] for row in decided.values()),
         share: sum(row[share] for row in decided.values()),
         "notes": list(dict.fromkeys(s.note for s in shardings.values() if s.note)),
@@ -165,7 +180,8 @@ def require_degree(degree: int, devices: int, config: Mapping[str, Any], topolog
 
 def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degree: int) -> Sharding:
     rules = family_or_plain(config).sharding
-    rule = next((r for r in rules if re.fullmatch(r.pattern, name.removesuffix(SCALE))), None)
+    names = (name, name.removesuffix(SCALE))  # Gemmas have a table of such a name
+    rule = next((r for r in rules if any(re.fullmatch(r.pattern, n) for n in names)), None)
     dims: list[str | None] = [None] * len(shape)
     if degree == 1:
         return Sharding(tuple(dims), rule.name if rule else UNNAMED, shape=shape)
@@ -183,8 +199,8 @@ def _sharding(name: str, shape: tuple[int, ...], config: Mapping[str, Any], degr
     parts = _parts(config, rule.parts)
     if dim >= len(shape) or shape[dim] % parts:
         raise CompileError(
-            f"the weight {name!r} {list(shape)} does not hold the {parts} {rule.noun} of the configuration "
-            f"({rule.parts}); checkpoint and config.json do not belong together"
+            f"the weight {name!r} {list(shape)} does not hold the {parts} {rule.noun} of the configuration; checkpoint "
+            "and config.json do not belong together"
         )
     if parts % degree:
         return Sharding(tuple(dims), rule.name, _note(parts, rule, degree), shape)
@@ -201,8 +217,10 @@ def _note(parts: int, rule: Rule, degree: int) -> str:
     return f"{parts} {rule.noun} {verb} divide over {degree} devices: {rule.affected} are replicated"
 
 
-def _parts(config: Mapping[str, Any], field: str) -> int:
+def _parts(config: Mapping[str, Any], field: str | Count) -> int:
     """A count of config.json; without num_key_value_heads each query head has its own (transformers' default)."""
+    if callable(field):
+        return field(config)
     value = config.get(field)
     if value is None and field == "num_key_value_heads":
         value = config.get("num_attention_heads")

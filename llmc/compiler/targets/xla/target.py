@@ -26,6 +26,7 @@ from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
+from llmc.compiler.targets.xla.capacity import capacity
 from llmc.compiler.targets.xla.formats import CODES, KV_CACHE_DTYPE, KV_CACHES, XlaFormats, described_as
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
 
 KEPT_PREFIXES = 2
 """Cache slots beside those of running sequences, for finished prompts that others may begin with."""
-
-CAPACITY_MULTIPLE = 128
-"""Tokens of a slot are a multiple of a TPU's lanes; else XLA lays the cache out anew, and copies it, in every step."""
 
 TENSOR_PARALLEL: Option[int] = Option(
     "tensor_parallel", int, 1, "Devices that each graph is sharded over.", metavar="N", least=1
@@ -80,8 +78,6 @@ class XlaLowered(Lowered):
 class XlaTarget(XlaFormats):
     """See the module's docstring."""
 
-    uniform_caches: ClassVar[bool] = False
-    """Whether only keys and values of one size in every layer are held."""
     executor: ClassVar[str] = "xla"
     why_static: ClassVar[str] = "XLA compiles fixed shapes"
     dtypes: ClassVar[tuple[str, ...]] = tuple(DTYPES)
@@ -167,8 +163,6 @@ class XlaTarget(XlaFormats):
 
         if LOWERING.of(options) != "jax":
             uniform_cache_of(config, f"{self.name} with {LOWERING.flag} {LOWERING.of(options)}")
-        if self.uniform_caches:
-            uniform_cache_of(config, self.name)
         return cache_of(config)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
@@ -256,39 +250,34 @@ class XlaTarget(XlaFormats):
         from llmc.compiler.targets.xla.sharding import describe, weight_shardings
 
         limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
+        cache = self.cache_shape(config, options)
         rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
         slots = max(CACHE_SLOTS.of(options) or rows + KEPT_PREFIXES, rows)
         longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))
-        capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
         split = weight_shardings({d["name"]: tuple(d["shape"]) for d in described}, config, degree)
         layout = {
-            "cache": [
-                self._cache_array(group, slots, capacity, config, options)
-                for group in self.cache_shape(config, options).groups
-            ],
+            "cache": [self._cache_array(group, slots, capacity(longest), options) for group in cache.groups],
             "weights": [
                 {"name": d["name"], "shape": d["shape"], "dtype": d["dtype"], "dims": list(split[d["name"]].dims)}
                 for d in described
             ],
         }  # fmt: skip
-        return layout, describe(split, config, degree, {d["name"]: ITEM_BYTES[d["dtype"]] for d in described})
+        item_bytes = {d["name"]: ITEM_BYTES[d["dtype"]] for d in described}
+        return layout, describe(split, config, degree, cache, item_bytes)
 
     def _cache_array(
-        self, group: Sequence[CacheTensor], slots: int, capacity: int, config: Mapping[str, Any],
-        options: CompileOptions,
-    ) -> dict[str, Any]:  # fmt: skip
-        """What all slots have of a group of tensors. States lie whole on every device."""
+        self, group: Sequence[CacheTensor], slots: int, tokens: int, options: CompileOptions
+    ) -> dict[str, Any]:
+        """What all slots have of a group of tensors."""
         from llmc.compiler.targets.xla.sharding import cache_dims
 
-        first, degree = group[0], TENSOR_PARALLEL.of(options)
-        sizes = first.size(slots, capacity)
+        first = group[0]
         dtype = KV_CACHES[self.cache_dtype(options)] if first.kind == "kv" else DTYPES[options.dtype]
-        split = first.kind == "kv" and first.shape[0] % degree == 0
-        dims = cache_dims(config, degree) if split else (None,) * (1 + len(sizes))
         return {
             "name": {"key": "keys", "value": "values"}.get(first.name, first.name), "kind": first.kind,
-            "shape": [len(group), *sizes], "dtype": dtype if first.dtype is None else DTYPES[first.dtype],
-            "dims": list(dims),
+            "shape": [len(group), *first.size(slots, tokens)],
+            "dtype": dtype if first.dtype is None else DTYPES[first.dtype],
+            "dims": list(cache_dims(first, TENSOR_PARALLEL.of(options))),
         }  # fmt: skip
 
     def _slot_stage(self, stages: Stages, options: CompileOptions, layout: Mapping[str, Any]) -> Entry:

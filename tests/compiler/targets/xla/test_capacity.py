@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -14,8 +15,10 @@ from llmc.buckets.limits import Limits
 from llmc.compiler.targets.xla.capacity import (
     Cache,
     Need,
+    Part,
     largest_that_fits,
     require_fits,
+    values_bytes,
 )  # fmt: skip
 from llmc.compiler.targets.xla.tiles import device_bytes
 from llmc.compiler.targets.xla.topology import parse_topology
@@ -24,13 +27,31 @@ from tests.compiler.targets.xla.refusals import out_of_memory
 
 GIB = 1 << 30
 V5E = parse_topology("v5e-2x2")
-LLAMA_8B = Cache(layers=32, kv_heads=8, head_dim=128, item_bytes=2)
+
+
+def keys_and_values(layers: int, kv_heads: int, head_dim: int, item_bytes: int) -> list[Part]:
+    return [Part("kv", (layers, 1, kv_heads, 128, head_dim), item_bytes)] * 2
+
+
+LLAMA_8B = Cache(tuple(keys_and_values(32, 8, 128, 2)))
 """128 KiB a token."""
+STATES = (Part("state", (24, 1, 3, 8192), 2), Part("state", (24, 1, 32, 128, 128), 4))
+"""49 MiB a sequence, of a model whose layers mostly follow the gated delta rule."""
+HYBRID = Cache((*keys_and_values(8, 4, 256, 2), *STATES))
 
 sizes = st.integers(1, 300)
+grown = st.builds(
+    keys_and_values, st.integers(1, 4), st.integers(1, 9), st.sampled_from([64, 80, 128]), st.sampled_from([2, 4])
+)
+kept = st.builds(
+    Part, st.just("state"), st.tuples(st.integers(1, 4), st.just(1), st.integers(1, 9), st.integers(1, 99)),
+    st.sampled_from([2, 4]),
+)  # fmt: skip
+both = st.tuples(st.lists(grown, max_size=2), st.lists(kept, max_size=2))
+parts = both.map(lambda both: tuple(part for group in (*both[0], both[1]) for part in group))
 caches = st.builds(
-    Cache, st.integers(1, 4), st.integers(1, 9), st.sampled_from([64, 80, 128]), st.sampled_from([2, 4]),
-    st.integers(0, 3), st.integers(0, 130),
+    Cache, parts.filter(bool), st.integers(0, 3), st.sampled_from([0, 128]),
+    array_bytes=st.sampled_from([values_bytes, device_bytes]),
 )  # fmt: skip
 limits_of = st.builds(Limits, st.integers(2, 5000), st.integers(1, 70))
 
@@ -73,7 +94,7 @@ def test_a_refusal_says_by_how_much_where_it_goes_and_what_would_fit() -> None:
     assert refused(need, LLAMA_8B, limits, degrees) == (
         "does not fit v5e-2x2 by 5.75 GiB a chip: weights 8.00 GiB, cache 12.00 GiB, largest step 1.00 GiB, "
         "code 512.0 MiB; a chip has 15.75 GiB for programs; largest that fits: --max-num-seqs 12 at 4096 tokens, "
-        "or --max-model-len 2132 for 24 sequences, or --tensor-parallel 2"
+        "or --max-model-len 2048 for 24 sequences, or --tensor-parallel 2"
     )
 
 
@@ -83,9 +104,27 @@ def test_before_anything_is_compiled_weights_and_cache_are_judged_alone() -> Non
 
 
 def test_slots_that_were_asked_for_by_number_are_lowered_by_that_flag() -> None:
-    cache = Cache.of((32, 30, 8, 4096, 128), 2, Limits(4096, 24), fixed_slots=True)
+    made = [Part("kv", (32, 30, 8, 4096, 128), 2)] * 2
+    cache = Cache.of(made, Limits(4096, 24), fixed_slots=True)
     assert (cache.spare_slots, cache.spare_tokens) == (6, 0)
     assert "--cache-slots 15 at 4096 tokens" in refused(Need(8 * GIB, cache.bytes(24, 4096)), cache, Limits(4096, 24))
+
+
+def test_states_are_counted_once_a_sequence_whatever_its_length() -> None:
+    one = HYBRID.bytes(1, 128)
+    assert one - HYBRID.bytes(0, 128) == 128 * 2 * 8 * 4 * 256 * 2 + 24 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)
+    assert HYBRID.bytes(1, 256) - one == 128 * 2 * 8 * 4 * 256 * 2
+    said = refused(Need(8 * GIB, HYBRID.bytes(200, 4096)), HYBRID, Limits(4096, 200))
+    assert "--max-num-seqs 44 at 4096 tokens, or --max-model-len " not in said
+    assert "--max-num-seqs 44 at 4096 tokens" in said
+
+
+def test_a_model_of_states_alone_gains_nothing_from_shorter_sequences() -> None:
+    cache = Cache.of([replace(part, shape=(24, 202, *part.shape[2:])) for part in STATES], Limits(4096, 200))
+    assert (cache.spare_slots, cache.spare_tokens, cache.grows) == (2, 0, False)
+    assert refused(Need(8 * GIB, cache.bytes(200, 4096)), cache, Limits(4096, 200)).endswith(
+        "largest that fits: --max-num-seqs 159 at 4096 tokens"
+    )
 
 
 def test_a_device_that_is_half_a_chip_is_called_a_device() -> None:
@@ -114,9 +153,9 @@ def test_the_largest_that_fits_does_and_the_next_larger_does_not(
         assert beside + cache.bytes(seqs, limits.max_model_len) <= available
     if seqs < limits.max_num_seqs:
         assert beside + cache.bytes(seqs + 1, limits.max_model_len) > available
-    if length:
+    if length and cache.grows:
         assert beside + cache.bytes(limits.max_num_seqs, length) <= available
-    if length < limits.max_model_len:
+    if length < limits.max_model_len and cache.grows:
         assert beside + cache.bytes(limits.max_num_seqs, max(length + 1, 2)) > available
     assert (seqs == limits.max_num_seqs) == (need.total <= available)
 
@@ -138,6 +177,7 @@ def test_padding_depends_on_no_order_of_the_axes(shape: list[int]) -> None:
 
 def test_a_cache_of_whole_tiles_has_no_padding_and_a_narrow_one_has() -> None:
     assert LLAMA_8B.bytes(1, 2048) == 2 * 32 * 8 * 2048 * 128 * 2
+    assert LLAMA_8B.bytes(1, 2050) == LLAMA_8B.bytes(1, 2176)
     assert device_bytes((30, 3, 130, 64), 2) == 30 * 3 * 256 * 64 * 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,25 +12,31 @@ from typing import Any
 
 import pytest
 
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.targets.xla.sharding import (
     AXIS,
     cache_dims,
+    cache_words,
     describe,
     logits_dims,
     require_degree,
     weight_shardings,
 )
 from llmc.errors import CompileError, InputError
+from llmc.runtime.cache_shape import CacheTensor
 from tests.compiler.targets.xla.sharded_steps import (
     BATCH,
     CAPACITY,
     CONFIG,
+    FLAGS,
     HEAD,
     HIDDEN,
     KV_HEADS,
     LAYERS,
+    PLAIN,
     SLOTS,
     VOCAB,
+    config_of,
 )
 
 LAYER = {
@@ -45,6 +52,8 @@ WEIGHTS = {
     "model.rotary_emb.inv_freq": (8,),
 }  # fmt: skip
 ROWS, COLUMNS = (AXIS, None), (None, AXIS)
+CACHE = cache_of(CONFIG)
+STATES = "qwen3_5_text"
 
 
 def dims(weights: dict[str, tuple[int, ...]] = WEIGHTS, degree: int = 2, **changes: Any) -> dict[str, Any]:
@@ -88,20 +97,21 @@ class TestRules:
 
     def test_one_device_splits_nothing(self) -> None:
         assert {d for found in dims(degree=1).values() for d in found} == {None}
-        assert set(cache_dims(CONFIG, 1)) == set(logits_dims(CONFIG, 1)) == {None}
+        assert set(cache_dims(CACHE.tensors[0], 1)) == set(logits_dims(CONFIG, 1)) == {None}
 
     def test_one_device_needs_no_rule_for_a_weight(self) -> None:
         found = weight_shardings({"model.layers.0.mlp.experts.3.up.weight": (8, 8)}, {}, 1)
         assert [s.dims for s in found.values()] == [(None, None)]
-        assert describe(found, {}, 1)["elements_per_device"] == 64
+        assert describe(found, {}, 1, CACHE)["elements_per_device"] == 64
         require_degree(1, 1, {}, "this host")
 
-    def test_the_cache_is_split_by_heads(self) -> None:
-        assert cache_dims(CONFIG, 2) == (None, None, AXIS, None, None)
+    def test_keys_and_values_are_split_by_heads_and_states_are_whole(self) -> None:
+        assert {cache_dims(tensor, 2) for tensor in CACHE} == {(None, None, AXIS, None, None)}
+        assert cache_dims(CacheTensor(0, "recurrent", "state", (4, 8, 8)), 2) == (None,) * 5
 
     def test_a_model_without_grouped_heads_may_leave_their_number_out(self) -> None:
         config = {k: v for k, v in CONFIG.items() if k != "num_key_value_heads"}
-        assert cache_dims(config, 4) == (None, None, AXIS, None, None)
+        assert cache_dims(cache_of(config).tensors[0], 4) == (None, None, AXIS, None, None)
 
 
 class TestWhatDoesNotDivide:
@@ -114,7 +124,7 @@ class TestWhatDoesNotDivide:
                 "2 key/value heads do not divide over 4 devices: k_proj, v_proj and the cache are replicated"
             )
         assert found["model.layers.0.self_attn.q_proj.weight"].dims == ROWS
-        assert cache_dims(CONFIG, 4) == (None,) * 5
+        assert cache_dims(CACHE.tensors[0], 4) == (None,) * 5
 
     def test_query_heads_are_replicated_and_said_so(self) -> None:
         found = weight_shardings(WEIGHTS, CONFIG, 3)
@@ -158,9 +168,14 @@ class TestBadInput:
             require_degree(5, 8, CONFIG, "this host")
 
 
+def described(degree: int) -> dict[str, Any]:
+    split = weight_shardings(WEIGHTS, CONFIG, degree)
+    return describe(split, CONFIG, degree, CACHE, item_bytes=dict.fromkeys(WEIGHTS, 2))
+
+
 class TestReport:
     def test_it_counts_what_each_rule_decided_and_the_bytes_of_a_device(self) -> None:
-        found = describe(weight_shardings(WEIGHTS, CONFIG, 2), CONFIG, 2, item_bytes=dict.fromkeys(WEIGHTS, 2))
+        found = described(2)
         assert found["rules"]["query heads"] == {
             "weights": 4, "how": "split by rows", "bytes": 4 * (64 * 64 + 64), "bytes_per_device": 2 * (64 * 64 + 64),
         }  # fmt: skip
@@ -171,29 +186,42 @@ class TestReport:
         assert (found["cache"], found["notes"]) == ("split by key/value heads", [])
 
     def test_it_says_once_what_is_replicated_and_why(self) -> None:
-        found = describe(weight_shardings(WEIGHTS, CONFIG, 4), CONFIG, 4, item_bytes=dict.fromkeys(WEIGHTS, 2))
+        found = described(4)
         assert [note.partition(" devices: ")[2] for note in found["notes"]] == [
             "k_proj, v_proj and the cache are replicated"
         ]
         assert found["rules"]["key/value heads"]["how"] == found["cache"] == "replicated"
         json.dumps(found)
 
+    @pytest.mark.parametrize(
+        ("case", "degree", "words"),
+        [
+            ("llama", 2, "split by key/value heads"),
+            ("llama", 4, "replicated"),
+            ("mamba2", 2, "replicated"),
+            ("qwen3_5_text", 2, "split by key/value heads, states replicated"),
+            ("gemma4_text", 2, "split by key/value heads, keys and values of 1 head replicated"),
+        ],
+    )
+    def test_it_says_what_of_the_cache_is_split(self, case: str, degree: int, words: str) -> None:
+        assert cache_words(cache_of(config_of(case)), degree) == words
+
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each phase's step over 2, 3 and 4 devices did: "PHASE DEGREE" → its report (sharded_steps.py)."""
+    """What each model's steps over several devices did: "MODEL PHASE DEGREE" → its report (sharded_steps.py)."""
     import torch
 
     from llmc.compiler.frontend.trace import trace_weightless
     from llmc.compiler.program.to_export import serialise
-    from tests.compiler import tiny  # noqa: F401 - keeps torch from logging its trace
 
-    traced = trace_weightless(CONFIG, "two_part", cached=True, dtype=torch.float32)
-    file = tmp_path_factory.mktemp("traced") / "model.json"
-    file.write_text(json.dumps(serialise(traced.exported)))
-    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.compiler.targets.xla.sharded_steps", str(file)]
+    folder = tmp_path_factory.mktemp("traced")
+    files = [folder / f"{case}.json" for case in (PLAIN, STATES)]
+    for file in files:
+        traced = trace_weightless(config_of(file.stem), "two_part", cached=True, dtype=torch.float32)
+        file.write_text(json.dumps(serialise(traced.exported)))
+    env = os.environ | {"XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.compiler.targets.xla.sharded_steps", *map(str, files)]
     root = Path(__file__).parents[4]
     done = subprocess.run(command, env=env, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -201,10 +229,23 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("phase", BATCH)
+def test_steps_with_states_over_two_devices_compute_what_one_does(steps: dict[str, Any], phase: str) -> None:
+    found = steps[f"{STATES} {phase} 2"]
+    assert found["logits"] < 1e-4
+    assert found["cache"] < 1e-4
+    assert found["written"] > 0.01, "an array of the cache has not changed"
+    share = sum(
+        math.prod(group[0].size(SLOTS, CAPACITY)) * len(group) * 4 // (2 if AXIS in cache_dims(group[0], 2) else 1)
+        for group in cache_of(config_of(STATES)).groups
+    )
+    assert found["aliased"] == share, "not all of the cache is updated in place"
+
+
+@pytest.mark.parametrize("phase", BATCH)
 class TestStep:
     @pytest.mark.parametrize("degree", [2, 3, 4])
     def test_several_devices_compute_what_one_does(self, steps: dict[str, Any], phase: str, degree: int) -> None:
-        found = steps[f"{phase} {degree}"]
+        found = steps[f"{PLAIN} {phase} {degree}"]
         assert found["logits"] < 1e-5
         assert found["cache"] < 1e-5
         assert found["written"] > 0.01, "the cache has not changed"
@@ -212,27 +253,30 @@ class TestStep:
     @pytest.mark.parametrize("degree", [2, 4])
     def test_a_layer_sums_twice_and_the_embedding_once(self, steps: dict[str, Any], phase: str, degree: int) -> None:
         batch, query = BATCH[phase]
-        sums = steps[f"{phase} {degree}"]["collectives"]["all-reduce"]
+        sums = steps[f"{PLAIN} {phase} {degree}"]["collectives"]["all-reduce"]
         assert sums["count"] == 2 * LAYERS + 1
         assert sums["bytes"] == sums["count"] * batch * query * HIDDEN * 4
 
     def test_nothing_but_logits_is_gathered_where_heads_divide(self, steps: dict[str, Any], phase: str) -> None:
-        found = steps[f"{phase} 2"]["collectives"]
+        found = steps[f"{PLAIN} {phase} 2"]["collectives"]
         assert set(found) == {"all-reduce", "all-gather"}
         assert found["all-gather"]["bytes"] == BATCH[phase][0] * VOCAB * 4
 
     def test_of_a_replicated_cache_only_new_entries_are_gathered(self, steps: dict[str, Any], phase: str) -> None:
         batch, query = BATCH[phase]
-        found = steps[f"{phase} 4"]["collectives"]
+        found = steps[f"{PLAIN} {phase} 4"]["collectives"]
         assert set(found) == {"all-reduce", "all-gather"}
         entries = 2 * LAYERS * batch * KV_HEADS * query * HEAD
         assert found["all-gather"]["bytes"] <= 4 * (batch * VOCAB + entries)
 
     def test_attention_that_is_replicated_exchanges_nothing(self, steps: dict[str, Any], phase: str) -> None:
-        found = steps[f"{phase} 3"]["collectives"]
+        found = steps[f"{PLAIN} {phase} 3"]["collectives"]
         assert {kind: row["count"] for kind, row in found.items()} == {"all-reduce": LAYERS}
 
     @pytest.mark.parametrize("degree", [2, 3, 4])
     def test_the_cache_is_updated_in_place(self, steps: dict[str, Any], phase: str, degree: int) -> None:
         share = 2 if degree == 2 else 1
-        assert steps[f"{phase} {degree}"]["aliased"] == 2 * LAYERS * SLOTS * KV_HEADS * CAPACITY * HEAD * 4 // share
+        assert (
+            steps[f"{PLAIN} {phase} {degree}"]["aliased"]
+            == 2 * LAYERS * SLOTS * KV_HEADS * CAPACITY * HEAD * 4 // share
+        )

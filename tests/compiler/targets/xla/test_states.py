@@ -99,12 +99,12 @@ def test_a_model_with_states_is_verified_and_continues_texts_as_transformers_doe
     executor.close()
 
 
-@pytest.mark.parametrize("device", ["tpu:v5e-1x1", "cuda:h100"])
-def test_a_described_machine_refuses_such_a_cache_before_anything_is_traced(device: str) -> None:
+@pytest.mark.parametrize(("device", "lowering"), [("tpu:v5e-1x1", "torch-xla")])
+def test_what_cannot_hold_such_a_cache_refuses_it_before_anything_is_traced(device: str, lowering: str) -> None:
     from llmc.compiler.targets import open_target
     from llmc.compiler.targets.xla.target import XlaTarget
 
     target = open_target(device)
     assert isinstance(target, XlaTarget)
     with pytest.raises(CheckpointError, match=r"holds keys and values of one size in every layer.*qwen3_5_text"):
-        target.cache_shape(tiny.config(CASE), CompileOptions(device))
+        target.cache_shape(tiny.config(CASE), CompileOptions.of(device, lowering=lowering))

@@ -128,6 +128,19 @@ print(json.dumps(made.analysis))
     assert analysis["device_memory"]["cache"] == compiled.result.analysis["device_memory"]["cache"] / 2
 
 
+def test_arrays_of_other_caches_are_counted_as_xla_lays_them_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        made = Compiled.first(tmp_path, "qwen3_5_text", PLAN, ASKED, dtype="bf16")
+
+    memory = made.result.analysis["device_memory"]
+    keys, conv, recurrent = 4 * 2 * 128 * 16 * 2, 4 * 3 * 128 * 2, 4 * 4 * 8 * 128 * 4  # 96 and 16 are padded to 128
+    assert memory["cache"] == 2 * keys + conv + recurrent
+    assert [e["memory"]["aliased"] for e in made.result.analysis["executables"]] == [memory["cache"]] * 2
+    assert "layers are not rolled into one body: it has caches of several kinds" in caplog.text
+
+
 def test_a_cache_that_does_not_fit_is_refused_before_anything_is_compiled(compiled: Compiled, tmp_path: Path) -> None:
     with pytest.raises(
         CompileError, match=r"does not fit v5e-1x1 by [\d.,]+ GiB.*largest that fits: --cache-slots \d+"

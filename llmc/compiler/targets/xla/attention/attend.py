@@ -45,7 +45,7 @@ def attend(
     query: Array, key: Array, value: Array, past_lengths: Array, scale: float, softcap: float, window: int,
     past_key: CacheView | None = None, past_value: CacheView | None = None,
 ) -> Array:  # fmt: skip
-    """query [B, Hq, Q, D], key and value [B, Hkv, Q, D] → [B, Q, Hq, D].
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv].
 
     Under a mesh (sharding.ShardedCore) the kernel runs on each device over its own key/value heads. Where these do not
     divide over the devices, the cache is whole on each, and the plain form is split as XLA likes.

@@ -25,30 +25,32 @@ def flash_attention(
     query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
     scale: float, softcap: float, window: int, interpret: bool = False,
 ) -> Array:  # fmt: skip
-    """query [B, Hq, Q, D], key and value [B, Hkv, Q, D] → [B, Q, Hq, D], over the cached tokens and the new ones.
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
+    new ones.
 
     A dummy row attends to its new tokens alone. `interpret` runs the kernel in NumPy's stead, on any platform.
     """
     batch, heads, length, size = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, width = key.shape[1], value.shape[3]
     context = (past[0].context or 0) if past else 0
-    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, context, query.dtype.itemsize)
+    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, context, query.dtype.itemsize)
     rows = jnp.swapaxes(query, 1, 2)
     inputs: tuple[Array, ...] = (rows, key, value)
     if past:
         keys, values = past
         live = jnp.where(keys.slots >= 0, past_lengths, 0)
         inputs = (
-            jnp.asarray(keys.layer, jnp.int32)[None],
+            jnp.stack([jnp.asarray(view.layer, jnp.int32) for view in past]),
             jnp.maximum(keys.slots, 0),
             live,
             *inputs,
             keys.cache,
             values.cache,
         )
-    shapes = [jax.ShapeDtypeStruct(rows.shape, query.dtype)]
+    made = (batch, length, heads, width)
+    shapes = [jax.ShapeDtypeStruct(made, query.dtype)]
     if tiling.splits > 1:
-        sums = jax.ShapeDtypeStruct((tiling.splits, *rows.shape), jnp.float32)
+        sums = jax.ShapeDtypeStruct((tiling.splits, *made), jnp.float32)
         shapes = [sums, *[jax.ShapeDtypeStruct(sums.shape[:-1], jnp.float32)] * 2]
     outs = pl.pallas_call(
         partial(_program, tiling=tiling, scale=scale, softcap=softcap, window=window),

@@ -24,7 +24,7 @@ from llmc.compiler.targets.xla.attention.tiling import Tiling
 Ref = Any
 Array = Any
 _Running = tuple[Array, Array, Array]
-"""Largest score and sum of weights [rows], and the weighted sum of values [rows, head_dim]."""
+"""Largest score and sum of weights [rows], and the weighted sum of values [rows, value_dim]."""
 NOTHING = -1e30
 """The largest score where none was seen: finite, so that differences of two are numbers."""
 
@@ -35,20 +35,21 @@ def program(
 ) -> None:  # fmt: skip
     """See the module's docstring; shapes are those of `flash.flash_attention`.
 
-    `layer` [1] and `slots` [B] say where a row's tokens lie in `keys` and `values`, `past` [B] how many are live; these
-    five are None without a cache. `outs` are the result [B, Q, Hq, D], or with several splits the sums
-    [splits, B, Q, Hq, D], largest scores and weights [splits, B, Q, Hq].
+    `layer` [2] (of keys, and of values) and `slots` [B] say where a row's tokens lie in `keys` and `values`, `past` [B]
+    how many are live; these five are None without a cache. `outs` are the result [B, Q, Hq, Dv], or with several splits
+    the sums [splits, B, Q, Hq, Dv], largest scores and weights [splits, B, Q, Hq].
     """
     t = tiling
     b, head = pl.program_id(0), pl.program_id(1)
     tile, split = pl.program_id(2) // t.splits, pl.program_id(2) % t.splits
     live = past[b] if t.context else 0
     row = tile * t.rows + jnp.arange(t.rows)
-    token, dims = row // t.group, jnp.arange(t.padded_dim)
-    at = (b, token[:, None], (head * t.group + row % t.group)[:, None], dims[None, :])
-    inside = dims[None, :] < t.head_dim
-    mine = (token < t.query)[:, None] & inside
-    q = plt.load(query.at[at], mask=mine, other=0.0)
+    token, own_head = row // t.group, head * t.group + row % t.group
+    mine = (token < t.query)[:, None]
+    widths = [jnp.arange(padded)[None, :] for padded in (t.padded_dim, t.padded_value)]
+    inside = [dims < size for dims, size in zip(widths, (t.head_dim, t.value_dim), strict=True)]
+    at, out_at = ((b, token[:, None], own_head[:, None], dims) for dims in widths)
+    q = plt.load(query.at[at], mask=mine & inside[0], other=0.0)
 
     def attend(carried: _Running, positions: Array, there: Array, blocks: Sequence[Ref]) -> _Running:
         """And a block of keys and values at `positions`, of which `there` are tokens at all."""
@@ -56,23 +57,26 @@ def program(
         seen = (positions[None, :] <= own) & there[None, :]
         if window > 0:
             seen &= positions[None, :] > own - window
-        k, v = (plt.load(block, mask=there[:, None] & inside, other=0.0).astype(q.dtype) for block in blocks)
+        masks = (there[:, None] & own for own in inside)
+        k, v = (plt.load(r, mask=m, other=0.0).astype(q.dtype) for r, m in zip(blocks, masks, strict=True))
         return _add(carried, q, k, v, seen, scale, softcap)
 
     def past_block(j: Array, carried: _Running) -> _Running:
         tokens = j * t.block + jnp.arange(t.block)
-        place = (layer[0], slots[b], head, tokens[:, None], dims[None, :])
-        return attend(carried, tokens, tokens < live, [cache.at[place] for cache in (keys, values)])
+        blocks = [
+            cache.at[layer[i], slots[b], head, tokens[:, None], widths[i]] for i, cache in enumerate((keys, values))
+        ]
+        return attend(carried, tokens, tokens < live, blocks)
 
     def new_block(j: Array, carried: _Running) -> _Running:
         tokens = j * t.block_new + jnp.arange(t.block_new)
-        place = (b, head, tokens[:, None], dims[None, :])
-        return attend(carried, live + tokens, tokens < t.query, [new.at[place] for new in (key, value)])
+        blocks = [new.at[b, head, tokens[:, None], widths[i]] for i, new in enumerate((key, value))]
+        return attend(carried, live + tokens, tokens < t.query, blocks)
 
     first, last = tile * t.rows // t.group, jnp.minimum((tile * t.rows + t.rows - 1) // t.group, t.query - 1)
     skipped = first - window + 1  # before the first token that the window shows, counted from the first new one
     begin_new = jnp.maximum(skipped, 0) // t.block_new if window > 0 else 0
-    carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_dim)))
+    carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_value)))
     if t.context:
         blocks, begin = pl.cdiv(live, t.block), jnp.maximum(live + skipped, 0) // t.block if window > 0 else 0
         share = pl.cdiv(jnp.maximum(blocks - begin, 0), t.splits)
@@ -80,12 +84,13 @@ def program(
         carried = lax.fori_loop(start, jnp.minimum(start + share, blocks), past_block, carried)
     end = jnp.where(split == t.splits - 1, last // t.block_new + 1, 0)
     top, weight, total = lax.fori_loop(begin_new, end, new_block, carried)
+    kept = mine & inside[1]
     if t.splits == 1:
-        plt.store(outs[0].at[at], (total / weight[:, None]).astype(outs[0].dtype), mask=mine)
+        plt.store(outs[0].at[out_at], (total / weight[:, None]).astype(outs[0].dtype), mask=kept)
         return
-    plt.store(outs[0].at[(split, *at)], total, mask=mine)
+    plt.store(outs[0].at[(split, *out_at)], total, mask=kept)
     for out, made in zip(outs[1:], (top, weight), strict=True):
-        plt.store(out.at[split, b, token, head * t.group + row % t.group], made, mask=token < t.query)
+        plt.store(out.at[split, b, token, own_head], made, mask=token < t.query)
 
 
 def _add(carried: _Running, q: Array, k: Array, v: Array, seen: Array, scale: float, softcap: float) -> _Running:

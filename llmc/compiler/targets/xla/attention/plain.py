@@ -21,7 +21,8 @@ def plain_attention(
     query: Array, key: Array, value: Array, past: Past, past_lengths: Array,
     scale: float, softcap: float, window: int,
 ) -> Array:  # fmt: skip
-    """query [B, Hq, Q, D], key and value [B, Hkv, Q, D] → [B, Q, Hq, D], over the cached tokens and the new ones."""
+    """query [B, Hq, Q, D], key [B, Hkv, Q, D], value [B, Hkv, Q, Dv] → [B, Q, Hq, Dv], over the cached tokens and the
+    new ones."""
     batch, heads, length, size = query.shape
     kv_heads = key.shape[1]
     precision = lax.Precision.HIGHEST if query.dtype == jnp.float32 else lax.Precision.DEFAULT
@@ -51,4 +52,4 @@ def plain_attention(
     out = jnp.einsum("bhrk,bhkd->bhrd", weights[..., begin:], value, precision=precision)
     if past:
         out += jnp.einsum("bhrk,bhkd->bhrd", weights[..., :begin], values[0], precision=precision)
-    return jnp.swapaxes(out.reshape(batch, heads, length, size), 1, 2)
+    return jnp.swapaxes(out.reshape(batch, heads, length, -1), 1, 2)

@@ -13,7 +13,9 @@ _BLOCK_BYTES = 16 * 1024
 """Keys of one block. Two stages of keys and values, with the queries, fit the 99 KiB that a program may have on the
 smallest cards (compute capability 8.6 and 8.9; CUDA C++ Programming Guide, "Technical Specifications")."""
 _ROWS = 64
-"""Query rows of a program at most: its sums, 64 × 128 float32, are 64 registers a thread of 128."""
+"""Query rows of a program at most."""
+_SUMS = 64 * 128
+"""Sums of a program, unless its values are wider than 512: 64 registers a thread of 128."""
 _PROGRAMS = 264
 """Programs wanted: two for each of an H100's 132 multiprocessors."""
 _SPLIT_TOKENS = 256
@@ -30,6 +32,9 @@ class Tiling:
     """Query heads of a key/value head."""
     query: int
     head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    """Of values, and of what comes out."""
     context: int
     """Cached tokens of a row at most; 0 without a cache."""
     item_bytes: int
@@ -41,9 +46,14 @@ class Tiling:
         return _power(self.head_dim)
 
     @property
+    def padded_value(self) -> int:
+        """value_dim, as a power of two."""
+        return _power(self.value_dim)
+
+    @property
     def rows(self) -> int:
         """Query rows of a program."""
-        return min(_power(self.group * self.query), _ROWS)
+        return min(_power(self.group * self.query), _ROWS, max(_LEAST, _SUMS // self.padded_value))
 
     @property
     def tiles(self) -> int:
@@ -53,7 +63,8 @@ class Tiling:
     @property
     def block(self) -> int:
         """Cached tokens read at once."""
-        return max(_LEAST, min(128, _BLOCK_BYTES // (self.padded_dim * self.item_bytes)))
+        widest = max(self.padded_dim, self.padded_value)
+        return max(_LEAST, min(128, _BLOCK_BYTES // (widest * self.item_bytes)))
 
     @property
     def block_new(self) -> int:

@@ -26,6 +26,12 @@ class Case:
     context: int
     window: int = -1
     softcap: float = 0.0
+    value_dim: int = 0
+    """0: that of keys."""
+
+    @property
+    def values(self) -> int:
+        return self.value_dim or self.head_dim
 
     @property
     def scale(self) -> float:
@@ -49,8 +55,8 @@ def given(case: Case, past: list[int], dummies: list[bool], seed: int) -> Given:
     """A random step whose rows have so many cached tokens; slots in any order."""
     rng = np.random.default_rng(seed)
     slots = rng.permutation(case.batch + 1)[: case.batch].astype(np.int32)
-    shape = (2, case.batch + 1, case.kv_heads, case.context + CAPACITY_BEYOND, case.head_dim)
-    keys, values = rng.normal(size=shape).astype(np.float32), rng.normal(size=shape).astype(np.float32)
+    shape = (2, case.batch + 1, case.kv_heads, case.context + CAPACITY_BEYOND)
+    keys, values = (rng.normal(size=(*shape, n)).astype(np.float32) for n in (case.head_dim, case.values))
     dead = set(range(case.batch + 1)) - set(slots.tolist())
     for row, (slot, length) in enumerate(zip(slots.tolist(), past, strict=True)):
         keys[:, slot, :, 0 if dummies[row] else length :] = np.nan
@@ -60,14 +66,15 @@ def given(case: Case, past: list[int], dummies: list[bool], seed: int) -> Given:
     keys[1 - LAYER], values[1 - LAYER] = np.nan, np.nan
     slots[dummies] = -1
     of_queries = (case.batch, case.heads, case.query, case.head_dim)
-    new = (case.batch, case.kv_heads, case.query, case.head_dim)
-    query, key, value = (rng.normal(size=size).astype(np.float32) for size in (of_queries, new, new))
+    new = (case.batch, case.kv_heads, case.query)
+    sizes = (of_queries, (*new, case.head_dim), (*new, case.values))
+    query, key, value = (rng.normal(size=size).astype(np.float32) for size in sizes)
     return Given(query, key, value, keys, values, slots, np.asarray(past, np.int32))
 
 
 def reference(case: Case, step: Given) -> Floats:
-    """[B, Q, Hq, D]; NaN for dummy rows, whose result is nobody's."""
-    out = np.full((case.batch, case.query, case.heads, case.head_dim), np.nan)
+    """[B, Q, Hq, Dv]; NaN for dummy rows, whose result is nobody's."""
+    out = np.full((case.batch, case.query, case.heads, case.values), np.nan)
     for row in np.flatnonzero(step.slots >= 0):
         live, slot = int(step.past[row]), int(step.slots[row])
         for head in range(case.heads):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llmc.compiler.architectures.shared.caches import uniform_cache_of
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.frontend.trace import trace_weightless
 from llmc.compiler.program.sized import BoundProgram, TracedProgram
@@ -18,6 +17,7 @@ from llmc.compiler.program.to_export import serialise
 from llmc.compiler.targets.xla.operators import RULES
 from llmc.compiler.targets.xla.scan_match import fold
 from tests.compiler import tiny
+from tests.compiler.targets.xla.unoptimised import unoptimised
 
 CASE = "mistral"
 """Two layers, with a sliding window."""
@@ -40,30 +40,31 @@ def interpreted(**given: Any) -> Any:
     return flash_attention(past=None if views[0] is None else views, interpret=True, **given)
 
 
-def greedy(case: str, core: Callable[[BoundProgram], Any]) -> list[list[int]]:
+def greedy(case: str) -> list[list[int]]:
     """Prompts of several lengths in one step, then decode steps, over a cache of NaN."""
     import jax
     import jax.numpy as jnp
 
-    from llmc.compiler.targets.xla.step import step_function
+    from llmc.compiler.targets.xla.step import FlatCore, step_function
 
-    shape = uniform_cache_of(tiny.config(case), "xla")
+    shape = cache_of(tiny.config(case))
     tensors = dict(tiny.model(case).state_dict())
     tensors |= dict(tiny.model(case).named_buffers())
-    keys = values = jnp.full((shape.layers, 4, shape.kv_heads, 32, shape.head_dim), jnp.nan, jnp.float32)
+    cache = [jnp.full((len(group), *group[0].size(4, 32)), jnp.nan, jnp.float32) for group in shape.groups]
+    kinds = [group[0].kind for group in shape.groups]
     new = np.array([len(p) for p in PROMPTS])
     ids, past, found = np.zeros((3, 8), np.int32), np.zeros(3, np.int32), []
     for row, prompt in enumerate(PROMPTS):
         ids[row, : len(prompt)] = prompt
     steps = {}
     for name, sizes in (("prompt", PROMPT), ("decode", DECODE)):
-        made = core(bound(case, sizes))
+        made = FlatCore(bound(case, sizes), shape.places)
         weights = [jnp.asarray(tensors[w].numpy()) for w in made.weights]
-        steps[name] = jax.jit(step_function(made, name, sizes[2], views=True)), weights
+        steps[name] = jax.jit(step_function(made, name, sizes[2], views=True, kinds=kinds)), weights
     for phase in ["prompt", *["decode"] * (TOKENS - 1)]:
         step, weights = steps[phase]
         rows = (jnp.asarray(a, jnp.int32) for a in (ids, past, new, np.arange(3)))
-        logits, keys, values = step(*rows, keys, values, *weights)
+        logits, *cache = step(*rows, *cache, *weights)
         past, new = past + new, np.ones(3, int)
         ids = np.asarray(logits).argmax(-1)[:, None]
         found.append(ids[:, 0].tolist())
@@ -71,12 +72,12 @@ def greedy(case: str, core: Callable[[BoundProgram], Any]) -> list[list[int]]:
 
 
 def test_tokens_are_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc.compiler.targets.xla.step import FlatCore
-
-    expected = [tiny.greedy(CASE, prompt, TOKENS) for prompt in PROMPTS]
-    assert greedy(CASE, FlatCore) == expected
-    monkeypatch.setitem(RULES, NAME, interpreted)
-    assert greedy(CASE, FlatCore) == expected
+    """With windows, heads of two widths, and layers that read others' keys."""
+    expected = [tiny.greedy("gemma4_text", prompt, TOKENS) for prompt in PROMPTS]
+    with unoptimised():
+        assert greedy("gemma4_text") == expected
+        monkeypatch.setitem(RULES, NAME, interpreted)
+        assert greedy("gemma4_text") == expected
 
 
 def test_attention_is_one_operator_a_layer_that_reads_the_cache() -> None:

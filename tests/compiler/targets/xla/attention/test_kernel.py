@@ -25,6 +25,8 @@ CASES = {
     "chunk, tiles that cut a group": Case(2, 3, 1, 30, 64, 256),
     "chunk, window shorter than the chunk": Case(2, 2, 1, 40, 64, 192, window=7),
     "prompt, several tiles and blocks": Case(2, 2, 1, 70, 128, 0),
+    "decode, values narrower than keys, split context": Case(2, 2, 2, 1, 24, 512, value_dim=12),
+    "chunk, values wider than keys, tiles of 16 rows": Case(2, 2, 1, 20, 64, 64, value_dim=512),
 }
 
 
@@ -53,7 +55,8 @@ def forms(name: str) -> dict[str, Run]:
 @pytest.mark.parametrize("name", CASES)
 def test_is_attention_over_live_tokens(name: str) -> None:
     case = CASES[name]
-    tiling = Tiling(case.batch, case.kv_heads, case.heads // case.kv_heads, case.query, case.head_dim, case.context, 4)
+    group = case.heads // case.kv_heads
+    tiling = Tiling(case.batch, case.kv_heads, group, case.query, case.head_dim, case.values, case.context, 4)
     edges = [n for block in (tiling.block, tiling.block * tiling.splits) for n in (block - 1, block, block + 1)]
     lengths = st.sampled_from([0, 1, *edges, case.context]) | st.integers(0, case.context)
     rows = st.lists(lengths.map(lambda n: min(n, case.context)), min_size=case.batch, max_size=case.batch)
@@ -85,15 +88,16 @@ def test_a_cache_of_8_bits_is_read_as_what_it_holds() -> None:
 
 
 @forall(
-    st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 2048), st.integers(1, 256),
-    st.integers(0, 65536), st.sampled_from([1, 2, 4]),
+    st.integers(1, 64), st.integers(1, 8), st.integers(1, 8), st.integers(1, 2048), st.integers(1, 512),
+    st.integers(1, 512), st.integers(0, 65536), st.sampled_from([1, 2, 4]),
 )  # fmt: skip
 def test_tiles_are_what_triton_takes_and_cover_the_step(
-    batch: int, kv_heads: int, group: int, query: int, head_dim: int, context: int, item_bytes: int
+    batch: int, kv_heads: int, group: int, query: int, head_dim: int, value_dim: int, context: int, item_bytes: int
 ) -> None:
-    t = Tiling(batch, kv_heads, group, query, head_dim, context, item_bytes)
-    for size in (t.rows, t.block, t.block_new, t.padded_dim):
+    t = Tiling(batch, kv_heads, group, query, head_dim, value_dim, context, item_bytes)
+    for size in (t.rows, t.block, t.block_new, t.padded_dim, t.padded_value):
         assert size >= 16 and not size & (size - 1)
     assert t.rows * t.tiles >= group * query > t.rows * (t.tiles - 1)
-    assert t.padded_dim >= head_dim and t.splits >= 1
+    assert t.padded_dim >= head_dim and t.padded_value >= value_dim and t.splits >= 1
+    assert t.rows * t.padded_value <= 64 * 128 or t.rows == 16
     assert t.splits == 1 or context > 256 * (t.splits - 1)
