@@ -19,6 +19,9 @@ KERNEL_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
 PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 
+ROLLING_ROOM = 512
+"""Places that ONNX Runtime's executor gives a ring beside those that it has to hold (onnxruntime/rolling.py)."""
+
 KERNELS_PROMPT_CHUNK = 512
 """The same with llmc's own kernels: more run no faster, and take memory (benchmarks/RESULTS.md)."""
 

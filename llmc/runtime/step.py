@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,3 +89,31 @@ def ragged(phase: Phase, slots: Sequence[int], tokens: Sequence[Sequence[int]], 
     new_lengths = np.array(lengths, np.int64)
     past_lengths = np.array(past, np.int64)
     return Step(phase, max(past), tuple(slots), token_ids, past_lengths, new_lengths, packed=True)
+
+
+Part: TypeAlias = "tuple[Step, NDArray[np.int64]]"
+"""A step of some of the live rows of another one, and which rows they are."""
+
+
+def rows_apart(step: Step) -> Iterator[Part]:
+    """Each live row of a step by itself."""
+    for row in range(len(step.slots)):
+        yield _of_rows(step, np.array([row])), np.array([row])
+
+
+def in_pieces(step: Step, most: int) -> Iterator[Part]:
+    """At most `most` new tokens of each live row of a step at a time."""
+    new = step.new_lengths[: len(step.slots)]
+    for first in range(0, int(new.max()), most):
+        rows = np.flatnonzero(new > first)
+        part = _of_rows(step, rows)
+        yield replace(
+            part, token_ids=part.token_ids[:, first : first + most], past_lengths=part.past_lengths + first,
+            new_lengths=np.minimum(part.new_lengths - first, most),
+        ), rows  # fmt: skip
+
+
+def _of_rows(step: Step, rows: NDArray[np.int64]) -> Step:
+    slots = tuple(step.slots[row] for row in rows)
+    ids, past, new = (array[rows] for array in (step.token_ids, step.past_lengths, step.new_lengths))
+    return replace(step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=new)

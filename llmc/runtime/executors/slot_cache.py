@@ -149,7 +149,7 @@ class SlotCache:
         self._bring_home(slot, length)
         pairs = zip(self._parts, self.home.arrays, strict=True)
         return [
-            array[:, slot, :, :length] if part.like.ring is None else _window(part, array[:, slot], length)
+            array[:, slot, :, :length] if part.like.ring is None else self._window(part, slot, array[:, slot], length)
             for part, array in pairs
         ]
 
@@ -163,9 +163,8 @@ class SlotCache:
                 array[:, slot, :, start:end] = tokens
             else:
                 first = max(start, end - part.like.ring)
-                array[:, slot, :, np.arange(first, end) % part.like.ring] = tokens[:, :, first - start :].transpose(
-                    2, 0, 1, 3
-                )
+                places = self._at(part, slot, np.arange(first, end))
+                array[:, slot, :, places] = tokens[:, :, first - start :].transpose(2, 0, 1, 3)
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -225,8 +224,10 @@ class SlotCache:
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
         for part, array in zip(self._parts, self.home.arrays, strict=True):
-            ring = self.home.length if part.like.ring is None else part.like.ring
-            array[:, slot, :, np.arange(start, min(max(used, ring), start + ring)) % ring] = value
+            if part.like.ring is None:
+                array[:, slot, :, start:] = value
+            else:
+                array[:, slot, :, self._free(part, slot, start, used)] = value
         if start == 0:
             for state in self.states:
                 state[slot] = value
@@ -235,6 +236,25 @@ class SlotCache:
             self._in_decode[slot] = 0
         self._touched[slot] = self.home.length
         self.decode.poison(value)
+
+    def _at(self, part: Part, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of tokens in a slot's ring."""
+        assert part.like.ring is not None
+        return tokens % part.like.ring
+
+    def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
+        """The places of a slot's ring that hold none of the first `start` of its `used` tokens."""
+        ring = part.like.ring or 0
+        return self._at(part, slot, np.arange(start, min(max(used, ring), start + ring)))
+
+    def _window(self, part: Part, slot: int, held: Array, length: int) -> Array:
+        """[tensors, heads, length, width] of a slot's ring [tensors, heads, places, width]: what a step after `length`
+        tokens may still see, and zeros."""
+        heads, width = part.like.shape
+        found = np.zeros((part.tensors, heads, length, width), held.dtype)
+        tokens = np.array(part.like.seen(length), np.int64)
+        found[:, :, tokens] = held[:, :, self._at(part, slot, tokens)]
+        return found
 
     def _wrote_home(self, slot: int, start: int, end: int) -> None:
         self._at_home[slot] = end
@@ -258,16 +278,6 @@ class SlotCache:
             if row < len(self.held.used):
                 self._bring_home(row, self.held.used[row])
             self._in_decode[row] = 0
-
-
-def _window(part: Part, held: Array, length: int) -> Array:
-    """[tensors, heads, length, width] of a slot's ring [tensors, heads, places, width]: what a step after `length`
-    tokens may still see, and zeros."""
-    heads, width = part.like.shape
-    found = np.zeros((part.tensors, heads, length, width), held.dtype)
-    tokens = np.array(part.like.seen(length), np.int64)
-    found[:, :, tokens] = held[:, :, tokens % held.shape[2]]
-    return found
 
 
 class SlotCacheExecutor(Executor):

@@ -3,6 +3,9 @@
 The operator's limits were read from ONNX Runtime 1.31 (contrib_ops/cpu/bert/group_query_attention_helper.h) and seen by
 running it: heads are a multiple of 8, those that turn a multiple of 16, as is what turns of them; keys and values have
 one width.
+
+Where caches of layers with a window begin at a later token (runtime/executors/onnxruntime/rolling.py), their attention
+knows places, and an operator of its own turns heads by positions.
 """
 
 from __future__ import annotations
@@ -28,8 +31,11 @@ def emit_attention(to: Emitter, node: Node) -> None:
     if "value_dim" in node.attrs or "slopes" in node.attrs or dim % (_TURNED if turned else _HEAD) or turned % _TURNED:
         _Plain(to, node).emit()
         return
-    seqlens, total = _lengths(to)
+    seqlens, total = _lengths(to, node)
     q, k, v, past_k, past_v, _, cos_name, sin, *sinks = (to.name(x) for x in node.inputs)
+    if to.rolls(node) and cos is not None:
+        q, k, v = _turned_by_position(to, node)
+        cos_name = sin = ""
     to.add(
         "GroupQueryAttention",
         [q, k, v, past_k, past_v, seqlens, total, cos_name, sin, *(["", "", *sinks] if sinks else [])],
@@ -40,17 +46,34 @@ def emit_attention(to: Emitter, node: Node) -> None:
     )  # fmt: skip
 
 
-def _lengths(to: Emitter) -> tuple[str, str]:
+def _lengths(to: Emitter, node: Node) -> tuple[str, str]:
     """seqlens_k [B] (index of the last key of each row, pad tokens counted) and the largest total length."""
-    if "seqlens" not in to.shared:
-        to.shared["seqlens"] = "seqlens_k"
-        to.add("Shape", ["token_ids"], ["query_length"], start=1, end=2)
-        to.add("Add", ["past_lengths", "query_length"], ["total_lengths"])
-        to.add("Sub", ["total_lengths", to.const([1])], ["last_positions"])
-        to.add("Cast", ["last_positions"], ["seqlens_k"], to=TensorProto.INT32)
-        to.add("ReduceMax", ["total_lengths"], ["longest"], keepdims=0)
-        to.add("Cast", ["longest"], ["total_length"], to=TensorProto.INT32)
-    return "seqlens_k", "total_length"
+    more = f"_{node.attrs['window']}" if to.rolls(node) else ""
+    if f"seqlens{more}" not in to.shared:
+        to.shared[f"seqlens{more}"] = f"seqlens_k{more}"
+        to.add("Shape", ["token_ids"], [f"query_length{more}"], start=1, end=2)
+        to.add("Add", [to.held_lengths(node), f"query_length{more}"], [f"total_lengths{more}"])
+        to.add("Sub", [f"total_lengths{more}", to.const([1])], [f"last_positions{more}"])
+        to.add("Cast", [f"last_positions{more}"], [f"seqlens_k{more}"], to=TensorProto.INT32)
+        to.add("ReduceMax", [f"total_lengths{more}"], [f"longest{more}"], keepdims=0)
+        to.add("Cast", [f"longest{more}"], [f"total_length{more}"], to=TensorProto.INT32)
+    return f"seqlens_k{more}", f"total_length{more}"
+
+
+def _turned_by_position(to: Emitter, node: Node) -> list[str]:
+    """Query and key of a gqa node, turned, and its value."""
+    parts = _Plain(to, node)
+    query, key, value = parts.parts()
+    cos = node.inputs[6]
+    assert cos is not None
+    turned = 2 * int(cos.shape[1])
+    for i, (x, heads) in enumerate(((query, parts.heads), (key, parts.kv_heads))):
+        tables = [to.name(table) for table in node.inputs[6:8]]
+        to.add(
+            "RotaryEmbedding", [x, to.positions(), *tables], [f"{node.out.name}_turned{i}"], MICROSOFT,
+            num_heads=heads, rotary_embedding_dim=0 if turned == parts.dim else turned, interleaved=0,
+        )  # fmt: skip
+    return [f"{node.out.name}_turned0", f"{node.out.name}_turned1", value]
 
 
 class _Plain:
@@ -67,7 +90,7 @@ class _Plain:
         self.past_k, self.past_v = (_known(v) for v in node.inputs[3:5])
 
     def emit(self) -> None:
-        query, key, value = self._parts()
+        query, key, value = self.parts()
         query, key = (self._turned(x, n) for x, n in ((query, self.heads), (key, self.kv_heads)))
         query = self._headed(query, self.heads, self.dim)
         present = [
@@ -90,7 +113,8 @@ class _Plain:
     def _add(self, op: str, inputs: list[str], what: str, domain: str = "", **attrs: Any) -> str:
         return self.to.add(op, inputs, [f"{self.stem}_{what}"], domain, **attrs)
 
-    def _parts(self) -> list[str]:
+    def parts(self) -> list[str]:
+        """Query, key and value, each by itself."""
         q, k, v = (self.to.name(x) for x in self.node.inputs[:3])
         if k:
             return [q, k, v]
@@ -141,7 +165,7 @@ class _Plain:
 
     def _places(self) -> str:
         """Where in the cache new tokens lie: [B, Hkv, Q, 3], as (row, head, position)."""
-        name, to = f"places_{self.kv_heads}", self.to
+        name, to = f"places_{self.kv_heads}{self._more}", self.to
         if name not in to.shared:
             to.shared[name] = name
             shape = to.sizes(["B", self.kv_heads, "Q", 1])
@@ -149,7 +173,7 @@ class _Plain:
             rows = to.add("Range", [to.const(0), batch, to.const(1)], [f"{name}_range"])
             axes = {
                 "rows": (rows, [1, 2, 3]), "heads": (to.const(np.arange(self.kv_heads)), [0, 2, 3]),
-                "positions": (to.positions(), [1, 3]),
+                "positions": (self._held_positions(), [1, 3]),
             }  # fmt: skip
             wide = []
             for what, (values, dims) in axes.items():
@@ -160,21 +184,38 @@ class _Plain:
 
     def _capacity(self) -> str:
         """Places of the cache, [S]."""
-        name, to = "cache_places", self.to
+        name, to = f"cache_places{self._more}", self.to
         if name not in to.shared:
             to.shared[name] = name
-            to.add("Shape", [to.name(self.past_k)], ["cache_size"], start=2, end=3)
-            to.add("Squeeze", ["cache_size"], ["cache_count"])
-            to.add("Range", [to.const(0), "cache_count", to.const(1)], [name])
+            to.add("Shape", [to.name(self.past_k)], [f"{name}_size"], start=2, end=3)
+            to.add("Squeeze", [f"{name}_size"], [f"{name}_count"])
+            to.add("Range", [to.const(0), f"{name}_count", to.const(1)], [name])
+        return name
+
+    @property
+    def _more(self) -> str:
+        """Behind names of what layers share whose caches begin alike."""
+        return f"_{self.node.attrs['window']}" if self.to.rolls(self.node) else ""
+
+    def _held_positions(self) -> str:
+        """Of each token its place in the cache, [B, Q]."""
+        name, to = f"held_positions{self._more}", self.to
+        if not self._more:
+            return to.positions()
+        if name not in to.shared:
+            to.shared[name] = name
+            window = int(self.node.attrs["window"])
+            to.add("Unsqueeze", [to.starts(window), to.const([1])], [f"{name}_starts"])
+            to.add("Sub", [to.positions(), f"{name}_starts"], [name])
         return name
 
     def _live(self) -> str:
         """Whether a place holds a token of the sequence, padding of this step included: [B, 1, S, 1]."""
-        name, to = "cache_live", self.to
+        name, to = f"cache_live{self._more}", self.to
         if name not in to.shared:
             to.shared[name] = name
-            end = to.add("ReduceMax", [to.positions(), to.const([1])], ["cache_end"], keepdims=1)
-            flat = to.add("LessOrEqual", [self._capacity(), end], ["cache_live_flat"])
+            end = to.add("ReduceMax", [self._held_positions(), to.const([1])], [f"{name}_end"], keepdims=1)
+            flat = to.add("LessOrEqual", [self._capacity(), end], [f"{name}_flat"])
             to.add("Unsqueeze", [flat, to.const([1, 3])], [name])
         return name
 
@@ -184,7 +225,7 @@ class _Plain:
         name, to = f"seen_{max(0, window)}", self.to
         if name not in to.shared:
             to.shared[name] = name
-            at = to.add("Unsqueeze", [to.positions(), to.const([1, 3])], [f"{name}_at"])
+            at = to.add("Unsqueeze", [self._held_positions(), to.const([1, 3])], [f"{name}_at"])
             if window <= 0:
                 to.add("LessOrEqual", [self._capacity(), at], [name])
             else:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from llmc.compiler.program.ir import Dim, Graph, Value
+from llmc.compiler.program.ir import Dim, Graph, Node, Value
 from llmc.compiler.targets.onnxruntime.formats import OnnxOptions
 from llmc.compiler.weights.recipes import Recipe
 from llmc.errors import CompileError
@@ -20,6 +20,9 @@ OWN = "llmc"
 """The domain of llmc's own operators (compiler/targets/onnxruntime/kernels)."""
 LOGIT_ROWS = "logit_rows"
 ROWS = "rows"
+STARTS = "first_token_"
+"""Before a window: the input that says where caches of that window begin, as runtime/executors/onnxruntime/rolling.py
+has it."""
 ONNX_TYPES = {
     "float32": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32, "bool": TensorProto.BOOL,
 }  # fmt: skip
@@ -40,6 +43,8 @@ class Emitter:
         self.recipes: list[Recipe] = []
         self.shared: dict[str, str] = {}
         self.normed: set[Value | None] = set()
+        self.starting: dict[str, Any] = {}
+        """Inputs that say where caches begin, by name."""
 
     def add(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
         """A node; returns the name of its first output."""
@@ -113,6 +118,25 @@ class Emitter:
             if symbol in value.shape:
                 return name, value.shape.index(symbol)
         return None
+
+    def rolls(self, node: Node) -> bool:
+        """Whether the cache of an attention node begins at a later token than the first."""
+        return self.options.rolls and int(node.attrs["window"]) > 0
+
+    def starts(self, window: int) -> str:
+        """The input that says at which token of each row caches of that window begin, [B] int64."""
+        name = f"{STARTS}{window}"
+        self.starting[name] = helper.make_tensor_value_info(name, TensorProto.INT64, ["B"])
+        return name
+
+    def held_lengths(self, node: Node) -> str:
+        """Cached tokens of each row as the node's cache holds them, [B]."""
+        if not self.rolls(node):
+            return "past_lengths"
+        starts = self.starts(int(node.attrs["window"]))
+        if f"{starts}_held" not in self.shared:
+            self.shared[f"{starts}_held"] = self.add("Sub", ["past_lengths", starts], [f"{starts}_held"])
+        return f"{starts}_held"
 
     def positions(self) -> str:
         """Of each token in its sequence, [B, Q] int64."""

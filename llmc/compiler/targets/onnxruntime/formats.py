@@ -29,7 +29,7 @@ class OnnxOptions:
     the embedding have `head_bits`. `stored`: the names of those tensors whose own blocks are kept, each with its type
     (Q8_0, Q4_0, Q4_1). `fold`: the packed form of a matrix holds its offsets (packing.py); otherwise graphs add
     blocksum(x) · offsetsᵀ. `panels`: matrices are laid out for llmc's own kernels (onnxruntime/kernels), which add
-    offsets themselves.
+    offsets themselves. `rolls`: caches of layers with a window begin at a later token, which an input says.
 
     8-bit blocks of matrices that read a normalised hidden state are at most NORMED_BLOCK: kernels quantise activations
     by the same blocks, and outlier channels of the hidden state cost most there (benchmarks/RESULTS.md).
@@ -41,6 +41,7 @@ class OnnxOptions:
     stored: Mapping[str, str] = field(default_factory=dict)
     fold: bool = False
     panels: bool = False
+    rolls: bool = False
 
     def block_for(self, width: int, normed: bool = False) -> int:
         """Block for a matrix of `width` inputs: the largest power of two that is allowed and needs no padding."""

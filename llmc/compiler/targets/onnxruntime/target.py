@@ -19,10 +19,12 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.code import code_digest
@@ -37,7 +39,7 @@ from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, cpu_features
+from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, ROLLING_ROOM, cpu_features
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -140,10 +142,12 @@ class OnnxRuntimeTarget(Target):
         return cpu_features()
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
-        """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds; ONNX Runtime's
-        has none."""
-        if not _ours(options):
+        """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
+        reads tokens end to end: its executor moves them down. Graphs of one shape hold all."""
+        if options.specialise:
             return cache
+        if not _ours(options):
+            return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
         step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)
         return cache.in_rings(step, limits.max_model_len, KEYS)
 
@@ -197,7 +201,9 @@ class OnnxRuntimeTarget(Target):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Fuse and lower, make the weights file, and pack it where that pays."""
         own = _ours(options)
-        made = self._lower(stages, programs, self._onnx_options(stages, str(options.quantize), panels=own))
+        formats = self._onnx_options(stages, str(options.quantize), panels=own)
+        held = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
             weights = self._pack(stages, made, weights)
@@ -347,7 +353,7 @@ def _components(options: OnnxOptions) -> dict[str, Any]:
         found |= {"bits": options.bits, "head_bits": options.head_bits}
     if options.stored:
         found["stored"] = json.dumps(dict(options.stored), sort_keys=True)
-    return found | ({"fold": True} if options.fold else {}) | ({"panels": True} if options.panels else {})
+    return found | {name: True for name in ("fold", "panels", "rolls") if getattr(options, name)}
 
 
 def try_opening(data: bytes, folder: Path, what: str, library: str | None = None) -> None:

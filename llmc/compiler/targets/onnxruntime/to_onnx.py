@@ -77,7 +77,7 @@ class _Model(Emitter):
         for name, v in self.graph.outputs:
             self._rename(v.name, name)
             outputs.append(self._info(v, name))
-        inputs = [self._info(v, name) for name, v in self.graph.inputs.items()]
+        inputs = [*(self._info(v, name) for name, v in self.graph.inputs.items()), *self.starting.values()]
         if self.options.panels:
             inputs = [self._rows() if info.name == "past_lengths" else info for info in inputs]
             for info in (*inputs, *outputs):

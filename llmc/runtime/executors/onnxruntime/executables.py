@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
     from llmc.runtime.executors.witness import Witness
-    from llmc.runtime.step import Step
+    from llmc.runtime.step import Part, Step
 
 LOGIT_ROWS = "logit_rows"
 """The graphs' input that says which tokens' logits are wanted (llmc/compiler/targets/onnxruntime/to_onnx.py)."""
@@ -162,7 +162,7 @@ class Executables:
 
 
 class OnnxExecutor(SlotCacheExecutor):
-    """What executors of ONNX graphs do alike; `_run` takes a step, and leaves what graphs return in `_results`."""
+    """What executors of ONNX graphs do alike; `_run_part` takes a step that a graph can run as it is."""
 
     opens: ClassVar[Mapping[str, Content]] = {"weights": "data", EXECUTABLES: "data", KERNELS: "code"}
     opens_in_thread: ClassVar[bool] = True
@@ -171,6 +171,7 @@ class OnnxExecutor(SlotCacheExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         self._executables = Executables(bundle, threads, self.compilations)
+        self._results = {}
 
     def executable_of(self, step: Step) -> str:
         """Name of the executable in the manifest."""
@@ -199,9 +200,53 @@ class OnnxExecutor(SlotCacheExecutor):
         self._run(step)
         return TopLogits(self._results["top_values"], self._results["top_ids"])
 
+    def run_each(self, step: Step) -> NDArray[np.float32]:
+        """As `run`, asked for the logits of every live token."""
+        if not self.scores_each:
+            return super().run_each(step)
+        self._run(step, each=True)
+        return self._results["logits"][: step.live_tokens]
+
+    def _run(self, step: Step, each: bool = False) -> None:
+        """One step, in parts where no graph takes it whole; what graphs return for its rows, or for `each` live token,
+        is in `_results`."""
+        self._require(step)
+        parts = list(self._parts(step))
+        if len(parts) == 1:
+            self._run_part(parts[0][0], each)
+        else:
+            self._run_parts(step, parts, each)
+        self._keep(self._results["logits"], each_of=step if each else None)
+
     @abstractmethod
-    def _run(self, step: Step) -> None:
-        """One step."""
+    def _require(self, step: Step) -> None:
+        """Raise InputError for a step that the cache cannot serve."""
+
+    @abstractmethod
+    def _parts(self, step: Step) -> Iterator[Part]:
+        """What a step takes, one after the other."""
+
+    @abstractmethod
+    def _run_part(self, step: Step, each: bool) -> None:
+        """Run a part, over the cache; what graphs return is in `_results`."""
+
+    def _run_parts(self, step: Step, parts: Sequence[Part], each: bool) -> None:
+        made: list[list[Results]] = [[] for _ in step.slots]
+        for part, rows in parts:
+            self._run_part(part, each)
+            ends = np.cumsum(part.new_lengths if each else np.ones(len(rows), np.int64)).tolist()
+            for row, start, end in zip(rows.tolist(), [0, *ends], ends, strict=False):
+                kept = {name: array[start:end].copy() for name, array in self._results.items()}
+                made[row] = [*made[row], kept] if each else [kept]
+        whole = [kept for row in made for kept in row]
+        self._reserve(sum(len(kept["logits"]) for kept in whole))
+        for name, array in self._results.items():
+            np.concatenate([kept[name] for kept in whole], out=array[: sum(len(kept[name]) for kept in whole)])
+
+    def _reserve(self, rows: int) -> None:
+        """Let `_results` have room for so many rows of logits, and for those of all slots."""
+        if len(self._results.get("logits", ())) < rows:
+            self._results = self._buffers(max(rows, self.slots))
 
     def _buffers(self, rows: int) -> Results:
         """What graphs return, for so many rows of logits."""

@@ -11,8 +11,7 @@ decode (slot_cache.py); a prompt runs on a staging cache and is copied into its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,13 +20,15 @@ from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, Results, bind_array, bind_cache
+from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
+from llmc.runtime.executors.onnxruntime.rolling import STARTS, RollingCache
 from llmc.runtime.executors.slot_cache import SlotCache, Tensors, parts_of
-from llmc.runtime.host import PROMPT_CHUNK
+from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM
+from llmc.runtime.step import in_pieces, rows_apart
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.step import Step
+    from llmc.runtime.step import Part, Step
 
 Array = NDArray[np.float32]
 _MAX_BINDINGS = 64
@@ -53,15 +54,16 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
         rows, longest = (max(values) for values in zip(*decode, strict=True))
-        self._cache = SlotCache(shape, slots, capacity, rows, longest)
+        self._rolling = RollingCache(shape, slots, capacity) if self.exact else None
+        self._cache = self._rolling or SlotCache(shape, slots, capacity, rows, longest)
+        self._windows = [window for window, _ in shape.rewind.rings]
         self._staging = Tensors(parts_of(shape), max(prompt, default=0))
         most = max(slots, *(b.batch for b in buckets))
-        self._results = self._buffers(most)
+        self._reserve(most)
         self._given_states, self._new_states = (
             [np.zeros(t.size(count, 0), np.float32) for t in shape.states]
             for count in (0 if self.exact else most, most)
         )
-        self._each = self._buffers(0)
         self._bound: dict[tuple[Any, ...], _Bound] = {}
 
     @property
@@ -74,57 +76,40 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         """True when one executable covers every shape: one of fixed shape returns as many logits as it has rows."""
         return self.exact
 
-    def run_each(self, step: Step) -> Array:
-        """As `run`, with more rows of logits; several rows of several tokens over a past run row by row."""
-        if not self.scores_each:
-            return super().run_each(step)
-        live = step.live_tokens
-        if len(self._each["logits"]) < live:
-            self._each = self._buffers(live)
-        self._run(step, self._each)
-        logits = self._each["logits"][:live]
-        self._keep(logits, each_of=step)
-        return logits
-
-    def _run(self, step: Step, each: Results | None = None) -> None:
-        """One step; a prompt step of several rows over a past runs row by row, which the kernel asks for.
-
-        `each`, where given, takes what graphs return for every live token, row by row.
-        """
+    def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held, first_slots=not self.exact)
+
+    def _parts(self, step: Step) -> Iterator[Part]:
+        """A prompt step of several rows over a past row by row, which the operator asks for; rows that are longer than
+        rings have room for in pieces."""
         past = step.past_lengths.any() if self.exact else step.context
-        if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and past:
-            self._row_by_row(step, each)
-        elif self.exact:
+        long = bool(self._windows) and step.query > ROLLING_ROOM
+        rows: Iterator[Part] = iter([(step, np.arange(len(step.slots)))])
+        if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and (past or long):
+            rows = rows_apart(step)
+        for part, those in rows:
+            if long:
+                yield from ((piece, those[own]) for piece, own in in_pieces(part, ROLLING_ROOM))
+            else:
+                yield part, those
+
+    def _run_part(self, step: Step, each: bool) -> None:
+        self._reserve(step.live_tokens if each else step.batch)
+        if self._rolling is not None:
             first = step.slots[0]
             if step.slots != tuple(range(first, first + step.batch)):
                 raise InputError(f"slots {step.slots} are not consecutive")
+            for row, slot in enumerate(step.slots):
+                past = int(step.past_lengths[row])
+                self._rolling.make_room(slot, past, past + step.query)
             self._replay(step, self._cache.home, first, each)
             self._cache.end_at_home(step)
         elif step.phase == "decode":
-            self._replay(step, self._cache.begin_decode(step), 0)
+            self._replay(step, self._cache.begin_decode(step), 0, each)
             self._cache.end_decode(step)
         else:
             self._prompt_on_staging(step)
-        self._keep(self._results["logits"])
         self._executables.open_rest()
-
-    def _row_by_row(self, step: Step, each: Results | None) -> None:
-        made: list[Results] = []
-        for row in range(len(step.slots)):
-            r = slice(row, row + 1)
-            one = replace(
-                step, slots=step.slots[r], token_ids=step.token_ids[r], past_lengths=step.past_lengths[r],
-                new_lengths=step.new_lengths[r],
-            )  # fmt: skip
-            self._run(one, each)
-            if each is None:
-                made.append({name: array[0].copy() for name, array in self._results.items()})
-            else:
-                each = {name: array[int(step.new_lengths[row]) :] for name, array in each.items()}
-        for row, results in enumerate(made):
-            for name, array in results.items():
-                self._results[name][row] = array
 
     def _prompt_on_staging(self, step: Step) -> None:
         staged = self._stage(step, step.context + step.query)
@@ -133,14 +118,14 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
             self._cache.write(slot, start, end, [array[:, row, :, start:end] for array in staged])
 
-    def _replay(self, step: Step, cache: Tensors, first: int, each: Results | None = None) -> None:
+    def _replay(self, step: Step, cache: Tensors, first: int, each: bool = False) -> None:
         key = (step.batch, step.query, first, id(cache), cache.length)
         bound = self._bound.pop(key, None)
         if bound is None:
             if len(self._bound) >= _MAX_BINDINGS:
                 self._bound.pop(next(iter(self._bound)))
             session = self._executables.session(self._executables.executable(step))
-            bound = _Bound(session, step.batch, step.query, self._places(cache, first, step.batch))
+            bound = _Bound(session, step.batch, step.query, self._places(cache, first, step.batch), self._windows)
         self._bound[key] = bound
         bound.token_ids[:] = step.token_ids
         bound.past_lengths[:] = step.past_lengths
@@ -148,11 +133,14 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         if not self.exact:
             self._cache.read_states(step, self._given_states)
         starts = np.arange(0, step.token_ids.size, step.query)
-        if each is None:
-            bound.run(starts + step.new_lengths - 1, self._results)
-        else:
+        for window, array in bound.starts.items():
+            assert self._rolling is not None  # no bundle of fixed shapes has rings
+            array[:] = self._rolling.starts(window)[first : first + step.batch]
+        if each:
             lengths = zip(starts[: len(step.slots)], step.new_lengths, strict=False)
-            bound.run(np.concatenate([np.arange(n) + start for start, n in lengths]), each)
+            bound.run(np.concatenate([np.arange(n) + start for start, n in lengths]), self._results)
+        else:
+            bound.run(starts + step.new_lengths - 1, self._results)
         self._cache.keep_states(step, self._new_states)
 
     def _places(self, cache: Tensors, first: int, batch: int) -> dict[str, tuple[Array, Array]]:
@@ -174,7 +162,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         states = sum(state.nbytes for state in (*self._given_states, *self._new_states))
         return {
             "cache": self._cache.nbytes + self._staging.nbytes + states,
-            "logits": sum(array.nbytes for made in (self._results, self._each) for array in made.values()),
+            "logits": sum(array.nbytes for array in self._results.values()),
             "open_executables": self._executables.open_count,
         }
 
@@ -187,10 +175,14 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 class _Bound:
     """A session bound to fixed buffers for one batch, query and place in the cache."""
 
-    def __init__(self, session: Any, batch: int, query: int, places: Mapping[str, tuple[Array, Array]]) -> None:
+    def __init__(
+        self, session: Any, batch: int, query: int, places: Mapping[str, tuple[Array, Array]], windows: Sequence[int]
+    ) -> None:  # fmt: skip
+        """`windows`: of the caches that begin at a later token."""
         self.token_ids = np.zeros((batch, query), np.int64)
         self.past_lengths = np.zeros(batch, np.int64)
         self.new_lengths = np.zeros(batch, np.int64)
+        self.starts = {window: np.zeros(batch, np.int64) for window in windows}
         self._rows = np.zeros(0, np.int64)
         self._results: tuple[int, ...] = ()
         self._binding = binding = session.io_binding()
@@ -198,6 +190,8 @@ class _Bound:
         bind_array(binding.bind_input, "past_lengths", self.past_lengths)
         if any(given.name == "new_lengths" for given in session.get_inputs()):
             bind_array(binding.bind_input, "new_lengths", self.new_lengths)
+        for window, array in self.starts.items():
+            bind_array(binding.bind_input, f"{STARTS}{window}", array)
         bind_cache(binding, places)
         self._keep = places
         self._session = session

@@ -8,8 +8,7 @@ room for beside a window takes several steps. States are replaced in place, [slo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,10 +20,11 @@ from llmc.runtime.executors.compatibility import require_kernel_features, requir
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
 from llmc.runtime.executors.slot_cache import SlotCache
 from llmc.runtime.host import KERNELS_PROMPT_CHUNK
+from llmc.runtime.step import in_pieces
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
-    from llmc.runtime.step import Step
+    from llmc.runtime.step import Part, Step
 
 Array = NDArray[np.float32]
 ROWS = "rows"
@@ -46,7 +46,6 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         self._cache = SlotCache(bundle.cache_shape, slots, capacity, dtype=np.float16)
-        self._results = {}
         self._request: _Request | None = None
         spare = bundle.cache_shape.rewind.spare
         self._most_new = None if spare is None else spare + 1
@@ -57,49 +56,16 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         """As the kernels keep it."""
         return "f16"
 
-    def run_each(self, step: Step) -> Array:
-        """The same graph, asked for the logits of every token."""
-        self._run(step, each=True)
-        return self._results["logits"][: step.live_tokens]
-
-    def _run(self, step: Step, each: bool = False) -> None:
+    def _require(self, step: Step) -> None:
         self._check_step(step, self._cache.held)
+
+    def _parts(self, step: Step) -> Iterator[Part]:
         most = self._most_new
         if most is not None and int(step.new_lengths[: len(step.slots)].max()) > most:
-            self._run_in_parts(step, most, each)
-        else:
-            self._run_whole(step, each)
-        self._keep(self._results["logits"], each_of=step if each else None)
+            return in_pieces(step, most)
+        return iter([(step, np.arange(len(step.slots)))])
 
-    def _run_in_parts(self, step: Step, most: int, each: bool) -> None:
-        """Run a step `most` tokens of each row at a time; `_results` are as those of one step."""
-        new, live = step.new_lengths[: len(step.slots)], np.arange(len(step.slots))
-        made: list[list[dict[str, NDArray[Any]]]] = [[] for _ in live]
-        for first in range(0, int(new.max()), most):
-            rows = live[new > first]
-            ids, counts = step.token_ids[rows, first : first + most], np.minimum(new[rows] - first, most)
-            slots = tuple(step.slots[row] for row in rows)
-            past = step.past_lengths[rows] + first
-            part = replace(step, slots=slots, token_ids=ids, past_lengths=past, new_lengths=counts)
-            self._run_whole(part, each)
-            ends = np.cumsum(part.new_lengths) if each else np.arange(1, len(rows) + 1)
-            for at, row in enumerate(rows):
-                own = slice(0 if at == 0 else int(ends[at - 1]), int(ends[at]))
-                kept = {name: array[own].copy() for name, array in self._results.items()}
-                made[row] = [*made[row], kept] if each else [kept]
-        parts = [part for row in made for part in row]
-        self._results = self._results_of({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-
-    def _results_of(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Buffers that hold these."""
-        count = len(arrays["logits"])
-        if len(self._results["logits"]) < count:
-            self._results = self._buffers(max(count, self.slots))
-        for name, array in arrays.items():
-            self._results[name][:count] = array
-        return self._results
-
-    def _run_whole(self, step: Step, each: bool) -> None:
+    def _run_part(self, step: Step, each: bool) -> None:
         live = len(step.slots)
         new, ids = step.new_lengths[:live], step.token_ids[:live]
         if int(new.min()) != step.query:
@@ -107,8 +73,7 @@ class KernelExecutor(RaggedExecutor, OnnxExecutor):
         ends = np.cumsum(new)
         rows = np.stack([np.array(step.slots, np.int64), step.past_lengths[:live], ends - new, new], axis=1)
         wanted = np.arange(ends[-1]) if each else ends - 1
-        if len(self._results.get("logits", ())) < len(wanted):
-            self._results = self._buffers(max(len(wanted), self.slots))
+        self._reserve(len(wanted))
         if self._request is None:
             session = self._executables.session(self._executables.executable(step))
             shape, cache = self.bundle.cache_shape, self._cache
