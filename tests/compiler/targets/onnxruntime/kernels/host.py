@@ -1,5 +1,5 @@
-"""This host as one that runs the kernels. Where its CPU has no AVX-512 VNNI, the same C sources are compiled for AVX2, over
-emulated/immintrin.h, and the host counts as one with all features."""
+"""This host as one that runs the kernels. Where its CPU has no AVX-512 VNNI, the same C sources are compiled for AVX2
+over emulated/immintrin.h, and the host counts as one with all features."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from llmc.compiler.targets.onnxruntime.kernels import build
 from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
 from llmc.runtime.executors import compatibility
 from llmc.runtime.host import KERNEL_FEATURES, cpu_features
+
+REAL = build.TARGET
+"""Of the product."""
 
 EMULATED = Path(__file__).parent / "emulated"
 TARGET = ("-target", "x86_64-linux-gnu.2.17", "-mcpu=x86_64_v3", "-I", str(EMULATED))

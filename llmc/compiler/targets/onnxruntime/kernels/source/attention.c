@@ -3,13 +3,14 @@ scratch).
 
 Rotary embedding, appending to the cache, and causal attention in groups of query heads, for rows of any lengths that
 lie end to end. q is [.., heads · D], T tokens in all, with k [.., kv_heads · D] and v [.., kv_heads · V], or all three
-in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys and
-[slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. With a
+in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys
+and [slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. With a
 window it is a ring: token p lies at place p mod S, and what a row may see of its past and its new tokens have to fit
-together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for tokens of no row. cos
-and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score is q · k · scale, then
-softcap · tanh(score / softcap) unless that is 0, then more by slopes [heads] for each place of its key (ALiBi). sinks
-[heads] are scores of a key more, which has no value. A token sees the `window` keys that end with its own (0: all).
+together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for
+tokens of no row. cos and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score
+is q · k · scale, then softcap · tanh(score / softcap) unless that is 0, then more by slopes [heads] for each place of
+its key (ALiBi). sinks [heads] are scores of a key more, which has no value. A token sees the `window` keys that end
+with its own (0: all).
 Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale, softcap. D and V are at most MOST_DIM.
 
 Scores are taken for KEYS keys at a time, with a running maximum (Milakov and Gimelshein 2018, "Online normalizer
