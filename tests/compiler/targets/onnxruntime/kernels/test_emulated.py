@@ -1,4 +1,4 @@
-"""The emulated intrinsics against what Intel's guide says of each, in numpy; and the real ones, where the CPU has any."""
+"""Emulated intrinsics against what Intel says of each, in numpy; and the real ones, where the CPU has any."""
 
 from __future__ import annotations
 
