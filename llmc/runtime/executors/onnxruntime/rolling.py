@@ -8,6 +8,7 @@ positions, the operator knows places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +53,7 @@ class RollingCache(SlotCache):
                     array[:, slot, :, : past - first] = array[:, slot, :, first - start : past - start].copy()
             starts[slot] = first
 
-    def write(self, slot: int, start: int, end: int, new: list[NDArray[np.float32]]) -> None:  # type: ignore[override]
+    def write(self, slot: int, start: int, end: int, new: Sequence[NDArray[np.float32]]) -> None:
         """Make room first."""
         self.held.require(slot, start)
         self.make_room(slot, start, end)
