@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.cache_shape import ANYWHERE
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.held import Held
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle

@@ -12,14 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from llmc.errors import CompileError
 
 if TYPE_CHECKING:
     from llmc.buckets.limits import Limits
     from llmc.compiler.targets.xla.machines import DescribedMachine
-    from llmc.runtime.cache_shape import Kind
+    from llmc.runtime.cache_shape import CacheTensor
+
+ArrayKind: TypeAlias = Literal["kv", "ring", "state"]
+"""What an array of the cache has for a sequence: a place for each token, a ring of places, or a state."""
 
 ArrayBytes: TypeAlias = "Callable[[Sequence[int], int], int]"
 """Bytes that an array of a shape takes on a device, with so many bytes a number."""
@@ -65,6 +68,11 @@ def capacity(tokens: int) -> int:
     return -(-tokens // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
 
 
+def array_kind(tensor: CacheTensor) -> ArrayKind:
+    """Of an array of such tensors."""
+    return tensor.kind if tensor.ring is None else "ring"
+
+
 def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
     """Bytes of an array's values, without padding."""
     return math.prod(shape) * item_bytes
@@ -72,17 +80,19 @@ def values_bytes(shape: Sequence[int], item_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """One device's share of an array of the cache: keys or values [layers, slots, kv_heads, capacity, head_dim], which
-    grow with a slot's tokens, or states [layers, slots, …]."""
+    """One device's share of an array of the cache: keys or values [layers, slots, kv_heads, places, head_dim], which
+    grow with a slot's tokens, in a ring up to its size, or states [layers, slots, …]."""
 
-    kind: Kind
+    kind: ArrayKind
     shape: tuple[int, ...]
     item_bytes: int
 
     def sized(self, slots: int, capacity: int) -> tuple[int, ...]:
         """Its shape for so many slots of so many tokens."""
         layers, _, *inner = self.shape
-        return (layers, slots, inner[0], capacity, *inner[2:]) if self.kind == "kv" else (layers, slots, *inner)
+        if self.kind != "state":
+            inner[1] = min(capacity, inner[1]) if self.kind == "ring" else capacity
+        return (layers, slots, *inner)
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,7 @@ class Cache:
     @property
     def grows(self) -> bool:
         """Whether a longer sequence takes more of it."""
-        return any(part.kind == "kv" for part in self.parts)
+        return any(part.kind != "state" for part in self.parts)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class DescribedTarget(XlaTarget):
         from llmc.compiler.targets.xla.capacity import Cache, Need, require_fits
 
         limits, config, topology = stages.plan.limits, stages.checkpoint.config, self.topology
-        groups, fixed = self.cache_shape(config, options).groups, CACHE_SLOTS.of(options) is not None
+        groups, fixed = self.held(stages, options).groups, CACHE_SLOTS.of(options) is not None
 
         def need(degree: int) -> tuple[Need, Cache]:
             cache = Cache.of(_cache_parts(layout, groups, degree), limits, fixed, topology.array_bytes)

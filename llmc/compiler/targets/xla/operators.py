@@ -111,6 +111,12 @@ def _sub(self: Array, other: Any, alpha: float = 1) -> Array:
     return self - (other if alpha == 1 else alpha * other)
 
 
+@_rule("remainder.Scalar", "remainder.Tensor")
+def _remainder(self: Array, other: Any) -> Array:
+    """With the divisor's sign."""
+    return jnp.remainder(self, other)
+
+
 @_rule("pow.Tensor_Scalar")
 def _pow(self: Array, exponent: float) -> Array:
     return lax.integer_pow(self, int(exponent)) if float(exponent).is_integer() else self**exponent
@@ -253,6 +259,11 @@ def _repeat(self: Array, repeats: Sequence[int]) -> Array:
 def _slice(self: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     end = None if end is None or end == _INT64_MAX else end
     return self[(slice(None),) * (dim % self.ndim) + (slice(start, end, step),)]
+
+
+@_rule("narrow.default")
+def _narrow(self: Array, dim: int, start: int, length: int) -> Array:
+    return lax.slice_in_dim(self, start, start + length, axis=dim % self.ndim)
 
 
 @_rule("select.int")

@@ -3,8 +3,8 @@
     step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *cache, *weights)
         → logits [B, V] float32, with `top` the largest of them and their ids, *cache
 
-`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, capacity, head_dim],
-states [layers, slots, …]. The arrays are donated: what comes back lies where they lay, and holds, beside what it held,
+`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, places, head_dim], with a
+place for each token or in a ring, states [layers, slots, …]. The arrays are donated: what comes back lies where they lay, and holds, beside what it held,
 the live tokens and the states of the live rows. Integers are int32. Row b belongs to slot slots[b]; −1 marks a dummy
 row, which writes nothing. A decode step's row b is slot b, so that its cache is a slice and no gather.
 """
@@ -22,7 +22,7 @@ from llmc.compiler.targets.xla.attention.cache_view import CacheView
 from llmc.compiler.targets.xla.evaluate import evaluate
 
 if TYPE_CHECKING:
-    from llmc.runtime.cache_shape import Kind
+    from llmc.compiler.targets.xla.capacity import ArrayKind
 
 Array = Any
 Read = Callable[[int, Any], Any]
@@ -91,7 +91,7 @@ def stacked(entries: Sequence[Array], places: Places) -> tuple[Array, ...]:
 
 def step_function(
     core: Core, phase: str, context: int, loops: bool = True, views: bool = False, dtype: str | None = None,
-    kinds: Sequence[Kind] = ("kv", "kv"),
+    kinds: Sequence[ArrayKind] = ("kv", "kv"),
 ) -> Callable[..., tuple[Array, ...]]:  # fmt: skip
     """The step of a bucket; see the module's docstring. Without `loops`, rows are written one after the other by
     operations of their own, for compilers that know no loops. With `views` the core's operators read the cache where it
@@ -107,7 +107,8 @@ def step_function(
         def read(group: int, place: Any) -> Any:
             if kinds[group] == "state":
                 return CacheView(cache[group], place, slots, phase, None).rows()
-            view = CacheView(cache[group], place, slots, phase, context)
+            places = min(context, cache[group].shape[3])
+            view = CacheView(cache[group], place, slots, phase, places, wraps=places < context)
             if views:
                 return view
             return view.rows() if dtype is None else view.rows().astype(dtype)
@@ -118,8 +119,8 @@ def step_function(
         after = (out.logits.ravel()[0] > jnp.inf).astype(jnp.int32)
         first = jnp.maximum(slots, 0)
         written = [
-            _write(held, new, first, past_lengths + after, live, loops) if kind == "kv"
-            else _replace(held, new, first + after, live, loops)
+            _replace(held, new, first + after, live, loops) if kind == "state"
+            else _write(held, new, first, past_lengths + after, live, loops, kind == "ring")
             for kind, held, new in zip(kinds, cache, out.entries, strict=True)
         ]  # fmt: skip
         top = () if not out.top else (out.top[0].astype(jnp.float32), out.top[1].astype(jnp.int32))
@@ -136,26 +137,37 @@ def _held(new: Array, dtype: Any) -> Array:
     return new.astype(dtype)
 
 
-def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loops: bool) -> Array:
+def _write(cache: Array, new: Array, slots: Array, past: Array, live: Array, loops: bool, ring: bool) -> Array:
     """`cache` with the first live[b] of row b's new tokens at slot slots[b], token past[b] on.
 
-    `new` is [layers, B, kv_heads, Q, head_dim]. A row's window of Q tokens is read, changed where tokens are live, and
-    written back. A window that would pass the end of the cache is moved back, and its tokens ahead in it.
+    `new` is [layers, B, kv_heads, Q, head_dim]. A row's window of Q places is read, changed where tokens are live, and
+    written back. A window that would pass the end of the cache is moved back, and its tokens ahead in it. What passes
+    the end of a ring is behind them there, and goes to the beginning. Of more tokens than a ring has places the last
+    live ones are taken.
     """
     layers, batch, heads, query, size = new.shape
-    new = _held(new, cache.dtype)
+    new, places = _held(new, cache.dtype), cache.shape[3]
+    taken = min(query, places)
 
     def row(b: Array, cache: Array) -> Array:
-        start = jnp.minimum(past[b], cache.shape[3] - query)
-        ahead = past[b] - start
-        at = (0, slots[b], 0, start, 0)
-        held = lax.dynamic_slice(cache, at, (layers, 1, heads, query, size))
-        made = lax.dynamic_slice(new, (0, b, 0, 0, 0), (layers, 1, heads, query, size))
-        if query > 1:
+        first = jnp.maximum(live[b] - taken, 0) if ring else jnp.int32(0)
+        begin = lax.rem(past[b] + first, places) if ring else past[b]
+        start = jnp.minimum(begin, places - taken)
+        ahead = begin - start
+        made = lax.dynamic_slice(new, (0, b, 0, first, 0), (layers, 1, heads, taken, size))
+        if taken > 1:
             made = jnp.roll(made, ahead, axis=3)
-        token = jnp.arange(query) - ahead
-        kept = ((token >= 0) & (token < live[b]))[:, None]
-        return lax.dynamic_update_slice(cache, jnp.where(kept, made, held), at)
+        token = first + jnp.arange(taken) - ahead
+
+        def put(cache: Array, start: Any, kept: Array) -> Array:
+            at = (0, slots[b], 0, start, 0)
+            held = lax.dynamic_slice(cache, at, made.shape)
+            return lax.dynamic_update_slice(cache, jnp.where(kept[:, None], made, held), at)
+
+        cache = put(cache, start, (token >= first) & (token < live[b]))
+        if ring and taken > 1:
+            cache = put(cache, 0, (token < first) & (token + taken < live[b]))
+        return cache
 
     return _each(batch, row, cache, loops)
 

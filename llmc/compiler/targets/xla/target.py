@@ -26,7 +26,7 @@ from llmc.compiler.program.stage import CACHED, DTYPES, WeightlessDialect, both_
 from llmc.compiler.stages import Stages, version_of
 from llmc.compiler.targets.base import Executable, Lowered, Shape
 from llmc.compiler.targets.costs import WEIGHTS, Cost, traces
-from llmc.compiler.targets.xla.capacity import capacity
+from llmc.compiler.targets.xla.capacity import CAPACITY_MULTIPLE, array_kind, capacity
 from llmc.compiler.targets.xla.formats import CODES, KV_CACHE_DTYPE, KV_CACHES, XlaFormats, described_as
 from llmc.compiler.weights.weightless import ITEM_BYTES, Described, described_stage, shared_files
 from llmc.errors import InputError
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.workspace import Workspace
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
     from llmc.compiler.targets.xla.build import Job, Machine
+    from llmc.compiler.targets.xla.capacity import ArrayKind
     from llmc.compiler.targets.xla.sharding import Dims
-    from llmc.compiler.targets.xla.step import Core, Places
-    from llmc.runtime.cache_shape import CacheShape, CacheTensor, Kind
+    from llmc.compiler.targets.xla.step import Core
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.executors.xla.envelope import Tensor
 
 KEPT_PREFIXES = 2
@@ -67,12 +69,14 @@ _STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths", "slots")
 @dataclass(frozen=True)
 class XlaLowered(Lowered):
     """And the inputs that all steps share, as JSON (`layout`: keys and values, the weights), how they are split over
-    devices, for people, whether repeated layers are one scanned body, and the model's configuration."""
+    devices, for people, whether repeated layers are one scanned body, the model's configuration, and its cache as it is
+    held."""
 
     layout: Mapping[str, Any]
     split: Mapping[str, Any]
     rolled: bool
     config: Mapping[str, Any]
+    cache: CacheShape
 
 
 class XlaTarget(XlaFormats):
@@ -129,8 +133,9 @@ class XlaTarget(XlaFormats):
         from llmc.compiler.targets.xla.scan_layers import NotRollableError, roll
 
         try:
-            if len({group for group, _ in cache.places}) != 2 or len(cache) != 2 * cache.layers:
-                raise NotRollableError("it has caches of several kinds")
+            if len(cache.groups) != 2 or len(cache) != 2 * cache.layers:
+                rings = f", windows in rings ({ROLL_LAYERS.flag} holds all tokens)" if cache.rewind.rings else ""
+                raise NotRollableError(f"it has caches of several kinds{rings}")
             for program in programs:
                 roll(_parsed(program.paths[PROGRAM]).at(2, 4, 8 * (program.name == CACHED)))
         except NotRollableError as e:
@@ -165,6 +170,17 @@ class XlaTarget(XlaFormats):
             uniform_cache_of(config, f"{self.name} with {LOWERING.flag} {LOWERING.of(options)}")
         return cache_of(config)
 
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """Windows in rings of whole lanes, which keep a block of the plan beside them; all tokens for another lowering,
+        and where layers are to be rolled that would not be alike then."""
+        held = cache.in_rings(limits.block_size, limits.max_model_len, CAPACITY_MULTIPLE)
+        alike = len(held.groups) == len(cache.groups)
+        return held if LOWERING.of(options) == "jax" and (alike or not ROLL_LAYERS.of(options)) else cache
+
+    def held(self, stages: Stages, options: CompileOptions) -> CacheShape:
+        """The cache of the model that is compiled, as it is held. Raises as `cache_shape`."""
+        return self.held_cache(self.cache_shape(stages.checkpoint.config, options), stages.plan.limits, options)
+
     def dialect(self, options: CompileOptions) -> WeightlessDialect:
         """The dialect that the model is traced in."""
         return "two_part"
@@ -176,11 +192,12 @@ class XlaTarget(XlaFormats):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Weights; how they and the cache lie; and the programs that work on slots. Steps are lowered one by one."""
         lowering = self._other_lowering(options)
-        rolled = self._rolls(programs, self.cache_shape(stages.checkpoint.config, options), options)
+        cache = self.held(stages, options)
+        rolled = self._rolls(programs, cache, options)
         stack = described_as(rolled, str(options.quantize))
         shared = shared_files(stages, programs[0], stack)
         described = json.loads(stages.store.get_bytes(described_stage(stages, programs[0], stack).digest))
-        layout, split = self._layout(stages, options, described)
+        layout, split = self._layout(stages, options, cache, described)
         self.require_fits(stages, options, layout)
         slots = self._slot_stage(stages, options, layout)
         return XlaLowered(
@@ -196,6 +213,7 @@ class XlaTarget(XlaFormats):
             rolled=rolled,
             split=split,
             config=dict(stages.checkpoint.config),
+            cache=cache,
         )
 
     def devices(self, options: CompileOptions) -> int:
@@ -245,12 +263,13 @@ class XlaTarget(XlaFormats):
 
         return lines(analysis)
 
-    def _layout(self, stages: Stages, options: CompileOptions, described: Sequence[Described]) -> tuple[Any, Any]:
+    def _layout(
+        self, stages: Stages, options: CompileOptions, cache: CacheShape, described: Sequence[Described]
+    ) -> tuple[Any, Any]:
         """Inputs that all steps share, as JSON (keys and values, the weights), and how they are split, for people."""
         from llmc.compiler.targets.xla.sharding import describe, weight_shardings
 
         limits, config, degree = stages.plan.limits, stages.checkpoint.config, TENSOR_PARALLEL.of(options)
-        cache = self.cache_shape(config, options)
         rows = max(limits.max_num_seqs, *(b.batch for b in stages.plan.buckets))
         slots = max(CACHE_SLOTS.of(options) or rows + KEPT_PREFIXES, rows)
         longest = max(limits.max_model_len, *(b.context for b in stages.plan.buckets))
@@ -274,7 +293,7 @@ class XlaTarget(XlaFormats):
         first = group[0]
         dtype = KV_CACHES[self.cache_dtype(options)] if first.kind == "kv" else DTYPES[options.dtype]
         return {
-            "name": {"key": "keys", "value": "values"}.get(first.name, first.name), "kind": first.kind,
+            "name": {"key": "keys", "value": "values"}.get(first.name, first.name), "kind": array_kind(first),
             "shape": [len(group), *first.size(slots, tokens)],
             "dtype": dtype if first.dtype is None else DTYPES[first.dtype],
             "dims": list(cache_dims(first, TENSOR_PARALLEL.of(options))),
@@ -329,10 +348,8 @@ class XlaTarget(XlaFormats):
 
         assert isinstance(lowered, XlaLowered)
         batch, query, context = shape.sizes
-        layout, shared = lowered.layout, self.cache_shape(lowered.config, options)
-        core = self._core(
-            lowered.inputs[program_for(context, lowered.inputs)], shape.sizes, options, lowered.rolled, shared.places
-        )
+        layout = lowered.layout
+        core = self._core(lowered, shape, options)
         weights = {tensor.name: tensor for tensor in tensors(layout["weights"])}
         entries = [tensor.dims for tensor in tensors(layout["cache"])]
         core = self._sharded(QuantisedCore(core, weights), lowered.config, options, entries)
@@ -349,18 +366,17 @@ class XlaTarget(XlaFormats):
         """The step as it is compiled for the machine, where that is not the portable program."""
         return None
 
-    def _core(
-        self, program: Path, sizes: tuple[int, int, int], options: CompileOptions, rolled: bool, places: Places
-    ) -> Core:
+    def _core(self, lowered: XlaLowered, shape: Shape, options: CompileOptions) -> Core:
+        program, cache = lowered.inputs[program_for(shape.sizes[2], lowered.inputs)], lowered.cache
         if LOWERING.of(options) == "torch-xla":
             from llmc.compiler.targets.xla.torch_xla import find_python, torch_xla_core
 
-            return torch_xla_core(program.read_bytes(), *sizes, find_python(self.settings.torch_xla_python))
+            return torch_xla_core(program.read_bytes(), *shape.sizes, find_python(self.settings.torch_xla_python))
         from llmc.compiler.targets.xla.scan_layers import roll
         from llmc.compiler.targets.xla.step import FlatCore
 
-        bound = _parsed(program).at(*sizes)
-        return roll(bound) if rolled else FlatCore(bound, places)
+        bound = _parsed(program).at(*shape.sizes, cache)
+        return roll(bound) if lowered.rolled else FlatCore(bound, cache.places)
 
     def _sharded(self, core: Core, config: Mapping[str, Any], options: CompileOptions, entries: Sequence[Dims]) -> Core:
         from llmc.compiler.targets.xla.sharding import ShardedCore
@@ -385,7 +401,7 @@ def _slot_programs(options: CompileOptions, cache: Sequence[Mapping[str, Any]]) 
     }
 
 
-def kinds_of(described: Sequence[Mapping[str, Any]]) -> list[Kind]:
+def kinds_of(described: Sequence[Mapping[str, Any]]) -> list[ArrayKind]:
     """Kinds of the cache's arrays in a layout's description."""
     return [d["kind"] for d in described]
 

@@ -1,7 +1,7 @@
 """Steps over a cache that stays on the device, for XLA's programs, whoever compiled them.
 
 The cache of all slots lies on the device, one array for each of `CacheShape.groups`: keys or values [layers, slots,
-kv_heads, capacity, head_dim], states [layers, slots, …], sized when the bundle was compiled. A step takes them, writes
+kv_heads, places, head_dim], states [layers, slots, …], sized when the bundle was compiled. A step takes them, writes
 the live rows' live tokens and states into their slots, and gives them back in place; a larger bucket reads more tokens.
 What else happens to slots (copies, import, export, poison) are programs of the bundle, too.
 """
@@ -23,6 +23,7 @@ from llmc.runtime.top_logits import TopLogits
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
+    from llmc.runtime.cache_shape import CacheTensor
     from llmc.runtime.executors.xla.envelope import StepHeader, Tensor
     from llmc.runtime.step import Step
 
@@ -89,16 +90,16 @@ class SlotExecutor(StaticExecutor):
         self._slot_programs = {name: self._load(name, name) for name in SLOT_PROGRAMS}
         self._native = self._slot_programs["slot_fill"].native
         self._shape = self.bundle.cache_shape
-        self._kinds = [group[0].kind for group in self._shape.groups]
-        cache = self._slot_programs["slot_fill"].header.inputs[: len(self._kinds)]
+        self._likes = [group[0] for group in self._shape.groups]
+        cache = self._slot_programs["slot_fill"].header.inputs[: len(self._likes)]
         _, held, *_ = cache[0].shape
         if self.slots > held:
             raise InputError(
                 f"{self.bundle.path}: its cache holds {held} sequences, asked for {self.slots}; compile it with "
                 f"--cache-slots {self.slots}"
             )
-        longest = [t.shape[3] for kind, t in zip(self._kinds, cache, strict=True) if kind == "kv"]
-        self.capacity = min([self.capacity, *longest])
+        whole = (t.shape[3] for like, t in zip(self._likes, cache, strict=True) if like.kind == "kv" and not like.ring)
+        self.capacity = min([self.capacity, *whole])
         with told(self.compilations.opened):
             self._cache = [arrays.zeros(t) for t in cache]
         self._bound: dict[str, list[Any]] = {}
@@ -112,7 +113,7 @@ class SlotExecutor(StaticExecutor):
     @property
     def cache_dtype(self) -> str:
         """As the programs were compiled for it; bfloat16 holds float8's numbers."""
-        held = {t.dtype for t in self._slot_programs["slot_fill"].header.inputs[: len(self._kinds)]}
+        held = {t.dtype for t in self._slot_programs["slot_fill"].header.inputs[: len(self._likes)]}
         return "f32" if "float32" in held else "bf16"
 
     def warm(self, steps: list[tuple[str, int, int, int]]) -> None:
@@ -164,11 +165,11 @@ class SlotExecutor(StaticExecutor):
         self._held.copied(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """The slot as it lies on the device, cut to `length` tokens, in float32."""
+        """The first `length` tokens of the slot, in float32; of a ring, zeros before the last window."""
         self._held.require(slot, length)
         made = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         rows = [self._arrays.fetch(r).astype(np.float32) for r in made]
-        rows = [row[:, :, :length] if kind == "kv" else row for kind, row in zip(self._kinds, rows, strict=True)]
+        rows = [_tokens_of(like, row, length) for like, row in zip(self._likes, rows, strict=True)]
         return [rows[group][place] for group, place in self._shape.places]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
@@ -177,13 +178,15 @@ class SlotExecutor(StaticExecutor):
         inputs = self._slot_programs["slot_write"].header.inputs[len(self._cache) + 2 :]
         rows = [_row_of(tensor) for tensor in inputs]
         for (group, place), given in zip(self._shape.places, prefix, strict=True):
-            _fill_row(rows[group][place], given, length)
+            _fill_row(self._likes[group], rows[group][place], given, length)
         self._change("slot_write", *self._numbers(slot, length), *self._arrays.put_as(inputs, *rows))
         self._held.imported(slot, length)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
-        self._change("slot_fill", *self._numbers(slot, start), *self._arrays.put(np.float32(value)))
+        self._change(
+            "slot_fill", *self._numbers(slot, start, self._held.used[slot]), *self._arrays.put(np.float32(value))
+        )
 
     def memory(self) -> dict[str, int]:
         """Bytes of the cache, of the mapped weights, and of the opened executables' files."""
@@ -223,11 +226,25 @@ def _row_of(tensor: Tensor) -> NDArray[Any]:
     return np.zeros(tensor.shape, dtype_of(tensor.dtype))
 
 
-def _fill_row(row: NDArray[Any], given: Array, length: int) -> None:
-    """Put a prefix's tensor into a row [heads, capacity, width], rounded as that holds numbers."""
+def _tokens_of(like: CacheTensor, row: NDArray[Any], length: int) -> NDArray[Any]:
+    """What a slot has of tensors like one, [layers, heads, places, width], as so many tokens; a state as it is."""
+    if like.ring is None:
+        return row if like.kind == "state" else row[:, :, :length]
+    tokens = np.array(like.seen(length), np.int64)
+    found = np.zeros((*row.shape[:2], length, row.shape[3]), row.dtype)
+    found[:, :, tokens] = row[:, :, tokens % like.ring]
+    return found
+
+
+def _fill_row(like: CacheTensor, row: NDArray[Any], given: Array, length: int) -> None:
+    """Put a prefix's tensor into a row [heads, places, width], or a state's, rounded as that holds numbers."""
     from ml_dtypes import finfo
 
     if row.dtype.itemsize == 1:
         largest = float(finfo(row.dtype).max)
         given = np.clip(given, -largest, largest)
-    row[:, :length] = given
+    if like.kind == "state":
+        row[:] = given
+        return
+    tokens = np.arange(max(0, length - row.shape[1]), length)
+    row[:, tokens % row.shape[1]] = given[:, tokens]

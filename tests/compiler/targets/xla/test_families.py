@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.compiler import tiny
-from tests.compiler.replay import Replay, Run, Tensors, symbolic
+from tests.compiler.replay import SPARE, Replay, Run, Tensors, ringed, symbolic
 
 QUERY, CONTEXT = 6, 16
 STEPS = ((6, 3), (6, 0), (1, 6))
@@ -26,10 +26,11 @@ def xla_run(case: str) -> Run:
 
     traced = TracedProgram.parse(json.dumps(symbolic(case, True)).encode())
     tensors = tiny.tensors(case)
+    shape = ringed(case, SPARE)
 
     @cache
     def compiled(batch: int, query: int, context: int) -> tuple[Any, list[Any]]:
-        core = FlatCore(traced.at(batch, query, context))
+        core = FlatCore(traced.at(batch, query, context, shape))
 
         def step(ids: Any, past: Any, new: Any, kept: Any, weights: Any) -> Any:
             return core.run(ids, past, new, lambda group, layer: kept[2 * layer + group], weights)
@@ -37,7 +38,7 @@ def xla_run(case: str) -> Run:
         return jax.jit(step), [tensors[name].numpy() for name in core.weights]
 
     def run(ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        step, weights = compiled(*ids.shape, kept[0].shape[2])
+        step, weights = compiled(*ids.shape, max(t.shape[2] for t in kept))
         integers = [t.numpy().astype(np.int32) for t in (ids, past, new)]
         out = step(*integers, [t.numpy() for t in kept], weights)
         pairs = zip(*map(np.array, out.entries), strict=True)

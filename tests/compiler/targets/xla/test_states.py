@@ -73,7 +73,7 @@ def test_a_state_goes_with_any_prefix_and_is_poisoned_only_where_no_token_is_lef
     assert states.ravel().tolist() == [2, 1, 2]
     assert np.asarray(tokens)[0, 0, 0, :, 0].tolist() == [16, 2, 4, 6]
     for start, expected in ((1, [0, 1, 2]), (0, [0, 9, 2])):
-        _, states = programs["slot_fill"](*cache, np.int32(1), np.int32(start), np.float32(9))
+        _, states = programs["slot_fill"](*cache, np.int32(1), np.int32(start), np.int32(4), np.float32(9))
         assert states.ravel().tolist() == expected
     rows = programs["slot_read"](*cache, np.int32(1))
     written = programs["slot_write"](*cache, np.int32(0), np.int32(4), *rows)

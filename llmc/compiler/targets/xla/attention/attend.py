@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -71,4 +72,4 @@ def _specs(past: Past) -> Any:
     cache, whole = PartitionSpec(None, None, AXIS), PartitionSpec()
     if past is None:
         return None
-    return tuple(CacheView(cache, whole, whole, view.phase, view.context) for view in past)
+    return tuple(replace(view, cache=cache, layer=whole, slots=whole) for view in past)

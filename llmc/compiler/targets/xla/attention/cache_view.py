@@ -13,11 +13,14 @@ from jax import lax
 Array = Any
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["cache", "layer", "slots"], meta_fields=["phase", "context"])
+_META = ["phase", "places", "wraps"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["cache", "layer", "slots"], meta_fields=_META)
 @dataclass(frozen=True)
 class CacheView:
     """One group of the cache's tensors, and which of them are meant: keys or values of several layers [layers, slots,
-    kv_heads, capacity, head_dim], or states [layers, slots, …]."""
+    kv_heads, places, head_dim], or states [layers, slots, …]."""
 
     cache: Array
     layer: Any
@@ -25,14 +28,16 @@ class CacheView:
     slots: Array
     """[B]: the slot of each row, −1 for a dummy row. Row b of a decode step has slot b, or is a dummy row."""
     phase: str
-    context: int | None
-    """The tokens of a slot that may be live; None of states, which have no tokens."""
+    places: int | None
+    """Of a slot, those that the step's context may have tokens in; None of states, which have no tokens."""
+    wraps: bool = False
+    """Whether there may be more tokens than places, which are a ring's then, all of them (runtime/cache_shape.py)."""
 
     def rows(self) -> Array:
-        """The first `context` tokens of each row's slot, [B, kv_heads, context, head_dim], or its state [B, …]."""
+        """The first `places` of each row's slot, [B, kv_heads, places, head_dim], or its state [B, …]."""
         inner = self.cache.shape[2:]
-        if self.context is not None:
-            inner = (inner[0], self.context, inner[2])
+        if self.places is not None:
+            inner = (inner[0], self.places, inner[2])
         batch, zero = self.slots.shape[0], jnp.int32(0)
         start = (zero,) * len(inner)
         if self.phase == "decode":

@@ -32,8 +32,8 @@ def flash_attention(
     """
     batch, heads, length, size = query.shape
     kv_heads, width = key.shape[1], value.shape[3]
-    context = (past[0].context or 0) if past else 0
-    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, context, query.dtype.itemsize)
+    places, wraps = ((past[0].places or 0), past[0].wraps) if past else (0, False)
+    tiling = Tiling(batch, kv_heads, heads // kv_heads, length, size, width, places, query.dtype.itemsize, wraps)
     rows = jnp.swapaxes(query, 1, 2)
     inputs: tuple[Array, ...] = (rows, key, value)
     if past:
@@ -70,5 +70,5 @@ def merge(sums: Array, tops: Array, weights: Array) -> Array:
 
 
 def _program(*refs: Any, tiling: Tiling, **rule: Any) -> None:
-    given = refs if tiling.context else (None, None, None, *refs[:3], None, None, *refs[3:])
+    given = refs if tiling.places else (None, None, None, *refs[:3], None, None, *refs[3:])
     kernel.program(*given, tiling=tiling, **rule)

@@ -42,7 +42,8 @@ def program(
     t = tiling
     b, head = pl.program_id(0), pl.program_id(1)
     tile, split = pl.program_id(2) // t.splits, pl.program_id(2) % t.splits
-    live = past[b] if t.context else 0
+    live = past[b] if t.places else 0
+    held = jnp.minimum(live, t.places)
     row = tile * t.rows + jnp.arange(t.rows)
     token, own_head = row // t.group, head * t.group + row % t.group
     mine = (token < t.query)[:, None]
@@ -62,11 +63,13 @@ def program(
         return _add(carried, q, k, v, seen, scale, softcap)
 
     def past_block(j: Array, carried: _Running) -> _Running:
-        tokens = j * t.block + jnp.arange(t.block)
+        places = j * t.block + jnp.arange(t.block)
+        # of a ring's place, the last token that lies there; of those that are not held anything
+        tokens = live - 1 - lax.rem(live - 1 - places, t.places) if t.wraps else places
         blocks = [
-            cache.at[layer[i], slots[b], head, tokens[:, None], widths[i]] for i, cache in enumerate((keys, values))
+            cache.at[layer[i], slots[b], head, places[:, None], widths[i]] for i, cache in enumerate((keys, values))
         ]
-        return attend(carried, tokens, tokens < live, blocks)
+        return attend(carried, tokens, places < held, blocks)
 
     def new_block(j: Array, carried: _Running) -> _Running:
         tokens = j * t.block_new + jnp.arange(t.block_new)
@@ -77,8 +80,10 @@ def program(
     skipped = first - window + 1  # before the first token that the window shows, counted from the first new one
     begin_new = jnp.maximum(skipped, 0) // t.block_new if window > 0 else 0
     carried = (jnp.full((t.rows,), NOTHING), jnp.zeros((t.rows,)), jnp.zeros((t.rows, t.padded_value)))
-    if t.context:
-        blocks, begin = pl.cdiv(live, t.block), jnp.maximum(live + skipped, 0) // t.block if window > 0 else 0
+    if t.places:
+        blocks, begin = pl.cdiv(held, t.block), 0
+        if window > 0 and not t.wraps:
+            begin = jnp.maximum(live + skipped, 0) // t.block
         share = pl.cdiv(jnp.maximum(blocks - begin, 0), t.splits)
         start = begin + split * share
         carried = lax.fori_loop(start, jnp.minimum(start + share, blocks), past_block, carried)

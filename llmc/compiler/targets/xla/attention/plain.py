@@ -30,8 +30,8 @@ def plain_attention(
     keys, values, at = [key], [value], [positions]
     live = jnp.ones((batch, length), bool)
     if past:
-        tokens = jnp.broadcast_to(jnp.arange(past[0].context), (batch, past[0].context))
-        held = tokens < past_lengths[:, None]
+        tokens = _positions(past_lengths[:, None], past[0].places, window)
+        held = (tokens >= 0) & (tokens < past_lengths[:, None])
         # what lies past the live length may be NaN, and 0 × NaN is NaN: replaced, not masked
         cached = [jnp.where(held[:, None, :, None], view.rows(), 0).astype(query.dtype) for view in past]
         keys, values, at = [cached[0], key], [cached[1], value], [tokens, positions]
@@ -53,3 +53,10 @@ def plain_attention(
     if past:
         out += jnp.einsum("bhrk,bhkd->bhrd", weights[..., :begin], values[0], precision=precision)
     return jnp.swapaxes(out.reshape(batch, heads, length, -1), 1, 2)
+
+
+def _positions(past: Array, places: Any, window: int) -> Array:
+    """Of each row's places [B, places]; with a window the last one before `past` [B, 1] that a ring of so many places
+    has there, below 0 where there is none."""
+    place = jnp.broadcast_to(jnp.arange(places), (len(past), places))
+    return place if window <= 0 else past - 1 - jnp.remainder(past - 1 - place, places)

@@ -19,7 +19,7 @@ _SUMS = 64 * 128
 _PROGRAMS = 264
 """Programs wanted: two for each of an H100's 132 multiprocessors."""
 _SPLIT_TOKENS = 256
-"""Tokens of context for which a split of its own pays."""
+"""Places for which a split of its own pays."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ class Tiling:
     """Of queries and keys."""
     value_dim: int
     """Of values, and of what comes out."""
-    context: int
-    """Cached tokens of a row at most; 0 without a cache."""
+    places: int
+    """Of a row's cached tokens; 0 without a cache."""
     item_bytes: int
     """Bytes of a number of query, key and value."""
+    wraps: bool = False
+    """Whether a row may have more cached tokens than places, of which these are a ring then."""
 
     @property
     def padded_dim(self) -> int:
@@ -62,7 +64,7 @@ class Tiling:
 
     @property
     def block(self) -> int:
-        """Cached tokens read at once."""
+        """Places read at once."""
         widest = max(self.padded_dim, self.padded_value)
         return max(_LEAST, min(128, _BLOCK_BYTES // (widest * self.item_bytes)))
 
@@ -73,9 +75,9 @@ class Tiling:
 
     @property
     def splits(self) -> int:
-        """Programs that share the context of one tile: enough to fill a card, each with a share that pays."""
+        """Programs that share the places of one tile: enough to fill a card, each with a share that pays."""
         wanted = _PROGRAMS // (self.batch * self.kv_heads * self.tiles)
-        return max(1, min(wanted, -(-self.context // _SPLIT_TOKENS)))
+        return max(1, min(wanted, -(-self.places // _SPLIT_TOKENS)))
 
 
 def _power(number: int) -> int:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
 LAYER = 1
-CAPACITY_BEYOND = 16
-"""Tokens that a slot holds beyond the bucket's context."""
+BEYOND = 16
+"""Places of a slot beyond the bucket's context, where it is no ring."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class Case:
     softcap: float = 0.0
     value_dim: int = 0
     """0: that of keys."""
+    ring: int = 0
+    """Places of the ring; 0: a place a token."""
+
+    @property
+    def places(self) -> int:
+        return self.ring or self.context
 
     @property
     def values(self) -> int:
@@ -40,13 +46,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Given:
-    """One step's arrays; `slots` −1 is a dummy row. Cached tokens beyond a row's live ones are NaN."""
+    """One step's arrays; `slots` −1 is a dummy row. Places without a live token of a row are NaN. `by_token` has the
+    cached keys and values of each row by the token's number."""
 
     query: Floats
     key: Floats
     value: Floats
     keys: Floats
     values: Floats
+    by_token: tuple[Floats, Floats]
     slots: NDArray[np.int32]
     past: NDArray[np.int32]
 
@@ -55,32 +63,33 @@ def given(case: Case, past: list[int], dummies: list[bool], seed: int) -> Given:
     """A random step whose rows have so many cached tokens; slots in any order."""
     rng = np.random.default_rng(seed)
     slots = rng.permutation(case.batch + 1)[: case.batch].astype(np.int32)
-    shape = (2, case.batch + 1, case.kv_heads, case.context + CAPACITY_BEYOND)
-    keys, values = (rng.normal(size=(*shape, n)).astype(np.float32) for n in (case.head_dim, case.values))
-    dead = set(range(case.batch + 1)) - set(slots.tolist())
-    for row, (slot, length) in enumerate(zip(slots.tolist(), past, strict=True)):
-        keys[:, slot, :, 0 if dummies[row] else length :] = np.nan
-        values[:, slot, :, 0 if dummies[row] else length :] = np.nan
-    for slot in dead:
-        keys[:, slot], values[:, slot] = np.nan, np.nan
-    keys[1 - LAYER], values[1 - LAYER] = np.nan, np.nan
+    places = case.ring or case.context + BEYOND
+    by_token, held = [], []
+    for width in (case.head_dim, case.values):
+        tokens = rng.normal(size=(case.batch, case.kv_heads, case.context, width)).astype(np.float32)
+        lies = np.full((2, case.batch + 1, case.kv_heads, places, width), np.nan, np.float32)
+        for row in np.flatnonzero(~np.array(dummies)):
+            live = np.arange(max(0, past[row] - places), past[row])
+            lies[LAYER, slots[row]][:, live % places] = tokens[row][:, live]
+        by_token.append(tokens)
+        held.append(lies)
     slots[dummies] = -1
     of_queries = (case.batch, case.heads, case.query, case.head_dim)
     new = (case.batch, case.kv_heads, case.query)
     sizes = (of_queries, (*new, case.head_dim), (*new, case.values))
     query, key, value = (rng.normal(size=size).astype(np.float32) for size in sizes)
-    return Given(query, key, value, keys, values, slots, np.asarray(past, np.int32))
+    return Given(query, key, value, held[0], held[1], (by_token[0], by_token[1]), slots, np.asarray(past, np.int32))
 
 
 def reference(case: Case, step: Given) -> Floats:
     """[B, Q, Hq, Dv]; NaN for dummy rows, whose result is nobody's."""
     out = np.full((case.batch, case.query, case.heads, case.values), np.nan)
     for row in np.flatnonzero(step.slots >= 0):
-        live, slot = int(step.past[row]), int(step.slots[row])
+        live, (cached, theirs) = int(step.past[row]), step.by_token
         for head in range(case.heads):
             kv = head // (case.heads // case.kv_heads)
-            keys = np.concatenate([step.keys[LAYER, slot, kv, :live], step.key[row, kv]]).astype(np.float64)
-            values = np.concatenate([step.values[LAYER, slot, kv, :live], step.value[row, kv]]).astype(np.float64)
+            keys = np.concatenate([cached[row, kv, :live], step.key[row, kv]]).astype(np.float64)
+            values = np.concatenate([theirs[row, kv, :live], step.value[row, kv]]).astype(np.float64)
             for token in range(case.query):
                 first = max(0, live + token - case.window + 1) if case.window > 0 else 0
                 seen = slice(first, live + token + 1)

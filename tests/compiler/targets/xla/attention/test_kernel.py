@@ -25,6 +25,8 @@ CASES = {
     "chunk, tiles that cut a group": Case(2, 3, 1, 30, 64, 256),
     "chunk, window shorter than the chunk": Case(2, 2, 1, 40, 64, 192, window=7),
     "prompt, several tiles and blocks": Case(2, 2, 1, 70, 128, 0),
+    "decode, rows that went around a ring, split": Case(3, 2, 1, 1, 32, 1024, window=270, ring=300),
+    "chunk, longer than its window, over a ring": Case(2, 2, 1, 20, 16, 128, window=7, ring=9),
     "decode, values narrower than keys, split context": Case(2, 2, 2, 1, 24, 512, value_dim=12),
     "chunk, values wider than keys, tiles of 16 rows": Case(2, 2, 1, 20, 64, 64, value_dim=512),
 }
@@ -42,7 +44,7 @@ def forms(name: str) -> dict[str, Run]:
 
     def run(attention: Callable[..., Any], **kwargs: Any) -> Run:
         def call(query: Any, key: Any, value: Any, keys: Any, values: Any, slots: Any, past: Any) -> Any:
-            views = tuple(CacheView(c, LAYER, slots, "prompt", case.context) for c in (keys, values))
+            views = tuple(CacheView(c, LAYER, slots, "prompt", case.places, case.ring > 0) for c in (keys, values))
             cached = views if case.context else None
             return attention(query, key, value, cached, past, case.scale, case.softcap, case.window, **kwargs)
 
@@ -56,7 +58,7 @@ def forms(name: str) -> dict[str, Run]:
 def test_is_attention_over_live_tokens(name: str) -> None:
     case = CASES[name]
     group = case.heads // case.kv_heads
-    tiling = Tiling(case.batch, case.kv_heads, group, case.query, case.head_dim, case.values, case.context, 4)
+    tiling = Tiling(case.batch, case.kv_heads, group, case.query, case.head_dim, case.values, case.places, 4)
     edges = [n for block in (tiling.block, tiling.block * tiling.splits) for n in (block - 1, block, block + 1)]
     lengths = st.sampled_from([0, 1, *edges, case.context]) | st.integers(0, case.context)
     rows = st.lists(lengths.map(lambda n: min(n, case.context)), min_size=case.batch, max_size=case.batch)
@@ -81,7 +83,10 @@ def test_a_cache_of_8_bits_is_read_as_what_it_holds() -> None:
 
     name = next(iter(CASES))
     step = given(CASES[name], [0, 100, 1000], [False] * 3, 5)
-    held = replace(step, keys=step.keys.astype(float8_e4m3fn), values=step.values.astype(float8_e4m3fn))
+    keys, values = (tokens.astype(float8_e4m3fn) for tokens in step.by_token)
+    held = replace(
+        step, keys=step.keys.astype(float8_e4m3fn), values=step.values.astype(float8_e4m3fn), by_token=(keys, values)
+    )
     expected = reference(CASES[name], held)
     for form, run in forms(name).items():
         np.testing.assert_allclose(run(held), expected, rtol=0, atol=2e-5, err_msg=form)

@@ -1,0 +1,97 @@
+"""Windows in rings: steps write them in place and around their ends, and slots are copied, filled and handed over."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+RING, SLOTS, HEADS, WIDTH = 6, 3, 1, 2
+KINDS = ("ring", "kv")
+LONGEST = 32
+
+
+class EchoCore:
+    """New keys are tokens' ids, in a ring and in a place each; logits mean nothing."""
+
+    weights = ()
+
+    def run(self, token_ids: Any, past_lengths: Any, new_lengths: Any, read: Any, weights: Any) -> Any:
+        import jax.numpy as jnp
+
+        from llmc.compiler.targets.xla.step import Outcome
+
+        ring, whole = read(0, 0), read(1, 0)
+        batch, query = token_ids.shape
+        new = jnp.broadcast_to(token_ids[:, None, :, None], (batch, HEADS, query, WIDTH)).astype(jnp.float32)
+        return Outcome(
+            ring[:, 0, :, 0].sum(1, keepdims=True) + whole[:, 0, :, 0].sum(1, keepdims=True), (), (new[None],) * 2
+        )
+
+
+@cache
+def step_of(query: int, loops: bool) -> Any:
+    import jax
+
+    from llmc.compiler.targets.xla.step import step_function
+
+    return jax.jit(step_function(EchoCore(), "prompt", 16, loops, kinds=KINDS))
+
+
+def arrays() -> list[Any]:
+    return [np.full((1, SLOTS, HEADS, places, WIDTH), -1, np.float32) for places in (RING, LONGEST)]
+
+
+def lies(tokens: list[int], places: int) -> list[float]:
+    """Where a sequence's tokens are, of so many places; −1 where none is."""
+    found = [-1.0] * places
+    for at, token in enumerate(tokens):
+        found[at % places] = token
+    return found
+
+
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("query", [1, 4, 6, 16])
+def test_the_last_live_tokens_of_rows_of_any_length_are_where_their_numbers_say(query: int, loops: bool) -> None:
+    """Beside a cache of all tokens, with a dummy row, past the end of the ring several times."""
+    random = np.random.default_rng(query)
+    held, texts = arrays(), [list[int]() for _ in range(SLOTS)]
+    while min(map(len, (texts[0], texts[2]))) < 14 and max(map(len, texts)) + query <= LONGEST:
+        ids = random.integers(0, 99, (3, query)).astype(np.int32)
+        new = random.integers(1, query + 1, 3).astype(np.int32)
+        slots = np.array([2, -1, 0], np.int32)
+        past = np.array([len(texts[2]), 3, len(texts[0])], np.int32)
+        _, *held = (np.asarray(out) for out in step_of(query, loops)(ids, past, new, slots, *held))
+        for row in (0, 2):
+            texts[slots[row]] += ids[row, : new[row]].tolist()
+        for slot, text in enumerate(texts):
+            for array, places in zip(held, (RING, LONGEST), strict=True):
+                assert array[0, slot, 0, :, 0].tolist() == lies(text, places)
+    assert query == 1 or max(map(len, texts)) > 2 * RING
+
+
+def test_slots_are_filled_behind_a_token_and_copied_with_their_rings() -> None:
+    from llmc.compiler.targets.xla.slots import slot_programs
+    from llmc.runtime.executors.xla.envelope import Tensor
+
+    held = arrays()
+    tensors = [Tensor("t", array.shape, "float32", (None,) * 5) for array in held]
+    programs = {name: function for name, (function, *_) in slot_programs(tensors, KINDS).items()}
+    text = list(range(9))
+    for array, places in zip(held, (RING, LONGEST), strict=True):
+        array[0, 1, 0, :, 0] = lies(text, places)
+
+    def ring(made: Any, slot: int) -> list[float]:
+        found: list[float] = np.asarray(made[0])[0, slot, 0, :, 0].tolist()
+        return found
+
+    filled = programs["slot_fill"](*held, *(np.int32(n) for n in (1, 7, 9)), np.float32(50))
+    assert ring(filled, 1) == [6, 50, 50, 3, 4, 5]
+    filled = programs["slot_fill"](*held, *(np.int32(n) for n in (1, 0, 0)), np.float32(50))
+    assert ring(filled, 1) == [50] * RING
+    copied = programs["slot_copy"](*held, *(np.int32(n) for n in (1, 2, 8)))
+    assert ring(copied, 2) == ring(held, 1)
+    copied = programs["slot_copy"](*held, *(np.int32(n) for n in (1, 2, 4)))
+    assert ring(copied, 2) == [6, 7, 8, 3, -1, -1]
