@@ -66,7 +66,8 @@ class RollingCache(SlotCache):
             starts[target] = starts[source] if length else 0
 
     def _at(self, part: Part, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        return tokens - self.starts(part.like.window or 0)[slot]
+        places: NDArray[np.int64] = tokens - self.starts(part.like.window or 0)[slot]
+        return places
 
     def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
         assert part.like.ring is not None
