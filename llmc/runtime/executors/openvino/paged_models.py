@@ -16,7 +16,6 @@ from llmc.runtime.executors.openvino.device import (
     MappedWeights,
     attentions,
     cache_names,
-    cache_of,
     open_core,
     properties_for,
     read_paged,
@@ -153,13 +152,15 @@ def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[st
     """The layouts of the model's states. Raises ArtifactError for a model that is not of the manifest's sizes, or of
     another precision's: it would read beyond caches."""
     shape = bundle.cache_shape
-    widths = dict(zip(cache_names(shape), held_widths(precision, shape.kv), strict=True))
+    held = held_widths(precision, shape.kv)
+    widths = {name: t.shape[0] * width for name, t, width in zip(cache_names(shape), shape.kv, held, strict=True)}
     inputs = {name: port for port in model.inputs for name in port.get_names()}
     whole = widths.keys() == {name for name in inputs if "_cache." in name}
     for node, caches in attentions(model):
-        held = [(cache_of(name, shape), widths.get(name)) for name in (c.get_friendly_name() for c in caches)]
         queries, *given = (width_of(node.input(i)) for i in range(3))
-        whole = whole and given == [t and t.shape[0] * width for t, width in held] and not queries % given[0]
+        whole = (
+            whole and given == [widths.get(cache.get_friendly_name()) for cache in caches] and not queries % given[0]
+        )
     whole = whole and [width_of(o) for o in model.outputs if "logits" in o.get_names()] == [bundle.size("vocab_size")]
     try:
         tables = {name: port.get_partial_shape() for name, port in inputs.items() if "_state." in name}

@@ -169,7 +169,7 @@ class PagedRequest:
             assert self._states is not None
             self._states.tables[int(number)][rows.slots] = made
             return
-        places = rows.past[:, None] + np.arange(made.shape[2])
+        places = rows.past[:, None] + np.arange(made.shape[2], dtype=np.int32)
         blocks = np.take_along_axis(rows.block_tables, places // BLOCK, 1)
         at = 2 * int(number) + (what == "new_value")
         self._cache.put(at, blocks, places % BLOCK, made.transpose(0, 2, 1, 3))

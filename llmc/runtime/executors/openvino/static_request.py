@@ -55,8 +55,8 @@ class StaticRequest:
             for t, array in zip(held, arrays, strict=True):
                 self._request.set_tensor(f"new_{t.entry}", ov.Tensor(array, shared_memory=True))
         self._given = {name: np.zeros(wanted[name], np.int32) for name in _STEP}
-        for name, array in self._given.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        for name, given in self._given.items():
+            self._request.set_tensor(name, ov.Tensor(given, shared_memory=True))
         self._top = bool(top_k)
         self._bound: tuple[Any, ...] = ()
 
