@@ -1,8 +1,8 @@
 """Programs on the device for cache slots between steps: copy, fill, read and write.
 
 All take the cache's arrays first, one for each of `CacheShape.groups`: keys or values [layers, slots, kv_heads, places,
-head_dim], states [layers, slots, …]. All but `slot_read` are given them to change in place. Numbers are int32 scalars. A
-state goes with any number of tokens.
+head_dim], states [layers, slots, …]. All but `slot_read` are given them to change in place. Numbers are int32 scalars.
+A state goes with any number of tokens.
 
     slot_copy(*cache, source, target, length)    the first `length` places of one slot, and its states, into another
     slot_fill(*cache, slot, start, used, value)  `value` (float32) from token `start` on, of a slot that has had `used`

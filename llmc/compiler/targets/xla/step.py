@@ -3,10 +3,11 @@
     step(token_ids [B, Q], past_lengths [B], new_lengths [B], slots [B], *cache, *weights)
         → logits [B, V] float32, with `top` the largest of them and their ids, *cache
 
-`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, places, head_dim], with a
-place for each token or in a ring, states [layers, slots, …]. The arrays are donated: what comes back lies where they lay, and holds, beside what it held,
-the live tokens and the states of the live rows. Integers are int32. Row b belongs to slot slots[b]; −1 marks a dummy
-row, which writes nothing. A decode step's row b is slot b, so that its cache is a slice and no gather.
+`cache` has an array for each of `CacheShape.groups`: keys and values [layers, slots, kv_heads, places, head_dim], with
+a place for each token or in a ring, states [layers, slots, …]. The arrays are donated: what comes back lies where they
+lay, and holds, beside what it held, the live tokens and the states of the live rows. Integers are int32. Row b belongs
+to slot slots[b]; −1 marks a dummy row, which writes nothing. A decode step's row b is slot b, so that its cache is a
+slice and no gather.
 """
 
 from __future__ import annotations

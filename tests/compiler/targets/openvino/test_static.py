@@ -25,8 +25,8 @@ from tests.compiler.frontend.test_frontend import replay as replayed
 from tests.compiler.targets.openvino.static_models import EXACT, from_graph, graph, run_of
 
 OTHERS = (
-    "phi3", "olmo2", "exaone4", "bloom", "falcon-alibi", "gpt2", "mixtral", "deepseek_v3", "gemma4_text", "qwen3_5_text",
-    "granitemoehybrid", "mamba",
+    "phi3", "olmo2", "exaone4", "bloom", "falcon-alibi", "gpt2", "mixtral", "deepseek_v3", "gemma4_text",
+    "qwen3_5_text", "granitemoehybrid", "mamba",
 )  # fmt: skip
 """Layers and caches of all kinds: values narrower than keys, layers of several sizes and without a cache, states."""
 
