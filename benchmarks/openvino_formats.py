@@ -34,8 +34,9 @@ from llmc.compiler.targets.openvino.paged import PagedModel
 from llmc.compiler.targets.openvino.precision import properties
 from llmc.compiler.verification.divergence import log_softmax
 from llmc.compiler.weights.recipes import write_weights
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
-from llmc.runtime.executors.openvino.device import MappedWeights, open_core, read_paged
+from llmc.runtime.executors.openvino.device import MappedWeights, cache_names, open_core, read_paged
 from llmc.runtime.executors.openvino.paged_request import PagedRequest, StepRows
 
 CAPACITY = 1024
@@ -90,13 +91,13 @@ def variants(stored: Mapping[str, str]) -> list[Variant]:
 class Model:
     """One variant, open."""
 
-    def __init__(self, variant: Variant, xml: bytes, weights: Path, heads: tuple[int, int, int], threads: int) -> None:
+    def __init__(self, variant: Variant, xml: bytes, weights: Path, shape: CacheShape, threads: int) -> None:
         self._weights = MappedWeights(weights)
-        model = read_paged(xml, self._weights, *heads[1:], str(variant))
+        model = read_paged(xml, self._weights, shape, str(variant))
         settings = {**variant.settings(), "INFERENCE_NUM_THREADS": threads}
         compiled = open_core().compile_model(model, "CPU", settings)
-        self.cache = BlockCache(variant.settings()["KV_CACHE_PRECISION"], *heads, SLOTS * CAPACITY // BLOCK)
-        self.request = PagedRequest(compiled, self.cache)
+        self.cache = BlockCache(variant.settings()["KV_CACHE_PRECISION"], shape.kv, SLOTS * CAPACITY // BLOCK)
+        self.request = PagedRequest(compiled, cache_names(shape), self.cache)
         self.megabytes = weights.stat().st_size / 1e6
 
     def step(self, tokens: list[list[int]], past: list[int], each: bool = False) -> np.ndarray:
@@ -105,7 +106,7 @@ class Model:
         padded = np.zeros((len(tokens), new.max()), np.int64)
         for row, ids in zip(padded, tokens, strict=True):
             row[: len(ids)] = ids
-        rows = StepRows.of(padded, np.array(past), new, TABLES[: len(tokens)])
+        rows = StepRows.of(padded, np.array(past), new, TABLES[: len(tokens)], range(len(tokens)))
         wanted = np.arange(len(rows.token_ids)) if each else rows.ends
         return self.request.infer(rows, wanted, 0)[0]
 
@@ -150,15 +151,15 @@ def build(graph: Graph, checkpoint: Checkpoint, variant: Variant, folder: Path) 
 
 def run(checkpoint: Checkpoint, chosen: list[Variant], rounds: int, steps: int, threads: int) -> dict[str, dict]:
     """Every figure of every variant."""
-    from llmc.compiler.frontend.trace import CacheShape, trace
+    from llmc.compiler.architectures.shared.caches import cache_of
+    from llmc.compiler.frontend.trace import trace
     from llmc.compiler.program.fuse import fuse
     from llmc.compiler.program.import_fx import import_program
     from llmc.compiler.verification.texts import TEXTS
     from llmc.runtime.text.tokenizer import Tokenizer
 
-    graph = fuse(import_program(trace(checkpoint.config, "fused"), CAPACITY))
-    shape = CacheShape.of(checkpoint.config)
-    heads = (shape.layers, shape.kv_heads, shape.head_dim)
+    shape = cache_of(checkpoint.config)
+    graph = fuse(import_program(trace(checkpoint.config, "fused"), CAPACITY, shape))
     encode = Tokenizer(checkpoint.tokenizer_json()).encode
     texts = [encode(t) for t in TEXTS.values()]
     result: dict[str, dict] = {}
@@ -167,12 +168,12 @@ def run(checkpoint: Checkpoint, chosen: list[Variant], rounds: int, steps: int, 
         for v in (REFERENCE, *chosen):
             if v.weights not in built:
                 built[v.weights] = build(graph, checkpoint, v, Path(name) / str(len(built)))
-        reference = Model(REFERENCE, *built[REFERENCE.weights], heads, threads)
+        reference = Model(REFERENCE, *built[REFERENCE.weights], shape, threads)
         wanted = np.concatenate([reference.text(t) for t in texts])
         del reference
         models = {}
         for v in chosen:
-            models[str(v)] = model = Model(v, *built[v.weights], heads, threads)
+            models[str(v)] = model = Model(v, *built[v.weights], shape, threads)
             got = np.concatenate([model.text(t) for t in texts])
             kl = (np.exp(wanted) * (wanted - got)).sum(-1)
             result[str(v)] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from llmc.buckets.limits import Limits
 from llmc.buckets.plan import Plan
 from llmc.buckets.provenance import Provenance
+from llmc.compiler.architectures.shared.caches import cache_of
+from llmc.compiler.architectures.shared.families import family
 from tests.buckets.warmup.simulated import GUIDE
 from tests.cli.helpers import Llmc
 
@@ -69,6 +72,18 @@ def test_a_model_gives_the_sizes_and_the_environment_the_shares(
     taken = [one["bytes"] / (one["bucket"][0] * one["bucket"][1]) for one in found["prompt"]["captured"]]
     assert taken == pytest.approx([1.432 * 2**20] * len(taken), rel=0.001)
     assert len(taken) > 15
+
+
+def test_a_block_has_its_share_of_what_a_sequence_keeps(llmc: Llmc, plan: str, here: Path) -> None:
+    config = {"model_type": "bamba", "vocab_size": 257, **family({"model_type": "bamba"}).tiny}
+    (here / "config.json").write_text(json.dumps(config))
+    memory = json.loads(
+        llmc("plan", "capture", plan, "--device-memory", "1GiB", "--model", "config.json", "--json").out
+    )["memory"]
+    limits, cache = Plan.load(plan).limits, cache_of(config)
+    assert cache.states and cache.kv
+    each = cache.nbytes(limits.max_model_len, "bf16") * limits.block_size / limits.max_model_len
+    assert memory["kv_cache"] == memory["kv_blocks"] * math.ceil(each)
 
 
 def test_with_traffic_the_share_of_steps_that_replay_a_graph_is_told(llmc: Llmc, plan: str, here: Path) -> None:

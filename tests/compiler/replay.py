@@ -44,8 +44,7 @@ def specialised(case: str, batch: int, query: int, context: int) -> PortableProg
 
 def two_part_run(case: str) -> Run:
     """Portable programs, one for each size that is asked for."""
-    model = tiny.model(case)
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = tiny.tensors(case)
     shape = ringed(case, SPARE)
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
@@ -63,10 +62,14 @@ class Replay:
     Pads are random tokens. With `in_place` the program returns its whole cache, else the new tokens alone.
     """
 
-    def __init__(self, case: str, run: Run, texts: Sequence[list[int]], *, capacity: int, in_place: bool) -> None:
+    def __init__(
+        self, case: str, run: Run, texts: Sequence[list[int]], *, capacity: int, in_place: bool, rings: bool = True
+    ) -> None:
+        """`rings`: of windows; else each token has a place of its own."""
         self.run = run
         self.in_place = in_place
-        self.shape = ringed(case, STEP if in_place else SPARE)
+        held = ringed(case, STEP if in_place else SPARE)
+        self.shape = held if rings else held.without_rings
         self.tokens = texts
         self.expected = [tiny.logits(case, row) for row in texts]
         self.past = [0] * len(texts)

@@ -23,7 +23,9 @@ from llmc.buckets.provenance import Provenance
 from llmc.compiler.architectures import supported
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend import trace as tracing
+from llmc.compiler.frontend.attention import attention_name
 from llmc.compiler.frontend.skeleton import model_config
+from llmc.compiler.frontend.traceable import build_traceable
 from llmc.testing.toy import EOS, TEMPLATE, VOCAB, tokenizer_json
 
 # pytest captures what loggers that do not propagate say, and torch traces in full for whoever listens: half the time
@@ -67,6 +69,13 @@ def of_family(name: str) -> dict[str, Any]:
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {name: of_family(name) for name in supported()}
 """Of each family that there is."""
+FORMS: dict[str, dict[str, Any]] = {
+    "falcon-alibi": {
+        **ARCHITECTURES["falcon"], "alibi": True, "new_decoder_architecture": False, "multi_query": False,
+        "parallel_attn": False, "bias": True, "num_attention_heads": 16, "num_kv_heads": 16, "num_key_value_heads": 16,
+    },
+}  # fmt: skip
+"""Further forms of families, which attend in another way than their tiny configurations."""
 REPRESENTATIVES = ("llama", "mistral", "qwen2", "qwen3")
 """One family for each mechanism of the front end and of lowerings, for tests that take long; tests/models has all."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -82,12 +91,20 @@ DEEP = {"llama-three-layers": {"num_hidden_layers": 3}}
 """For what needs layers to repeat; not among the variants that every lowering is held to."""
 
 TIED = "llama-tied-biases-llama3-rope"
+SIZES = "gemma4-of-two-layers"
+OTHERS = {
+    SIZES: {
+        **of_family("gemma4_text"), "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "enable_moe_block": False,
+    }
+}  # fmt: skip
+"""A layer with a window, and one without whose heads are of another number and width; traced in half of the time."""
 
 
 def config(name: str) -> dict[str, Any]:
     """The configuration of a case, in the terms of config.json."""
-    if name in ARCHITECTURES:
-        return dict(ARCHITECTURES[name])
+    if known := (ARCHITECTURES | OTHERS | FORMS).get(name):
+        return dict(known)
     return {**ARCHITECTURES["llama"], "num_hidden_layers": 1, **(VARIANTS | DEEP)[name]}
 
 
@@ -103,6 +120,13 @@ def model(name: str) -> nn.Module:
             if "norm" in tensor_name or "scalar" in tensor_name:
                 t.add_(1)
     return made.eval().requires_grad_(False)
+
+
+@cache
+def tensors(name: str) -> dict[str, torch.Tensor]:
+    """What programs of a case take as weights: all that its model has, and tables that only what is traced has."""
+    traced, made = build_traceable(config(name), attention_name("two_part")), model(name)
+    return dict(traced.named_buffers()) | dict(made.named_parameters()) | dict(made.named_buffers())
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ class GraphDevice(ProfiledDevice, CaptureDevice, Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a KV cache block, of the plan's `block_size` tokens, in all layers."""
+        """Bytes of a KV cache block, of the plan's `block_size` tokens, in all layers, with their share of states."""
         ...
 
     def expected(self, bucket: Bucket) -> int:

@@ -14,9 +14,9 @@ from llmc.errors import InputError
 class Memory:
     """All numbers in bytes. `profile_run` is what a run of dummy data, weights loaded, took and kept.
 
-    `block_bytes` of a KV cache block of `block_tokens` tokens, keys and values of all layers; a cache of one sequence
-    of `longest` tokens is the least that serves. Raises InputError for memory that does not hold the weights, or a KV
-    cache below that.
+    `block_bytes` of a KV cache block of `block_tokens` tokens: keys and values of all layers, and a share of the states
+    of a sequence of `longest` tokens. A cache of one such sequence is the least that serves. Raises InputError for
+    memory that does not hold the weights, or a KV cache below that.
     """
 
     total: int

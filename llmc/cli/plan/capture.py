@@ -73,21 +73,22 @@ def capture(
     weights, token = size("--weight-memory", weight_memory), size("--kv-bytes-per-token", kv_bytes_per_token)
     graph = size("--graph-bytes-per-token", graph_bytes_per_token)
     footprint = None if model is None else _footprint(model, made, device, dtype, bench, settings)
-    if footprint is not None and footprint.state_bytes:
-        raise InputError(f"{model}: a model that keeps states is not captured so far; llmc plan MODEL sizes its states")
+    limits = made.limits
+    block = None if token is None else token * limits.block_size
     if footprint is not None:
         weights = footprint.weight_bytes if weights is None else weights
-        token = footprint.cache_token_bytes if token is None else token
-    if weights is None or not token or (graph is None and footprint is None):
+        share = -(-footprint.sequence_bytes * limits.block_size // limits.max_model_len)
+        block = share if block is None else block
+    if weights is None or not block or (graph is None and footprint is None):
         raise InputError(
             "sizes are missing: give --model MODEL to estimate them, or --weight-memory, --kv-bytes-per-token and "
             "--graph-bytes-per-token, all as a server logged them"
         )
     size_of = _sizes(graph, footprint)
-    limits, lines = made.limits, Lines.of(made.buckets, made.limits.block_size)
+    lines = Lines.of(made.buckets, limits.block_size)
     memory = Memory(
         size("--device-memory", device_memory) or 0, weights, size("--profile-memory", profile_memory) or 0,
-        token * limits.block_size, limits.block_size, limits.max_model_len, options,
+        block, limits.block_size, limits.max_model_len, options,
     )  # fmt: skip
 
     def tell(attempt: Attempt) -> None:

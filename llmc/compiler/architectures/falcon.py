@@ -1,4 +1,4 @@
-"""Falcon: attention and MLP side by side, one head of keys and values or groups of heads, rotated; no ALiBi."""
+"""Falcon: attention and MLP side by side, one head of keys and values or groups of heads, rotated or ALiBi."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ NAMES = Names(
     "transformer.h", "transformer.word_embeddings.weight", others=lambda config: with_biases("transformer.ln_f")
 )
 LINEAR = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+
+POSITIONS = 2048
+"""Those of a model with ALiBi that does not say how many: transformers' default."""
 
 
 def _layer(config: Config) -> list[str]:
@@ -37,6 +40,7 @@ def _derived(config: Config) -> dict[str, Any]:
         "num_key_value_heads": groups,
         "intermediate_size": config.get("ffn_hidden_size") or 4 * config["hidden_size"],
         "tie_word_embeddings": config.get("tie_word_embeddings", True),
+        "max_position_embeddings": config.get("max_position_embeddings", POSITIONS if config.get("alibi") else None),
     }
 
 
@@ -49,9 +53,9 @@ FAMILY = Family(
     unread=frozenset({"head_dim", "hidden_act", "rms_norm_eps", "intermediate_size", "num_key_value_heads"}),
     reads=frozenset({
         "num_ln_in_parallel_attn", "layer_norm_epsilon", "num_kv_heads", "new_decoder_architecture", "multi_query",
-        "parallel_attn", "bias", "ffn_hidden_size", "activation",
+        "parallel_attn", "bias", "ffn_hidden_size", "activation", "alibi",
     }),
-    allows={"alibi": (False, None), "apply_residual_connection_post_layernorm": (False,)},
+    allows={"apply_residual_connection_post_layernorm": (False,)},
     harmless=frozenset({"ff_factor"}),
     sharding=rules(NAMES, output=r"self_attention\.dense", up=r"mlp\.dense_h_to_4h", down=r"mlp\.dense_4h_to_h"),
     size=ModelSize.ungated,

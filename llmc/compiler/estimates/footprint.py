@@ -147,6 +147,12 @@ class Footprint:
         """Bytes of the states of one sequence, all layers; 0 for most models. Raises CheckpointError as above."""
         return self._cached().state_bytes(self._target.cache_bytes(self._options))
 
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes that a sequence of full length has in the cache, as the device holds it: rings and states, too. Raises
+        CheckpointError as above."""
+        return self._held(self._cached())[0] * self._target.cache_bytes(self._options) + self.state_bytes
+
     def compile_seconds(self, buckets: Sequence[Bucket]) -> float:
         """Seconds to compile all executables of the buckets, one after another or as many at once as jobs."""
         return self._compile_time(buckets).value

@@ -163,14 +163,16 @@ class TraceCache:
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor, past_lengths: Tensor,
     sinks: Tensor | None, scale: float, softcap: float, window: int, slopes: Sequence[float] | None = None,
+    by_place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Causal grouped-query attention over a cache with room for the new tokens; returns (out, new key, new value).
 
     out is [B, Q, Hq, Dv], Dv being the width of values; `sinks` [Hq] are scores of a key more, which has no value, for
     each query head. The returned caches are copies of the past with rows past_lengths[b] … + Q written.
     `window` < 0 means no sliding window, `softcap` 0 none. With `slopes`, one for each query head, scores grow by the
-    head's slope with each position of a key (ALiBi). With a window the cache is a ring of its S places, which has room
-    for it and the new tokens but one. This is the reference meaning of the operator.
+    head's slope with each position of a key (ALiBi); with `by_place` [Hq, P] they grow by what a position has there.
+    With a window the cache is a ring of its S places, which has room for it and the new tokens but one. This is the
+    reference meaning of the operator.
     """
     batch, _, length, _ = query.shape
     capacity = past_key.shape[2]
@@ -180,11 +182,8 @@ def fused_attention(
     new_key[rows, :, positions % capacity] = key.transpose(1, 2)
     new_value[rows, :, positions % capacity] = value.transpose(1, 2)
     at = _held(past_lengths + length, capacity) if window > 0 else torch.arange(capacity)[None]
-    return (
-        _attended(query, new_key, new_value, at, positions, sinks, scale, softcap, window, slopes),
-        new_key,
-        new_value,
-    )
+    more = sinks, scale, softcap, window, slopes, by_place
+    return _attended(query, new_key, new_value, at, positions, *more), new_key, new_value
 
 
 def _held(ends: Tensor, places: Any) -> Tensor:
@@ -195,7 +194,7 @@ def _held(ends: Tensor, places: Any) -> Tensor:
 
 def _attended(
     query: Tensor, keys: Tensor, values: Tensor, at: Tensor, positions: Tensor, sinks: Tensor | None, scale: float,
-    softcap: float, window: int, slopes: Sequence[float] | None = None,
+    softcap: float, window: int, slopes: Sequence[float] | None = None, by_place: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of tokens at `positions` [B, Q] to keys at positions `at` [B or 1, K]; those below 0 are none."""
     seen = (at >= 0)[:, None] & (at[:, None] <= positions[:, :, None])
@@ -210,8 +209,15 @@ def _attended(
         scores = torch.tanh(scores / softcap) * softcap
     if slopes:
         scores = scores + torch.tensor(slopes)[:, None, None] * at[:, None, None, :]
+    if by_place is not None:
+        scores = scores + _of_places(by_place, at)[:, :, None]
     weights = _shares(scores.masked_fill(~seen[:, None], float("-inf")), sinks).to(values.dtype)
     return (weights @ values).transpose(1, 2).contiguous()
+
+
+def _of_places(by_place: Tensor, places: Tensor) -> Tensor:
+    """[B, Hq, K] of places [B, K]; padding may lie beyond the last."""
+    return by_place[:, places.clamp(0, by_place.shape[1] - 1)].transpose(0, 1)
 
 
 def _shares(scores: Tensor, sinks: Tensor | None) -> Tensor:
@@ -268,7 +274,7 @@ def _(hidden: Tensor, new_lengths: Tensor) -> Tensor:
 def _fused(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
-    s_aux: Tensor | None = None, slopes: Sequence[float] = (), **_: Any,
+    s_aux: Tensor | None = None, slopes: Sequence[float] = (), by_place: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -278,7 +284,8 @@ def _fused(
     assert past is not None  # this dialect's programs have a cache
     out, *kept = torch.ops.llmc.attention(
         query, key, value, *past, state.past_lengths, s_aux, float(scale), float(softcap or 0.0),
-        int(sliding_window or -1), *([list(slopes)] if slopes else []),
+        int(sliding_window or -1), **({"slopes": list(slopes)} if slopes else {}),
+        **({} if by_place is None else {"by_place": by_place}),
     )  # fmt: skip
     state.keep(layer, owner, *kept)
     return out, None
@@ -287,11 +294,11 @@ def _fused(
 def _read_only(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
-    s_aux: Tensor | None = None, slopes: Sequence[float] = (), **_: Any,
+    s_aux: Tensor | None = None, slopes: Sequence[float] = (), by_place: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    if s_aux is not None or slopes:
+    if s_aux is not None or slopes or by_place is not None:
         mask = _two_part_mask(query.shape[0], query.shape[2], 0, _causal(sliding_window), query.dtype)
-        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes)
+        return _two_part(module, query, key, value, mask, scaling, softcap, s_aux, slopes, by_place)
     state = STATE.get()
     owner = state.owner(module.layer_idx, key, value)
     state.keep(module.layer_idx, owner, key, value)
@@ -306,7 +313,7 @@ def _read_only(
 def _two_part(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-    slopes: Sequence[float] = (), **_: Any,
+    slopes: Sequence[float] = (), by_place: Tensor | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     state = STATE.get()
     layer = module.layer_idx
@@ -332,12 +339,15 @@ def _two_part(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores.view(batch, kv_heads, heads // kv_heads, length, -1)
-    if slopes:
+    if slopes or by_place is not None:
         places = state.positions
         if past is not None:
             places = torch.cat([state.positions_of_past(owner, capacity).expand(batch, -1), places], -1)
-        each = slopes_of_heads(slopes).view(kv_heads, -1, 1, 1)
-        scores = scores + (each * places[:, None, None, None]).to(scores.dtype)
+        if by_place is None:
+            grown = slopes_of_heads(slopes).view(kv_heads, -1, 1, 1) * places[:, None, None, None]
+        else:
+            grown = _of_places(by_place, places).reshape(batch, kv_heads, heads // kv_heads, 1, -1)
+        scores = scores + grown.to(scores.dtype)
     if attention_mask is not None:
         scores = scores + attention_mask[:, :, None]
     weights = _shares(scores.reshape(batch, heads, length, -1), s_aux).to(value.dtype)

@@ -9,6 +9,7 @@ Only models that are traced are changed (skeleton.py), so that references stay t
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -91,17 +92,28 @@ def _by_group(module: Any, hidden: Tensor, groups: int) -> tuple[Tensor, Tensor,
     return query, packed[:, :, :, -2].transpose(1, 2), packed[:, :, :, -1].transpose(1, 2)
 
 
-def _falcon(module: Any, attend: Attention) -> None:
-    rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
+def _falcon(model: Any, attend: Attention) -> None:
+    """The layers of a FalconModel. Where it adds to scores by positions (ALiBi), it rounds what it adds to bfloat16:
+    a table has that, as a buffer, which traced programs look up as they do learned positions."""
+    source: Any = sys.modules[type(model).__module__]
+    by_place, model.use_alibi = model.use_alibi, False
+    if by_place:
+        config = model.config
+        positions, heads = config.max_position_embeddings, config.num_attention_heads
+        made = source.build_alibi_tensor(torch.ones(1, positions, dtype=torch.long), heads, torch.float32)
+        model.register_buffer("by_place", made[:, 0] / math.sqrt(config.hidden_size // heads), persistent=False)
 
     def forward(
-        hidden: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
+        module: Any, hidden: Tensor, attention_mask: Tensor | None, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> tuple[Tensor, None]:
         query, key, value = _by_group(module, hidden, module.num_kv_heads)
-        query, key = rotate(query, key, *position_embeddings)
-        return module.dense(attend(module, query, key, value, attention_mask)[0].flatten(2)), None
+        if not by_place:
+            query, key = source.apply_rotary_pos_emb(query, key, *position_embeddings)
+        added = {"by_place": model.by_place} if by_place else {}
+        return module.dense(attend(module, query, key, value, attention_mask, **added)[0].flatten(2)), None
 
-    module.forward = forward
+    for layer in model.h:
+        layer.self_attention.forward = partial(forward, layer.self_attention)
 
 
 def _bloom(module: Any, attend: Attention) -> None:
@@ -139,9 +151,9 @@ def _mpt(module: Any, attend: Attention) -> None:
 _ATTENTIONS: dict[str, Callable[[Any, Attention], None]] = {
     "GPTJAttention": _by_method,
     "CodeGenAttention": _by_method,
-    "FalconAttention": _falcon,
+    "FalconModel": _falcon,
     "BloomAttention": _bloom,
     "MptAttention": _mpt,
 }
-"""By the class of a layer's attention."""
+"""By the class of a layer's attention, or of what has the layers."""
 _LINEAR = frozenset({"FalconLinear"})

@@ -183,7 +183,7 @@ def lowered(
     try:
         return target.lower(stages, target.trace(stages, options), options), options, ""
     except UnfitError as e:
-        if asked is not None and any(asked.get(name) is not None for name in e.instead):
+        if asked is not None and any(asked.get(name) not in (None, "auto") for name in e.instead):
             raise
         options = options.changed(**e.instead)
         return target.lower(stages, target.trace(stages, options), options), options, e.why

@@ -248,6 +248,8 @@ def run_parts(
 
     executor = open_executor(bundle)
     try:
+        if executor.exact:
+            executor.open_all()  # those that open behind the first step would run, or not, as they are ready
         beyond, turns = steps_beyond(stages.plan.limits, stages.parameters), turns_of(stages.checkpoint.config)
         verification = Verification(bundle, executor, *_load(stages, probes, parts), beyond, turns)
         outcomes = []

@@ -45,6 +45,10 @@ class Node:
         """The first output."""
         return self.outputs[0]
 
+    def optional(self, at: int) -> Value | None:
+        """An input that may be absent, or not even have a place."""
+        return self.inputs[at] if at < len(self.inputs) else None
+
     def __str__(self) -> str:
         attrs = "".join(f", {k}={v}" for k, v in self.attrs.items())
         outs = ", ".join(f"{o}: {o.dtype}[{','.join(map(str, o.shape))}]" for o in self.outputs)

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmc.errors import InputError
+from llmc.runtime.cache_shape import ANYWHERE
 from llmc.runtime.executors.base import Executor
+from llmc.runtime.executors.held import Held
 
 if TYPE_CHECKING:
     from llmc.runtime.bundle import Bundle
@@ -70,7 +72,9 @@ class GeneratingExecutor(Executor):
 
     def run(self, step: Step) -> NDArray[np.float32]:
         """One row, 1 at the device's greedy token and 0 elsewhere."""
-        self._check_step(step, [len(self._held)])
+        held = Held(1, ANYWHERE)
+        held.wrote(0, 0, len(self._held))
+        self._check_step(step, held)
         past, new = int(step.past_lengths[0]), int(step.new_lengths[0])
         tokens = [*self._held[:past], *(int(token) for token in step.token_ids[0, :new])]
         if len(tokens) >= self.capacity:

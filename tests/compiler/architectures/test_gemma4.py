@@ -17,6 +17,8 @@ from llmc.compiler.frontend.attention import TraceState
 from llmc.compiler.frontend.consumed import require_consumed
 from llmc.compiler.frontend.skeleton import build_skeleton, model_config
 from llmc.compiler.frontend.trace import trace
+from llmc.compiler.program.fuse import fuse
+from llmc.compiler.program.import_fx import import_program
 from llmc.errors import CheckpointError
 from llmc.runtime.cache_shape import CacheShape, key_value
 from tests.compiler import tiny
@@ -73,6 +75,10 @@ def test_many_layers_alike_are_traced_whole() -> None:
     assert len(called) == layers
     assert past[7:] == [past[3], past[6], past[6], past[6], past[3]]
     assert len(set(past[:7])) == 7
+    gqa = [node.inputs for node in fuse(import_program(exported, 128, cache_of(config))).nodes if node.op == "gqa"]
+    for layer, owner in ((7, 3), (8, 6), (9, 6), (10, 6), (11, 3)):
+        assert gqa[layer][0] is not gqa[owner][0]
+        assert gqa[layer][1:8] == gqa[owner][1:8], "keys and values of the earlier layer, turned by the same tables"
 
 
 def test_keys_of_no_layer_are_an_error() -> None:

@@ -67,8 +67,8 @@ def fused_run(case: str) -> Run:
     return run
 
 
-def replay(case: str, run: Run, *, in_place: bool) -> Replay:
-    return Replay(case, run, random_texts(case, CAPACITY), capacity=CAPACITY, in_place=in_place)
+def replay(case: str, run: Run, *, in_place: bool, rings: bool = True) -> Replay:
+    return Replay(case, run, random_texts(case, CAPACITY), capacity=CAPACITY, in_place=in_place, rings=rings)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,25 +13,28 @@ from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.families import family
 from llmc.compiler.frontend.alibi import slopes_of_heads
-from llmc.compiler.frontend.attention import attention_name, fused_attention
+from llmc.compiler.frontend.attention import DIALECTS, Dialect, attention_name, fused_attention
 from llmc.compiler.frontend.own_attention import take_over
 from llmc.compiler.frontend.skeleton import model_config
 from llmc.compiler.frontend.trace import Step
 from llmc.errors import CheckpointError
+from tests.compiler import tiny
 
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "one head of keys": ("falcon", {"new_decoder_architecture": False, "multi_query": True}),
     "keys for each head": ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4}),
     "one after the other": ("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "bias": True}),
     "one norm": ("falcon", {"num_ln_in_parallel_attn": 1}),
+    "ALiBi, rounded": ("falcon", tiny.FORMS["falcon-alibi"]),
     "slopes of heads that are no power of two": ("bloom", {"n_head": 12, "hidden_size": 96}),
     "slopes in another order": ("mpt", {"n_heads": 12, "d_model": 96}),
     "a scale of its own": ("mpt", {"attn_config": {"softmax_scale": 0.5}}),
 }
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("form", FORMS)
-def test_forms_that_tiny_configurations_have_not(form: str) -> None:
+def test_forms_that_tiny_configurations_have_not(form: str, dialect: Dialect) -> None:
     name, keys = FORMS[form]
     own = family({"model_type": name})
     config = own.in_common_terms({"model_type": name, "vocab_size": 250, **own.tiny, **keys})
@@ -43,8 +46,10 @@ def test_forms_that_tiny_configurations_have_not(form: str) -> None:
     ids, past, new = torch.randint(0, 250, (2, 6)), torch.zeros(2, dtype=torch.long), torch.tensor([4, 6])
     with torch.no_grad():
         wanted = [model(ids[row : row + 1, :n]).logits[0, -1] for row, n in enumerate(new.tolist())]
-        take_over(model, attention_name("two_part"))
-        logits, *kept = Step(model, "two_part", cache_of(config))(ids, past, new, [])
+        take_over(model, attention_name(dialect))
+        shape = cache_of(config)
+        room = [torch.full(t.size(2, 6), torch.nan) for t in shape] if dialect == "fused" else []
+        logits, *kept = Step(model, dialect, shape)(ids, past, new, room)
     assert torch.allclose(logits, torch.stack(wanted), atol=1e-5)
     assert kept[0].shape[1] == config.get("num_key_value_heads", config["num_attention_heads"])
 

@@ -3,7 +3,8 @@
     python -m llmc.compiler.targets.inductor.compiling FOLDER
 
     FOLDER/program.pt2    the portable program
-    FOLDER/job.json       {"device": "cuda" | "cpu", "sizes": {…} (runtime/executors/inductor/package.py), "dtype": str,
+    FOLDER/job.json       {"device": "cuda" | "cpu", "sizes": {…} (runtime/executors/inductor/package.py),
+                          "cache": [{…}, …] (runtime/executors/whole_step/layout.py),
                           "weights": {name: [[size, …], dtype]}, "configs": {name: value} of torch._inductor.config}
     FOLDER/package.pt2    what it leaves, as archive.py has it
 
@@ -23,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmc.errors import CompileError, LlmcError
 from llmc.runtime.executors.inductor.archive import tidied
-from llmc.runtime.executors.whole_step.step_program import flat_step
+from llmc.runtime.executors.whole_step.layout import DTYPES, CardArray, lengths_of
+from llmc.runtime.executors.whole_step.step_program import Run, flat_step
 from llmc.runtime.portable_program import PortableProgram
 
 if TYPE_CHECKING:
@@ -43,42 +45,36 @@ def compile_step(program: PortableProgram, job: Mapping[str, Any], output: Path)
     import torch
     from torch import _inductor as inductor
 
-    example = _example(program, job)
-    names = ("token_ids", "past", "new", "slots", "sources", "places")
-    open_sizes: dict[str, Any] = dict.fromkeys(names)
-    open_sizes["kept"] = {1: torch.export.Dim("slots", min=1, max=MOST_SLOTS)}
-    open_sizes["weights"] = (None,) * len(program.weights)
+    arrays = [CardArray.from_json(fields) for fields in job["cache"]]
+    example = _example(program, arrays, job)
+    slots = {1: torch.export.Dim("slots", min=1, max=MOST_SLOTS)}
+    before = len(example) - len(arrays) - len(program.weights)
+    open_sizes = {"given": (None,) * before + (slots,) * len(arrays) + (None,) * len(program.weights)}
     try:
         with torch.no_grad():
-            step = _module(program, job["sizes"]["context"])
+            step = _module(flat_step(program, job["sizes"]["context"], arrays))
             exported = torch.export.export(step, tuple(example), strict=False, dynamic_shapes=open_sizes)
             inductor.aoti_compile_and_package(exported, package_path=str(output), inductor_configs=dict(job["configs"]))
     except (RuntimeError, ValueError, TypeError, AssertionError, OSError) as e:
         raise CompileError(f"AOTInductor of torch {torch.__version__} cannot compile it: {e}") from e
 
 
-def _module(program: PortableProgram, context: int) -> Any:
+def _module(flat: Run) -> Any:
     import torch
 
-    flat = flat_step(program, context)
-
     class Step(torch.nn.Module):
-        def forward(
-            self, token_ids: Tensor, past: Tensor, new: Tensor, slots: Tensor, sources: Tensor, places: Tensor,
-            kept: Tensor, *weights: Tensor,
-        ) -> Sequence[Tensor]:  # fmt: skip
-            return flat(token_ids, past, new, slots, sources, places, kept, *weights)
+        def forward(self, *given: Tensor) -> Sequence[Tensor]:
+            return flat(*given)
 
     return Step()
 
 
-def _example(program: PortableProgram, job: Mapping[str, Any]) -> list[Tensor]:
+def _example(program: PortableProgram, arrays: Sequence[CardArray], job: Mapping[str, Any]) -> list[Tensor]:
     """Tensors of the step's shapes, in its order."""
     import torch
 
     device, sizes = job["device"], job["sizes"]
     batch, query = sizes["batch"], sizes["query"]
-    cache = sizes["tensors"], EXAMPLE_SLOTS, sizes["capacity"], sizes["heads"], sizes["head_dim"]
 
     def numbers(*shape: int, value: int = 0) -> Tensor:
         return torch.full(shape, value, dtype=torch.int64, device=device)
@@ -89,8 +85,9 @@ def _example(program: PortableProgram, job: Mapping[str, Any]) -> list[Tensor]:
         largest[dtype] = max(largest.get(dtype, 1), math.prod(shape))
     held = {dtype: torch.zeros(count, dtype=getattr(torch, dtype), device=device) for dtype, count in largest.items()}
     return [
-        numbers(batch, query), numbers(batch), numbers(batch, value=1), numbers(batch), numbers(batch * query),
-        numbers(batch * query), torch.zeros(cache, dtype=getattr(torch, job["dtype"]), device=device),
+        numbers(batch, query), numbers(batch), numbers(batch, value=1), numbers(batch),
+        *(numbers(batch * query) for _ in range(2 * len(lengths_of(arrays)))),
+        *(torch.zeros(a.size(EXAMPLE_SLOTS), dtype=getattr(torch, DTYPES[a.dtype]), device=device) for a in arrays),
         *(held[dtype][: math.prod(shape)].view(shape) for shape, dtype in wanted),
     ]  # fmt: skip
 

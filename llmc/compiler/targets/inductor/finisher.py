@@ -27,6 +27,7 @@ from llmc.errors import CompileError
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import CAPACITY, Package, sizes_of
 from llmc.runtime.executors.weight_places import read_places
+from llmc.runtime.executors.whole_step.layout import cache_arrays
 from llmc.settings import variables
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.base import Executor
 
 COMPILING = "llmc.compiler.targets.inductor.compiling"
-DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 COMPILER = "apt-get install g++"
 LAST = 3
 """Lines of the compile's log that an error shows."""
@@ -86,16 +86,18 @@ class PackageFinisher(EachExecutable):
         """The package of a bucket's step, with its portable program."""
         pins = self.pins(bundle)
         program = bundle.files.read(executable.blob)
-        sizes = sizes_of(bundle, executable, int(str(pins[CAPACITY])))
+        capacity = int(str(pins[CAPACITY]))
+        sizes, arrays = sizes_of(executable, capacity), cache_arrays(bundle, capacity)
         job = {
             "device": self.device,
             "sizes": sizes,
-            "dtype": DTYPES[str(bundle.manifest.options["dtype"])],
+            "cache": [array.to_json() for array in arrays],
             "weights": {name: [place["shape"], place["dtype"]] for name, place in read_places(bundle).items()},
             "configs": self.configs(str(pins[MODE.name])),
         }
         package = self._compiled(bundle, str(executable), program, job)
-        return Package(self.device, self.host(), sizes, memoryview(program), memoryview(package)).to_bytes()
+        texts = tuple(map(str, arrays))
+        return Package(self.device, self.host(), sizes, texts, memoryview(program), memoryview(package)).to_bytes()
 
     def configs(self, mode: str) -> Mapping[str, Any]:
         """What torch._inductor.config is told."""

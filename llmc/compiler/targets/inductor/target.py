@@ -97,6 +97,7 @@ class InductorTarget(ProgramTarget):
 
     def workspace_bytes(self, model: ModelSize, bucket: Bucket, options: CompileOptions) -> int:
         """The pool that captured graphs share: the values of a step that live at once, its rows' past as it is gathered
-        from their slots, and the logits."""
+        from their slots, their states, and the logits."""
         values = model.working_set * bucket.tokens + model.cache_values * bucket.batch * bucket.context
-        return self.cache_bytes(options) * (values + model.vocabulary * bucket.batch)
+        size = self.cache_bytes(options)
+        return size * (values + model.vocabulary * bucket.batch) + bucket.batch * model.state_bytes(size)

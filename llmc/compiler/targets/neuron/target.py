@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llmc.compiler.targets.xla.sharding import Dims
     from llmc.compiler.targets.xla.step import Core
     from llmc.runtime.accelerators import Cards
-    from llmc.runtime.cache_shape import CacheShape
     from llmc.settings import Settings
 
 
@@ -173,14 +172,6 @@ class NeuronTarget(XlaTarget):
         """Of the cores that a graph is sharded over."""
         cores = TENSOR_PARALLEL.of(options)
         return cores * self._room(options), f"of {cores} cores of {self.chip.name}"
-
-    def cache_shape(self, config: Mapping[str, Any], options: CompileOptions) -> CacheShape:
-        """Keys and values of one size alone: recurrences call functions within a module, which neuronx-cc does not
-        take."""
-        from llmc.compiler.architectures.shared.caches import uniform_cache_of
-
-        uniform_cache_of(config, self.name)
-        return super().cache_shape(config, options)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """As for xla."""

@@ -28,7 +28,8 @@ def emit_attention(to: Emitter, node: Node) -> None:
     """A gqa node (program/fuse.py) with ONNX Runtime's operators."""
     dim, cos = int(node.attrs["head_dim"]), node.inputs[6]
     turned = 2 * int(cos.shape[1]) if cos is not None else 0
-    if "value_dim" in node.attrs or "slopes" in node.attrs or dim % (_TURNED if turned else _HEAD) or turned % _TURNED:
+    plain = "value_dim" in node.attrs or "slopes" in node.attrs or node.optional(9) is not None
+    if plain or dim % (_TURNED if turned else _HEAD) or turned % _TURNED:
         _Plain(to, node).emit()
         return
     seqlens, total = _lengths(to, node)
@@ -248,12 +249,14 @@ class _Plain:
             scores = self._add(
                 "Mul", [self._add("Tanh", [self._add("Div", [scores, cap], "part")], "capped"), cap], "cap"
             )
-        if "slopes" in self.node.attrs:
+        if "slopes" in self.node.attrs or self.node.optional(9):
             scores = self._add("Add", [scores, self._by_place()], "with_places")
         return self._add("Where", [self._seen(), scores, self.to.const(_UNSEEN, np.float32)], "scores_seen")
 
     def _by_place(self) -> str:
         """What each head adds for each place of a key: [Hq, 1, S]."""
+        if table := self.node.optional(9):
+            return self._by_table(table)
         slopes = np.asarray(self.node.attrs["slopes"], np.float32)
         name, to = f"by_place_{zlib.crc32(slopes.tobytes()):x}", self.to
         if name not in to.shared:
@@ -262,10 +265,20 @@ class _Plain:
             to.add("Mul", [to.const(slopes[:, None, None], np.float32), places], [name])
         return name
 
+    def _by_table(self, table: Value) -> str:
+        name, to = f"{table.name}_by_place", self.to
+        if name not in to.shared:
+            to.shared[name] = name
+            places = to.add("Min", [self._capacity(), to.const(int(table.shape[1]) - 1)], [f"{name}_places"])
+            rows = to.add("Gather", [to.name(table), places], [f"{name}_rows"], axis=1)
+            to.add("Unsqueeze", [rows, to.const([1])], [name])
+        return name
+
     def _shares(self, scores: str) -> str:
-        if len(self.node.inputs) < 9:
+        given = self.node.optional(8)
+        if given is None:
             return self._add("Softmax", [scores], "shares", axis=-1)
-        sinks = self._add("Reshape", [self.to.name(self.node.inputs[8]), self.to.const([1, -1, 1, 1])], "sinks")
+        sinks = self._add("Reshape", [self.to.name(given), self.to.const([1, -1, 1, 1])], "sinks")
         column = self._add("Expand", [sinks, self.to.sizes(["B", self.heads, "Q", 1])], "sinks_wide")
         shares = self._add("Softmax", [self._add("Concat", [scores, column], "with_sinks", axis=-1)], "all", axis=-1)
         ends = [self.to.const([n]) for n in (0, -1, -1)]

@@ -280,9 +280,11 @@ class _Model(Emitter):
         """A gqa node with llmc's kernel (kernels/source/attention.c)."""
         attrs = node.attrs
         require_heads(attrs)
-        q, k, v, past_k, past_v, _, cos, sin, *sinks = (self.name(x) for x in node.inputs)
-        slopes = self.const(attrs["slopes"], np.float32) if attrs.get("slopes") else ""
-        more = [cos, sin, *(sinks or [""]), slopes]
+        q, k, v, past_k, past_v, _, cos, sin = (self.name(x) for x in node.inputs[:8])
+        sinks, slopes = (self.name(node.optional(at)) for at in (8, 9))
+        if attrs.get("slopes"):
+            slopes = self.const(attrs["slopes"], np.float32)
+        more = [cos, sin, sinks, slopes]
         while more and not more[-1]:
             more.pop()
         self.add(

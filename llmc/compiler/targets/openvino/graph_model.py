@@ -36,13 +36,14 @@ class GraphModel:
         self._made: dict[Value, Any] = {}
         self._rotary: dict[Value, Any] = {}
 
-    def lower(self, inputs: Mapping[str, Any], top_k: int) -> dict[str, Any]:
+    def lower(self, inputs: Mapping[str, Any], top_k: int, there: Mapping[Value, Any] | None = None) -> dict[str, Any]:
         """Nodes for the whole graph: "logits"; with `top_k` also "top_values" and "top_ids".
 
         `inputs` are nodes of all tokens, input_ids and position_ids [T], and `rows` [R], the tokens whose logits are
-        wanted, with whatever else the form reads. Raises CompileError naming an operator that has no form here.
+        wanted, with whatever else the form reads; `there` are values of the graph that are there already. Raises
+        CompileError naming an operator that has no form here.
         """
-        self.emit(inputs, {})
+        self.emit(inputs, there or {})
         logits = output_of(self.get(self.graph.outputs[0][1]))
         return {"logits": logits} | (self._top(logits, top_k) if top_k else {})
 
@@ -63,13 +64,10 @@ class GraphModel:
     def qkv(self, node: Node) -> tuple[Any, Any, Any]:
         """Query, key and value [T, H · D] of an attention, apart and turned to their positions."""
         q, k, v, _, _, _, cos, sin, *_ = node.inputs
-        if "value_dim" in node.attrs:
-            raise CompileError(
-                f"attention with values of another width than keys has no OpenVINO lowering (at {node.out})"
-            )
         heads, kv_heads, size = heads_of(node)
         if k is None:
-            query, key, value = self._split(self.get(q), [heads * size, kv_heads * size, kv_heads * size])
+            widths = [heads * size, kv_heads * size, kv_heads * value_width(node)]
+            query, key, value = self._split(self.get(q), widths)
         else:
             query, key, value = (self.get(x) for x in (q, k, v))
         if cos is not None:
@@ -78,7 +76,8 @@ class GraphModel:
 
     def sinks(self, node: Node) -> Any:
         """The sinks of an attention's heads, float32 [Hq]; None of one that has none."""
-        return self.get(node.inputs[8]) if len(node.inputs) > 8 else None
+        given = node.optional(8)
+        return None if given is None else self.get(given)
 
     def _turned(self, x: Any, heads: int, size: int, cos: Value | None, sin: Value | None) -> Any:
         """Rotary embedding of [T, H·D]: of the first values of a head the two halves turn against each other."""
@@ -173,10 +172,31 @@ class GraphModel:
         return {"top_values": top.output(0), "top_ids": top.output(1)}
 
 
+def caches_of(graph: Graph) -> list[Value]:
+    """Its inputs that hold caches, in the order of the cache's shape: keys and values, and states."""
+    return [v for name, v in graph.inputs.items() if name.startswith("past_") and name != "past_lengths"]
+
+
+def grows(cache: Value) -> bool:
+    """Whether a cache is keys or values, whose third size is the context, and no state."""
+    return any(isinstance(size, str) for size in cache.shape[1:])
+
+
 def heads_of(node: Node) -> tuple[int, int, int]:
     """Heads, heads of keys and values, and the size of a head."""
     heads, kv_heads, size = (int(node.attrs[name]) for name in ("heads", "kv_heads", "head_dim"))
     return heads, kv_heads, size
+
+
+def value_width(node: Node) -> int:
+    """The size of a head of values, which may differ from that of keys."""
+    return int(node.attrs.get("value_dim", node.attrs["head_dim"]))
+
+
+def kept_of(node: Node) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Heads and width of keys and of values."""
+    _, kv_heads, size = heads_of(node)
+    return (kv_heads, size), (kv_heads, value_width(node))
 
 
 def parameter(name: str, shape: Sequence[int], dtype: Any) -> Any:

@@ -10,6 +10,22 @@ the step, and where it has [B, …] after `last_rows` it has [R, …], one for e
              precision and layout the device chooses
     outputs  logits [R, V] float32; with top_k also top_values [R, k] float32, descending, and top_ids [R, k] int64
 
+    where layers have a state (states.py)
+    inputs   state_rows [2 · B] int32, the rows of the tables that each row's state is in and goes to; state_begins
+             [B + 1] int32: 0, 2, 4 …; state_interval [B] int32, more than a step's tokens; LAYOUT_state.N: the table of
+             the N-th state, float32 (runtime/executors/openvino/states.py has the layouts)
+    outputs  of layout "columns", which is not written in place: new_state.N [B, …]
+
+    where attention has no paged form: its scores have a soft cap
+    inputs   block_tables [B, M] int32, each row's blocks and any others behind them; its caches are float32 in the
+             layout above, which are not written in place
+    outputs  new_key.N, new_value.N [B, kv_heads, Q, head_dim] float32
+
+    with an output of a cache, all rows of a step have one length
+    inputs   step_sizes [3] int32: B, Q, and the tokens of M blocks
+
+N counts pairs of keys and values, and states, in the order of the cache's shape.
+
 Operator and inputs as in OpenVINO's PagedAttentionExtension; everything else is graph_model.py's.
 """
 
@@ -22,10 +38,22 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
-from llmc.compiler.program.ir import Graph, Node
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.openvino.attention import attended, headed
 from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.graph_model import GraphModel, heads_of, model_of, output_of, parameter
-from llmc.errors import CompileError
+from llmc.compiler.targets.openvino.graph_model import (
+    GraphModel,
+    caches_of,
+    grows,
+    heads_of,
+    kept_of,
+    model_of,
+    output_of,
+    parameter,
+    value_width,
+)
+from llmc.compiler.targets.openvino.one_length import OneLength, OverBlocks
+from llmc.compiler.targets.openvino.states import STATES
 
 INPUTS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("input_ids", (-1,), np.int64),
@@ -39,30 +67,125 @@ INPUTS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
 )
 PER_TOKEN = ("input_ids", "position_ids")
 PER_ROW = ("rows",)
+OF_STATES = ("state_rows", "state_begins", "state_interval")
+KEY_VALUE = ("key", "value")
 
 
 class PagedModel(GraphModel):
-    """Builds the model of `graph`, of `tokens` tokens and `rows` rows of logits, None for any number: `model`."""
+    """Builds the model of `graph`, of `tokens` tokens and `rows` rows of logits, None for any number: `model`.
+
+    `wide`: values are as wide as keys in the cache, as runtime/executors/openvino/blocks.py has them in u8.
+    """
 
     def __init__(
-        self, graph: Graph, weights: WeightFormat, *, tokens: int | None = None, rows: int | None = None, top_k: int = 0
+        self, graph: Graph, weights: WeightFormat, *, tokens: int | None = None, rows: int | None = None,
+        top_k: int = 0, wide: bool = False,
     ) -> None:  # fmt: skip
         fixed = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_ROW, rows)
         inputs = {name: parameter(name, [fixed.get(name) or d for d in shape], dtype) for name, shape, dtype in INPUTS}
         super().__init__(graph, weights)
+        self._wide = wide
+        self.plain: dict[str, tuple[int, str]] = {}
+        """What has no form for rows of any lengths: in how many layers, and why."""
+        held = caches_of(graph)
+        self._pairs = [v for v in held if grows(v)][::2]
+        self._states = [v for v in held if not grows(v)]
+        self._caches: dict[int, list[Any]] = {}
+        self._more: dict[str, Any] = {}
+        self._given: dict[str, Any] = {}
+        self._one_length: OneLength | None = None
+        self._over_blocks: OverBlocks | None = None
         outputs = self.lower(inputs, top_k)
-        self.model = model_of([*inputs.values(), *self.caches], outputs.items())
+        given = [*inputs.values(), *self._more.values(), *self.caches]
+        self.model = model_of(given, [*outputs.items(), *self._given.items()])
 
     def _op_gqa(self, node: Node) -> list[Any]:
-        if node.attrs["softcap"]:
-            raise CompileError("attention with softcap has no paged form in OpenVINO")
-        heads, kv_heads, size = heads_of(node)
-        layer = len(self.caches) // 2
-        caches = [_cache(f"{what}_cache.{layer}", kv_heads, size) for what in ("key", "value")]
-        self.caches += caches
-        out = self._attention(*self.qkv(node), caches, node)
-        _tell_heads(out, kv_heads, size)
-        return [ops.reshape(out.output(0), self.constants.small([-1, heads * size]), False)]
+        key = node.inputs[3]
+        assert key is not None
+        pair, why = self._pairs.index(key), _unpaged(node)
+        if pair not in self._caches:  # some layers read the keys and values of earlier ones
+            made = zip(KEY_VALUE, kept_of(node), strict=True)
+            self._caches[pair] = [
+                _cache(f"{what}_cache.{pair}", heads, size, bool(why)) for what, (heads, size) in made
+            ]
+            self.caches += self._caches[pair]
+        if why:
+            self.in_plain_operators("attention", why)
+            return [self._in_plain_operators(node, pair)]
+        (heads, kv_heads, size), width, small = heads_of(node), value_width(node), self.constants.small
+        query, key, value = self.qkv(node)
+        held = max(width, size) if self._wide else width
+        if held > width:
+            value = ops.reshape(value, small([-1, kv_heads, width]), False)
+            value = ops.pad(value, small([0, 0, 0]), small([0, 0, held - width]), "constant", small(0, np.float32))
+            value = ops.reshape(value, small([-1, kv_heads * held]), False)
+        out = self._attention(query, key, value, self._caches[pair], node)
+        _tell_heads(out, (kv_heads, size), (kv_heads, held))
+        made = out.output(0)
+        if held > width:
+            made = ops.reshape(made, small([-1, heads, held]), False)
+            made = ops.slice(made, small([0]), small([width]), small([1]), small([2]))
+        return [ops.reshape(made, small([-1, heads * width]), False)]
+
+    def _in_plain_operators(self, node: Node, pair: int) -> Any:
+        if self._over_blocks is None:
+            sizes, tables = self._input("step_sizes", [3]), self._input("block_tables", [-1, -1])
+            self._over_blocks = OverBlocks(self.constants, sizes, self.inputs["past_lens"], tables)
+        rows = self._over_blocks
+        query, *made = self.qkv(node)
+        kept = list(zip(self._caches[pair], made, kept_of(node), strict=True))
+        new = [headed(self, rows, x, heads, size) for _, x, (heads, size) in kept]
+        for what, x in zip(KEY_VALUE, new, strict=True):
+            self._given.setdefault(f"new_{what}.{pair}", x)
+        past = [rows.cached(cache, heads, size) for cache, _, (heads, size) in kept]
+        return attended(self, rows, node, query, new, past)
+
+    def in_plain_operators(self, what: str, why: str) -> None:
+        """Count a layer."""
+        self.plain[what] = self.plain.get(what, (0, ""))[0] + 1, why
+
+    def _op_causal_conv(self, node: Node) -> list[Any]:
+        return STATES["causal_conv"](self, node)
+
+    def _op_gated_delta(self, node: Node) -> list[Any]:
+        return STATES["gated_delta"](self, node)
+
+    def _op_state_scan(self, node: Node) -> list[Any]:
+        return STATES["state_scan"](self, node)
+
+    def state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
+        """The input that is the table of a state, `shape` in a row."""
+        assert state is not None
+        made = parameter(f"{layout}_state.{self._states.index(state)}", [-1, *shape], ov.Type.f32)
+        self.caches.append(made)
+        return made
+
+    def step_of_states(self) -> list[Any]:
+        """The inputs behind a table of OpenVINO's operators."""
+        rows, begins, interval = (self._input(name, [-1]) for name in OF_STATES)
+        return [self.inputs["subsequence_begins"], rows, begins, self.inputs["past_lens"], interval]
+
+    def rows_read(self) -> Any:
+        """The row of a table that has each row's state, [B]."""
+        small = self.constants.small
+        pairs = ops.reshape(self._input("state_rows", [-1]), small([-1, 2]), False)
+        return ops.gather(pairs, small(0), small(1))
+
+    def give(self, state: Value, new: Any) -> None:
+        """A state that is not written in place comes out."""
+        self._given[f"new_state.{self._states.index(state)}"] = new
+
+    def rows_of_one_length(self) -> OneLength:
+        """For what asks for that."""
+        if self._one_length is None:
+            self._one_length = OneLength(self.constants, self._input("step_sizes", [3]))
+        return self._one_length
+
+    def _input(self, name: str, shape: list[int]) -> Any:
+        """An input that only some models have."""
+        if name not in self._more:
+            self._more[name] = parameter(name, shape, np.int32)
+        return self._more[name]
 
     def _attention(self, query: Any, key: Any, value: Any, caches: list[Any], node: Node) -> Any:
         """Inputs in the order of OpenVINO 2026.4's PagedAttentionExtension; what is not used is empty or 0."""
@@ -84,14 +207,27 @@ class PagedModel(GraphModel):
         return _PagedAttentionExtension([output_of(a) for a in arguments])
 
 
-def _cache(name: str, heads: int, size: int) -> Any:
+def _unpaged(node: Node) -> str:
+    """Why an attention has no paged form, if so."""
+    if node.attrs["softcap"]:
+        return "scores with a soft cap have no paged form"
+    if node.optional(9) is not None:
+        return "scores with a table of what positions add have no paged form"
+    return ""
+
+
+def _cache(name: str, heads: int, size: int, plain: bool) -> Any:
+    """A paged cache, in what the device chooses, or one that plain operators read."""
+    if plain:
+        return parameter(name, [-1, heads, -1, size], ov.Type.f32)
     made = ops.parameter(ov.PartialShape([-1, -1, -1, -1]), ov.Type.dynamic, name=name)
     made.output(0).set_names({name})
-    _tell_heads(made, heads, size)
+    _tell_heads(made, (heads, size), (heads, size))
     return made
 
 
-def _tell_heads(node: Any, heads: int, size: int) -> None:
+def _tell_heads(node: Any, key: tuple[int, int], value: tuple[int, int]) -> None:
     info = node.get_rt_info()
-    for name, number in (("num_k_heads", heads), ("k_head_size", size), ("num_v_heads", heads), ("v_head_size", size)):
+    told = {"num_k_heads": key[0], "k_head_size": key[1], "num_v_heads": value[0], "v_head_size": value[1]}
+    for name, number in told.items():
         info[name] = number

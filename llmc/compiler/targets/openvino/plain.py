@@ -17,7 +17,7 @@ from openvino import opset15
 
 from llmc.compiler.program.ir import Node, Value
 from llmc.compiler.targets.openvino.constants import Constants
-from llmc.compiler.targets.openvino.layout import axis_of, beside, order_of, others, token_axes
+from llmc.compiler.targets.openvino.layout import axis_of, beside, heads_apart, order_of, others, token_axes
 from llmc.errors import CompileError
 
 _INT32_MAX = 2**31 - 1
@@ -172,7 +172,9 @@ def _layer_norm(to: Building, node: Node) -> Any:
 def _reshape(to: Building, node: Node) -> Any:
     """Tokens stay one axis; what is before and after them is one order of numbers."""
     source, out = _source(node), node.out
-    if bool(token_axes(source.shape)) != bool(token_axes(out.shape)):
+    ends = source.shape, out.shape
+    moved = max(map(heads_apart, ends)) > 1 and any(token_axes(shape) not in ((0,), (0, 1)) for shape in ends)
+    if moved or bool(token_axes(source.shape)) != bool(token_axes(out.shape)):
         raise CompileError(f"a reshape of tokens into {out.shape} has no OpenVINO lowering (at {out})")
     tokens = [-1] if token_axes(out.shape) else []
     return ops.reshape(to.get(source), to.constants.small([*tokens, *others(out.shape, out)]), False)
@@ -308,6 +310,16 @@ def _addmm(to: Building, node: Node) -> Any:
     return ops.add(ops.matmul(*factors, False, False), added)
 
 
+def _matmul(to: Building, node: Node) -> Any:
+    """A matrix of the checkpoint times tokens that are columns, [N, K] · [B, K, Q]: each token's product with it."""
+    matrix, x = node.inputs
+    assert matrix is not None
+    assert x is not None
+    if len(matrix.shape) != 2 or token_axes(matrix.shape) or token_axes(x.shape) != (0, 2) or len(x.shape) != 3:
+        raise CompileError(f"a product of {matrix.shape} and {x.shape} has no OpenVINO lowering (at {node.out})")
+    return ops.matmul(to.get(x), to.flat_matrix(matrix), False, True)
+
+
 def _position_ids(to: Building) -> Any:
     return ops.convert(to.inputs["position_ids"], ov.Type.i32)
 
@@ -389,7 +401,7 @@ PLAIN: Mapping[str, Emit] = {
     "slice": _slice, "split": _split, "split_with_sizes": _split, "chunk": _split, "cat": _cat,
     "concat": _cat, "stack": _stack,
     "expand": _expand, "repeat_interleave": _repeat_interleave, "select": _select, "index": _index, "gather": _gather,
-    "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "addmm": _addmm, "positions": _positions,
+    "scatter": _scatter, "topk": _topk, "cumsum": _cumsum, "addmm": _addmm, "matmul": _matmul, "positions": _positions,
     "position_table": _position_table, "experts": _experts, "expert_linear": _expert_linear,
 }  # fmt: skip
 """By the operator's name, as program/ir.py writes it."""

@@ -5,16 +5,20 @@ cache is read only; what is new comes out, and whoever holds the cache writes it
 every plugin has; between the attentions tokens are laid end to end (graph_model.py).
 
     inputs   token_ids [B, Q], past_lengths [B], new_lengths [B] int32 (1 … Q live tokens, right padded); where S > 0
-             past_k0, past_v0, past_k1 … [B, kv_heads, S, head_dim] float32, of which row b's first past_lengths[b]
-             tokens are read and the others may hold anything, NaN included
+             past_k0, past_v0, past_k1 … [B, heads, S, width] float32, of which row b's first past_lengths[b] tokens are
+             read and the others may hold anything, NaN included; where S > 0 or asked for, states [B, …], for which
+             zeros stand in rows without a past
     outputs  logits [B, V] float32 after each row's last live token; with top_k also top_values [B, k] float32,
-             descending, and top_ids [B, k], integers; new_k0, new_v0 … [B, kv_heads, Q, head_dim] float32
+             descending, and top_ids [B, k], integers; new_k0, new_v0 … [B, heads, Q, width] float32; states after each
+             row's last live token, such as new_conv0 [B, …]
 
-Row b's new token i sits at position past_lengths[b] + i, and sees what is before it within the layer's window.
+Row b's new token i sits at position past_lengths[b] + i, and sees what is before it within the layer's window. Layers
+with states are products of matrices (frontend/recurrent/chunked.py): loops are no devices' strength.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,24 +26,27 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from llmc.compiler.program.ir import Graph, Node
+from llmc.compiler.frontend.recurrent import chunked
+from llmc.compiler.program.ir import Graph, Node, Value
+from llmc.compiler.targets.openvino.arrays import Array, Arrays
+from llmc.compiler.targets.openvino.attention import Rows, attended, headed
 from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.graph_model import GraphModel, heads_of, model_of, parameter
+from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
+from llmc.compiler.targets.openvino.layout import token_axes
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
-UNSEEN = -65504.0
-"""Score of a token that is not seen: float16's least number, so that devices that compute in float16 have it, too."""
 
 
 def static_model(
-    graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0
+    graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0, states: bool = False
 ) -> ov.Model:  # fmt: skip
     """The model of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
 
-    Its constants are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
+    `states`: it takes states without a context, too. Its constants are declared in `weights.constants`. Raises
+    CompileError naming an operator that has no form here.
     """
-    return StaticModel(graph, weights, batch, query, context, top_k).model
+    return StaticModel(graph, weights, batch, query, context, top_k, states).model
 
 
 def step_parameters(batch: int, query: int) -> dict[str, Any]:
@@ -52,23 +59,29 @@ class StaticModel(GraphModel):
     """Builds the model."""
 
     def __init__(
-        self, graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0
+        self, graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int, states: bool
     ) -> None:  # fmt: skip
         super().__init__(graph, weights)
         self.sizes = batch, query, context
-        self._new: list[tuple[str, Any]] = []
-        step = step_parameters(batch, query)
-        self._positions = Positions(self.constants, step["past_lengths"], self.sizes)
-        outputs = self.lower(self._laid_out(step), top_k)
-        self.model = model_of([*step.values(), *self.caches], [*outputs.items(), *self._new])
+        self._arrays = Arrays(self.constants)
+        self._step = step = step_parameters(batch, query)
+        self._rows = Positions(self.constants, step["past_lengths"], self.sizes)
+        self._new: dict[Value, Any] = {}
+        held = caches_of(graph)
+        taken = [v for v in held if context or (states and not grows(v))]
+        given = {v: parameter(v.name, self._sized(v), ov.Type.f32) for v in taken}
+        self.caches += given.values()
+        outputs = self.lower(self._laid_out(step), top_k, given)
+        new = [(v.name.replace("past_", "new_", 1), self._new[v]) for v in held]
+        self.model = model_of([*step.values(), *self.caches], [*outputs.items(), *new])
 
     def _laid_out(self, step: dict[str, Any]) -> dict[str, Any]:
         """The inputs that the operators know: B · Q tokens end to end."""
         (batch, query, _), small = self.sizes, self.constants.small
-        positions = ops.reshape(self._positions.of_tokens, small([batch * query]), False)
-        if self.graph.tables:  # padding may be beyond the last position
-            last = min(len(table) for table in self.graph.tables.values()) - 1
-            positions = ops.minimum(positions, small(last))
+        positions = ops.reshape(self._rows.of_tokens, small([batch * query]), False)
+        angles = {v for node in self.graph.nodes if node.op == "gqa" for v in node.inputs[6:8] if v is not None}
+        if angles:  # padding may be beyond the last position
+            positions = ops.minimum(positions, small(min(int(v.shape[0]) for v in angles) - 1))
         begins = self.constants.table(f"begins_{batch}_{query}", np.arange(batch, dtype=np.int32) * query - 1)
         return {
             "input_ids": ops.reshape(step["token_ids"], small([batch * query]), False),
@@ -76,100 +89,88 @@ class StaticModel(GraphModel):
             "rows": ops.add(step["new_lengths"], begins),
         }
 
+    def _sized(self, value: Value) -> list[int]:
+        """Its shape, of which all sizes are known."""
+        known = dict(zip("BQS", self.sizes, strict=True))  # every token of a window has a place of its own
+        return [known[dim[:1]] if isinstance(dim, str) else dim for dim in value.shape]
+
     def _op_gqa(self, node: Node) -> list[Any]:
-        heads, kv_heads, size = heads_of(node)
-        query, key, value = self.qkv(node)
-        key, value = self._headed(key, kv_heads, size), self._headed(value, kv_heads, size)
-        layer = len(self._new) // 2
-        self._new += [(f"new_k{layer}", key), (f"new_v{layer}", value)]
-        return [self._attention_over(self._headed(query, heads, size), key, value, node, layer)]
+        query, *new = self.qkv(node)
+        past = [v for v in node.inputs[3:5] if v is not None]
+        for v, x, (heads, size) in zip(past, new, kept_of(node), strict=True):
+            if v not in self._new:  # some layers read the keys and values of earlier ones
+                self._new[v] = headed(self, self._rows, x, heads, size)
+        held = [self.get(v) for v in past] if self.sizes[2] else None
+        return [attended(self, self._rows, node, query, [self._new[v] for v in past], held)]
+
+    def _op_causal_conv(self, node: Node) -> list[Any]:
+        return self._chunked(chunked.causal_conv, node, node.attrs["silu"])
+
+    def _op_gated_delta(self, node: Node) -> list[Any]:
+        return self._chunked(chunked.gated_delta, node, node.attrs["normalise"])
+
+    def _op_state_scan(self, node: Node) -> list[Any]:
+        return self._chunked(chunked.state_scan, node)
+
+    def _chunked(self, function: Callable[..., Any], node: Node, *attrs: bool) -> list[Any]:
+        """An operator whose last inputs are a state and the lengths of rows."""
+        *given, state, _, _ = node.inputs
+        assert state is not None
+        held = self._array(state) if state in self._made else np.zeros(self._sized(state), np.float32)
+        lengths = [Array(self._arrays, self._step[name]) for name in STEP_INPUTS[1:]]
+        out, after = function(self._arrays, *map(self._array, given), held, *lengths, *attrs)
+        self._new[state] = after.node
+        return [ops.reshape(out.node, self.constants.small([-1, *out.shape[2:]]), False)]
+
+    def _array(self, value: Value | None) -> Array | None:
+        """Rows and their tokens apart."""
+        if value is None:
+            return None
+        made = self.get(value)
+        if token_axes(value.shape) == (0, 1):
+            made = ops.reshape(made, self.constants.small(self._sized(value)), False)
+        return Array(self._arrays, made)
 
     def _op_last_rows(self, node: Node) -> Any:
         return self.get(node.inputs[0]) if self.sizes[1] == 1 else super()._op_last_rows(node)
 
-    def _headed(self, x: Any, heads: int, size: int) -> Any:
-        """[B · Q, H · D] → [B, H, Q, D]."""
-        (batch, query, _), small = self.sizes, self.constants.small
-        if query == 1:
-            return ops.reshape(x, small([batch, heads, 1, size]), False)
-        return ops.transpose(ops.reshape(x, small([batch, query, heads, size]), False), small([0, 2, 1, 3]))
 
-    def _attention_over(self, query: Any, key: Any, value: Any, node: Node, layer: int) -> Any:
-        """[B · Q, Hq · D]: the query heads of a group are rows of one product with their key head."""
-        (batch, length, context), small = self.sizes, self.constants.small
-        heads, kv_heads, size = heads_of(node)
-        groups, window, softcap = heads // kv_heads, int(node.attrs["window"]), float(node.attrs["softcap"])
-        grouped = ops.reshape(query, small([batch, kv_heads, groups * length, size]), False)
-        grouped = ops.multiply(grouped, small(node.attrs["scale"], np.float32))
-        scores = ops.matmul(grouped, key, False, True)
-        past_value = None
-        if context:
-            shape = (batch, kv_heads, context, size)
-            past = [parameter(f"past_{what}{layer}", shape, ov.Type.f32) for what in "kv"]
-            self.caches += past
-            past_value = ops.select(self._positions.live, past[1], small(0, np.float32))  # 0 · NaN is NaN
-            scores = ops.concat([ops.matmul(grouped, past[0], False, True), scores], -1)
-        if softcap:
-            cap = small(softcap, np.float32)
-            scores = ops.multiply(ops.tanh(ops.divide(scores, cap)), cap)
-        if slopes := node.attrs.get("slopes"):
-            each = np.repeat(np.reshape(np.asarray(slopes, np.float32), (kv_heads, groups)), length, 1)
-            by_row = small(each[None, :, :, None], np.float32)
-            scores = ops.add(scores, ops.multiply(by_row, self._positions.of_keys))
-        scores = ops.select(self._positions.seen(window, groups), scores, small(UNSEEN, np.float32))
-        shares = self._shares(scores, node)
-        if past_value is None:
-            out = ops.matmul(shares, value, False, False)
-        else:
-            of_past, of_new = ops.variadic_split(shares, small(-1), small([context, length])).outputs()
-            out = ops.add(ops.matmul(of_past, past_value, False, False), ops.matmul(of_new, value, False, False))
-        if length > 1:
-            out = ops.transpose(ops.reshape(out, small([batch, heads, length, size]), False), small([0, 2, 1, 3]))
-        return ops.reshape(out, small([batch * length, heads * size]), False)
-
-    def _shares(self, scores: Any, node: Node) -> Any:
-        """Softmax of scores [B, Hkv, groups · Q, S + Q], over which a head's sink takes its part, too."""
-        (batch, length, context), small = self.sizes, self.constants.small
-        sinks = self.sinks(node)
-        if sinks is None:
-            return ops.softmax(scores, -1)
-        heads, kv_heads, _ = heads_of(node)
-        groups = heads // kv_heads
-        sinks = ops.tile(ops.reshape(sinks, small([1, kv_heads, groups, 1]), False), small([batch, 1, 1, length]))
-        sinks = ops.reshape(sinks, small([batch, kv_heads, groups * length, 1]), False)
-        shares = ops.softmax(ops.concat([scores, sinks], -1), -1)
-        return ops.variadic_split(shares, small(-1), small([context + length, 1])).output(0)
-
-
-class Positions:
+class Positions(Rows):
     """Where tokens are, and which of them see each other: made once for all layers of a model."""
 
     def __init__(self, constants: Constants, past_lengths: Any, sizes: tuple[int, int, int]) -> None:
         self._constants = constants
         self._sizes = sizes
+        self.single = sizes[1] == 1
         self._masks: dict[tuple[int, int], Any] = {}
         batch, query, context = sizes
         past = ops.reshape(past_lengths, constants.small([batch, 1, 1, 1]), False)
         self.of_tokens = ops.add(past, self._table("new", np.arange(query).reshape(1, 1, query, 1)))
-        """[B, 1, Q, 1]"""
+        """[B, 1, Q, 1]: positions of the new tokens."""
         self.of_keys = ops.convert(
             ops.reshape(self.of_tokens, constants.small([batch, 1, 1, query]), False), ov.Type.f32
         )
-        """[B, 1, 1, S + Q] float32: positions of the cache and of the new tokens."""
         if context:
             at = np.arange(context)
             self.live = ops.less(self._table("tokens", at.reshape(1, 1, context, 1)), past)
-            """[B, 1, S, 1]: whether the cache has a token there."""
             self._places = self._table("places", at.reshape(1, 1, 1, context))
             self._there = ops.less(self._places, past)
             places = ops.broadcast(ops.convert(self._places, ov.Type.f32), constants.small([batch, 1, 1, context]))
             self.of_keys = ops.concat([places, self.of_keys], -1)
 
-    def seen(self, window: int, groups: int) -> Any:
-        """[B, 1, groups · Q, S + Q], or its broadcast: whether a new token sees a token of the cache, or a new one.
+    def shape(self, *sizes: int | str) -> Any:
+        """All are numbers."""
+        known = {"B": self._sizes[0], "Q": self._sizes[1]}
+        return self._constants.small([known[size] if isinstance(size, str) else size for size in sizes])
 
-        `window`: a token sees so many, itself included; not positive: all before it.
-        """
+    def parts(self, shares: Any) -> tuple[Any, Any]:
+        """By their sizes."""
+        small, (_, query, context) = self._constants.small, self._sizes
+        of_past, of_new = ops.variadic_split(shares, small(-1), small([context, query])).outputs()
+        return of_past, of_new
+
+    def seen(self, window: int, groups: int) -> Any:
+        """What does not depend on the past is a constant."""
         if (window, groups) not in self._masks:
             self._masks[window, groups] = self._made(window, groups)
         return self._masks[window, groups]

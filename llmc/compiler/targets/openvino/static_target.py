@@ -193,12 +193,13 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             graph = fuse(program.graph())
             weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
             models = {
-                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k), folder)
+                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k, states), folder)
                 for shape in sizes
             }
             return models, weights.constants
 
-        form = {"form": "static", "shapes": " ".join(map(_name, sizes))}
+        states = not stages.plan.limits.contexts
+        form = {"form": "static", "shapes": " ".join(map(_name, sizes)), **({"states": True} if states else {})}
         return self.lower_stage(stages, program, options, form, self._lower, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
@@ -38,6 +39,7 @@ from llmc.compiler.targets.openvino.precision import (
     properties,
     require_precision,
 )  # fmt: skip
+from llmc.compiler.targets.unfit import UnfitError
 from llmc.errors import InputError
 from llmc.runtime.host import cpu_features
 from llmc.settings import Settings
@@ -61,6 +63,8 @@ DEFAULT_BUDGET = 512 << 20
 """Bytes that executables of fixed sizes may hold beside the one for every shape, unless --specialise-memory says."""
 
 STARTER_DEVICE = "onnxruntime"
+PLAIN = "plain"
+"""What of a model plain operators run, as PagedModel.plain has it: a result of lowering, and part of the analysis."""
 CACHE_BYTES = {"u8": 1, "bf16": 2, "f32": 4}
 
 
@@ -184,16 +188,53 @@ class OpenVinoTarget(OpenVinoBase):
         """Fuse and lower, make the weights, and finish every model over one weights file."""
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
         made = self._lower(stages, programs, options, models)
+        plain = json.loads(stages.store.get_bytes(made.outputs[PLAIN].digest))
+        self._require_fitting(stages, options, capped="attention" in plain)
         finished = self._finish(stages, options, models, made).outputs
-        return self.lowered(stages, finished["weights"], {name: finished[name] for name in models}, made.outputs)
+        chosen = {name: finished[name] for name in models}
+        return self.lowered(stages, finished["weights"], chosen, made.outputs, **{PLAIN: made.outputs[PLAIN]})
+
+    def _require_fitting(self, stages: Stages, options: CompileOptions, capped: bool) -> None:
+        """Raise UnfitError for precisions that states, or attention in plain operators, have not."""
+        states = bool(cache_of(stages.checkpoint.config).states)
+        if options.dtype != "f32" and (states or capped):
+            what = "layers with states" if states else "scores with a soft cap"
+            raise UnfitError(
+                f"{what} are computed in float32: OpenVINO in {options.dtype} was not seen to keep their numbers",
+                "use --dtype f32", dtype="f32", **({"kv_cache_dtype": "f32"} if capped else {}),
+            )  # fmt: skip
+        if capped and KV_CACHE_DTYPE.of(options) != "f32":
+            raise UnfitError(
+                "scores with a soft cap have no paged form in OpenVINO, whose plain operators read a KV cache in f32",
+                "use --kv-cache-dtype f32", kv_cache_dtype="f32",
+            )  # fmt: skip
+
+    def analyse(
+        self, stages: Stages, lowered: Lowered, files: Sequence[Path], options: CompileOptions
+    ) -> dict[str, Any]:
+        """What has no fused form, and why."""
+        found = json.loads(lowered.inputs[PLAIN].read_bytes())
+        return {PLAIN: found} if found else {}
+
+    def describe(self, analysis: Mapping[str, Any]) -> list[str]:
+        """A line for each."""
+        return [
+            f"{what} of {layers} layers by OpenVINO's plain operators: {why}; rows of one length run together"
+            for what, (layers, why) in analysis[PLAIN].items()
+        ]
 
     def _lower(
         self, stages: Stages, programs: Sequence[Program], options: CompileOptions, models: Mapping[str, int | None]
     ) -> Entry:
         stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
+        from llmc.runtime.executors.openvino.blocks import held_widths
+
+        kept, held = cache_of(stages.checkpoint.config).kv, KV_CACHE_DTYPE.of(options) or "f32"
+        wide = held_widths(held, kept) != held_widths("f32", kept)
         form = {
             "form": "paged", "stored": json.dumps(stored, sort_keys=True),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
+            **({"wide": True} if wide else {}),
         }  # fmt: skip
         (program,) = programs
         assert isinstance(program, GraphProgram)
@@ -210,8 +251,9 @@ class OpenVinoTarget(OpenVinoBase):
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
                 weights = format_for(str(options.quantize), options.dtype, group, stored)(constants)
-                model = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k).model
-                made[name] = to_xml(model, folder)
+                paged = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide)
+                made[name] = to_xml(paged.model, folder)
+                made[PLAIN] = json.dumps(paged.plain)
             return made, constants
 
         return self.lower_stage(stages, program, options, form, self._lower, lower)
@@ -219,14 +261,16 @@ class OpenVinoTarget(OpenVinoBase):
     def _finish(
         self, stages: Stages, options: CompileOptions, models: Mapping[str, int | None], lowered: Entry
     ) -> Entry:  # fmt: skip
-        settings, heads = self.plugin_settings(options), _heads(stages.checkpoint.config)
+        settings, shape = self.plugin_settings(options), cache_of(stages.checkpoint.config)
 
         def finish_one(name: str, xml: bytes, given: MappedWeights, weights: FinishedWeights) -> bytes:
             from llmc.compiler.targets.openvino.finish import finish
-            from llmc.runtime.executors.openvino.device import properties_for, read_paged
+            from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, properties_for, read_paged
 
-            model = read_paged(xml, given, *heads, name)
-            return finish(model, properties_for(settings, models[name]), weights).encode()
+            model = read_paged(xml, given, shape, name)
+            rows = models[name]  # of a model of fixed sizes snippets with constants would not be read again
+            whole = {} if rows is None else WHOLE_SHAPES
+            return finish(model, properties_for(settings, rows) | whole, weights).encode()
 
         return self.finish_stage(stages, options, models, lowered, self._finish, finish_one)
 
@@ -281,10 +325,3 @@ def _budget(options: CompileOptions) -> int:
     """Bytes that executables of fixed sizes may take."""
     asked = SPECIALISE_MEMORY.of(options)
     return DEFAULT_BUDGET if asked is None else asked
-
-
-def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
-    from llmc.compiler.architectures.shared.caches import uniform_cache_of
-
-    shape = uniform_cache_of(config, "openvino")
-    return shape.kv_heads, shape.head_dim

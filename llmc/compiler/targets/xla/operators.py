@@ -190,8 +190,11 @@ def _topk(self: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool
 
 @_rule("max.dim")
 def _max(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """With the index of the first of equal ones."""
-    return jnp.max(self, dim, keepdims=keepdim), jnp.argmax(self, dim, keepdims=keepdim)
+    """With the index of the first of equal ones; by reductions of one tensor each, which every compiler knows."""
+    top = jnp.max(self, dim, keepdims=True)
+    places = lax.broadcasted_iota(jnp.int32, self.shape, dim % self.ndim)
+    first = jnp.min(jnp.where(self == top, places, self.shape[dim] - 1), dim, keepdims=keepdim)
+    return jnp.max(self, dim, keepdims=keepdim), first
 
 
 @_rule("masked_fill.Scalar")
@@ -201,7 +204,10 @@ def _masked_fill(self: Array, mask: Array, value: float) -> Array:
 
 @_rule("scatter.value")
 def _scatter(self: Array, dim: int, index: Array, value: float) -> Array:
-    return jnp.put_along_axis(self, index, jnp.asarray(value, self.dtype), axis=dim, inplace=False)
+    """By comparison, which every compiler knows; along other axes the index is as long as `self`."""
+    places = jnp.arange(self.shape[dim])
+    hit = jnp.moveaxis((jnp.moveaxis(index, dim, -1)[..., None] == places).any(-2), -1, dim)
+    return jnp.where(hit, jnp.asarray(value, self.dtype), self)
 
 
 # shapes

@@ -102,7 +102,8 @@ class OnCard(CardExecutor, HpuExecutor):
 
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
         """In torch.compile mode compiled: without running, where the bridge can."""
-        run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
+        flat = flat_step(opened.program, executable.context or 0, self._cache.arrays)
+        run = step_program(flat, opened.weights, self._cache)
         if self.mode.compiles:
             self.require_cache()
             run = self.card.compiled(run)
@@ -134,7 +135,7 @@ class OnCard(CardExecutor, HpuExecutor):
             if graph is None:
                 found = self._runs[executable.blob](*self._put(step))
             else:
-                found = graph.replay(inputs(step, self.capacity))
+                found = graph.replay(inputs(step, self._cache.lengths))
             self.card.mark_step()
             host = [tensor.cpu() for tensor in found]
         self._require_logits(host[0].shape[-1])
@@ -144,7 +145,7 @@ class OnCard(CardExecutor, HpuExecutor):
         return self.card.capture(self._runs[executable.blob], self._put(step))
 
     def _put(self, step: Step) -> list[Any]:
-        given = [self.card.put(tensor) for tensor in inputs(step, self.capacity)]
+        given = [self.card.put(tensor) for tensor in inputs(step, self._cache.lengths)]
         self.card.mark_step()
         return given
 

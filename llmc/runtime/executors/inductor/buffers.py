@@ -23,26 +23,28 @@ ALIGNED = 32
 
 
 class StaticInputs:
-    """Room for the inputs of any bucket of a plan, on the card and pinned on the host."""
+    """Room for the inputs of any bucket of a plan, on the card and pinned on the host, over arrays of such `lengths`
+    (step_program.inputs)."""
 
-    def __init__(self, card: CudaCard, plan: Plan) -> None:
+    def __init__(self, card: CudaCard, plan: Plan, lengths: Sequence[int]) -> None:
         import torch
 
-        most = max(_places(b.batch, b.query)[-1] for b in plan.buckets)
+        self._lengths = tuple(lengths)
+        most = max(self._places(b.batch, b.query)[-1] for b in plan.buckets)
         self._there: Any = card.empty((most,), torch.int64)
         self._here: Any = card.pinned((most,), torch.int64)
         self._views: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
-    def put(self, step: Step, capacity: int) -> list[Any]:
+    def put(self, step: Step) -> list[Any]:
         """The step's inputs, as step_program.inputs has them, on the card by the time that work after this runs.
 
         The host's side is in use until then: a step waits for its outputs before the next one begins.
         """
         batch, query = step.token_ids.shape
         there, here = self.views(batch, query)
-        for place, value in zip(here, inputs(step, capacity), strict=True):
+        for place, value in zip(here, inputs(step, self._lengths), strict=True):
             place.copy_(value)
-        end = _places(batch, query)[-1]
+        end = self._places(batch, query)[-1]
         self._there.narrow(0, 0, end).copy_(self._here.narrow(0, 0, end), non_blocking=True)
         return there
 
@@ -50,7 +52,7 @@ class StaticInputs:
         """Where the inputs of a step of [batch, query] tokens are, on the card and on the host."""
         found = self._views.get((batch, query))
         if found is None:
-            found = _cut(self._there, batch, query), _cut(self._here, batch, query)
+            found = self._cut(self._there, batch, query), self._cut(self._here, batch, query)
             self._views[batch, query] = found
         return found
 
@@ -58,6 +60,22 @@ class StaticInputs:
         """Give the memory back."""
         self._views.clear()
         self._there = self._here = None
+
+    def _sizes(self, batch: int, query: int) -> list[int]:
+        """Numbers of token_ids, past, new and slots, and of sources and places for each length."""
+        return [batch * query, batch, batch, batch, *(batch * query for _ in range(2 * len(self._lengths)))]
+
+    def _places(self, batch: int, query: int) -> list[int]:
+        """Where each begins, and where they end."""
+        found = [0]
+        for count in self._sizes(batch, query):
+            found.append(found[-1] + -(-count // ALIGNED) * ALIGNED)
+        return found
+
+    def _cut(self, flat: Any, batch: int, query: int) -> list[Any]:
+        begins = self._places(batch, query)[:-1]
+        token_ids, *others = map(flat.narrow, (0,) * len(begins), begins, self._sizes(batch, query))
+        return [token_ids.view(batch, query), *others]
 
 
 class StaticOutputs:
@@ -91,20 +109,3 @@ class StaticOutputs:
     def drop(self) -> None:
         """Give the memory back."""
         self._there, self._here = [], []
-
-
-def _places(batch: int, query: int) -> list[int]:
-    """Where token_ids, past, new, slots, sources and places begin, and where they end."""
-    found = [0]
-    for count in (batch * query, batch, batch, batch, batch * query, batch * query):
-        found.append(found[-1] + -(-count // ALIGNED) * ALIGNED)
-    return found
-
-
-def _cut(flat: Any, batch: int, query: int) -> list[Any]:
-    begins, tokens = _places(batch, query), batch * query
-    token_ids, past, new, slots, sources, places = (
-        flat.narrow(0, begin, count)
-        for begin, count in zip(begins, (tokens, batch, batch, batch, tokens, tokens), strict=False)
-    )
-    return [token_ids.view(batch, query), past, new, slots, sources, places]

@@ -35,6 +35,7 @@ from llmc.runtime.executors.torch.executor import (
 )
 from llmc.runtime.executors.whole_step.compiling import whole_graph
 from llmc.runtime.executors.whole_step.executor import CardExecutor
+from llmc.runtime.executors.whole_step.layout import cache_arrays
 from llmc.runtime.executors.whole_step.step_program import Run, flat_step, step_program
 from llmc.runtime.nvidia import Needs, gpus, require_gpu
 from llmc.runtime.top_logits import TopLogits, top_of
@@ -134,7 +135,7 @@ class OnCard(CardExecutor, InductorExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         self._packages: dict[str, Run] = {}
         super().__init__(bundle, slots, capacity, threads)
-        self._inputs = StaticInputs(self.card, bundle.plan)
+        self._inputs = StaticInputs(self.card, bundle.plan, self._cache.lengths)
         self._results = StaticOutputs(self.card, max(bucket.batch for bucket in bundle.plan.buckets))
         self._ran: set[str] = set()
         self._fresh: tuple[int, int] | None = None
@@ -154,7 +155,8 @@ class OnCard(CardExecutor, InductorExecutor):
             return
         source = self._source(executable)
         package.require_here(toolchain.host(), source)
-        package.require_sizes(sizes_of(self.bundle, executable, self.capacity), source)
+        sizes, arrays = sizes_of(executable, self.capacity), cache_arrays(self.bundle, self.capacity)
+        package.require_sizes(sizes, arrays, source)
         self._packages[executable.blob] = package.open(source, self.card.device)
 
     def _run_of(self, executable: Executable, opened: Opened) -> Run:
@@ -162,7 +164,8 @@ class OnCard(CardExecutor, InductorExecutor):
         mode is eager."""
         if (package := self._packages.pop(executable.blob, None)) is not None:
             return step_program(package, opened.weights, self._cache)
-        run = step_program(flat_step(opened.program, executable.context or 0), opened.weights, self._cache)
+        flat = flat_step(opened.program, executable.context or 0, self._cache.arrays)
+        run = step_program(flat, opened.weights, self._cache)
         return run if self.mode.eager else whole_graph(run)
 
     def _computed(self, executable: Executable, given: Sequence[Any]) -> list[Any]:
@@ -182,7 +185,7 @@ class OnCard(CardExecutor, InductorExecutor):
         self.require_cache()
         executable = self._executable(step)
         with self._watched(str(executable)), self.card.guarded():
-            given = self._inputs.put(step, self.capacity)
+            given = self._inputs.put(step)
             if (graph := self._graphs.get(executable.blob)) is not None:
                 graph.replay()
                 return []
@@ -197,7 +200,7 @@ class OnCard(CardExecutor, InductorExecutor):
         if executable.blob not in self._ran:
             self._replay(step, self._open(executable))
             self._fresh = None
-        given = self._inputs.put(step, self.capacity)
+        given = self._inputs.put(step)
         graph: Graph = self.card.capture(lambda: self._results.keep(self._computed(executable, given)))
         return graph
 
@@ -239,10 +242,9 @@ class OnCard(CardExecutor, InductorExecutor):
 
 def _memory(bundle: Bundle) -> Mapping[str, int]:
     """What serving takes at the least, in bytes: weights, and the cache of one sequence, in bf16 or f32."""
-    size = 2 if bundle.manifest.options.get("dtype") == "bf16" else 4
-    token = bundle.cache_shape.token_values * size
+    cache = cache_arrays(bundle, bundle.plan.limits.max_model_len)
     weights = bundle.manifest.files.get("weights", "")
     return {
         "weights": bundle.manifest.blobs.get(weights, 0),
-        "the cache of one sequence": token * bundle.plan.limits.max_model_len,
+        "the cache of one sequence": sum(array.slot_bytes for array in cache),
     }

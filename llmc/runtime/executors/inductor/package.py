@@ -1,12 +1,13 @@
 """A bucket's step that AOTInductor compiled, in a bundle: a package of code, and the program that it was compiled from.
 
     file        the container of envelope.py, of form "LLMCAOT1"
-    header      {"made_for": {name: value, …}, "sizes": {name: number, …}, "device": "cuda" | "cpu"}
+    header      {"made_for": {name: value, …}, "sizes": {name: number, …}, "cache": [text, …], "device": "cuda" | "cpu"}
     "package"   the .pt2 of archive.py: code; no weights
     "program"   the portable program, a torch.export archive (portable_program.py): data
 
 `made_for` is what the code depends on: `torch`, and on a card its `cuda`, `compute_capability`, `card` and `driver`.
-`sizes` are those of the step: batch, query, context, and of the cache tensors, capacity, heads, head_dim.
+`sizes` are those of the step: batch, query, context, and capacity, the tokens of a slot. `cache` has a text for each
+array of the cache (whole_step/layout.py), with its kind, dtype and sizes.
 
 Why weights are inputs, and not AOTInductor's user-managed constants: both share one copy of the weights among packages.
 As inputs they need no names in the package, none of the model's bytes while it is compiled, and nothing that has to
@@ -29,12 +30,12 @@ from llmc.runtime.executors.inductor.toolchain import is_known
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
-    from llmc.runtime.bundle import Bundle
+    from llmc.runtime.executors.whole_step.layout import CardArray
 
 FORM = Form(b"LLMCAOT1", "an AOTInductor executable")
 PACKAGE, PROGRAM = "package", "program"
 DEVICES = ("cuda", "cpu")
-SIZES = ("batch", "query", "context", "tensors", "capacity", "heads", "head_dim")
+SIZES = ("batch", "query", "context", "capacity")
 NAMES = {
     "torch": "torch",
     "cuda": "CUDA",
@@ -57,6 +58,7 @@ class Package:
     device: str
     made_for: Mapping[str, str]
     sizes: Mapping[str, int]
+    cache: tuple[str, ...]
     program: memoryview
     package: memoryview
 
@@ -65,21 +67,26 @@ class Package:
         """Take a file apart; raises ArtifactError, naming `source`, for anything else."""
         envelope = Envelope.parse(data, source, FORM)
         header = envelope.header
-        device, made_for, sizes = (header.get(name) for name in ("device", "made_for", "sizes"))
+        device, made_for, sizes, cache = (header.get(name) for name in ("device", "made_for", "sizes", "cache"))
         words = isinstance(made_for, dict) and all(isinstance(value, str) for value in made_for.values())
         numbers = isinstance(sizes, dict) and all(type(sizes.get(name)) is int for name in SIZES)
-        if device not in DEVICES or not words or not numbers:
+        arrays = isinstance(cache, list) and all(isinstance(array, str) for array in cache)
+        if device not in DEVICES or not words or not numbers or not arrays:
             raise ArtifactError(
-                f"{source}: damaged, or not made by llmc: its header lacks device, made_for or sizes; finish the "
-                "bundle again on its card's host"
+                f"{source}: damaged, or not made by llmc: its header lacks device, made_for, sizes or cache; finish "
+                "the bundle again on its card's host"
             )
-        found = cls(device, made_for, sizes, envelope.section(PROGRAM), envelope.section(PACKAGE))  # type: ignore[arg-type]
+        sections = envelope.section(PROGRAM), envelope.section(PACKAGE)
+        found = cls(device, made_for, sizes, tuple(cache), *sections)  # type: ignore[arg-type]
         archive.check(found.package, source)
         return found
 
     def to_bytes(self) -> bytes:
         """The file; equal packages give equal bytes."""
-        header = {"device": self.device, "made_for": dict(self.made_for), "sizes": dict(self.sizes)}
+        header = {
+            "device": self.device, "made_for": dict(self.made_for), "sizes": dict(self.sizes),
+            "cache": list(self.cache),
+        }  # fmt: skip
         return write_envelope(header, {PACKAGE: bytes(self.package), PROGRAM: bytes(self.program)}, FORM)
 
     def require_here(self, here: Mapping[str, str], source: str) -> None:
@@ -98,13 +105,16 @@ class Package:
                 f"does not know; {again}"
             )
 
-    def require_sizes(self, sizes: Mapping[str, int], source: str) -> None:
-        """Raise ArtifactError where a step is not the one that was compiled: code would read beyond its tensors."""
-        for name in SIZES:
-            if self.sizes[name] != sizes[name]:
+    def require_sizes(self, sizes: Mapping[str, int], arrays: Sequence[CardArray], source: str) -> None:
+        """Raise ArtifactError where a step, or the cache, is not the one that was compiled: code would read beyond its
+        tensors."""
+        pairs = [(f"{name} {self.sizes[name]}", f"{name} {sizes[name]}") for name in SIZES]
+        pairs.append((f"a cache of {'; '.join(self.cache)}", f"a cache of {'; '.join(map(str, arrays))}"))
+        for compiled, opened in pairs:
+            if compiled != opened:
                 raise ArtifactError(
-                    f"{source}: compiled for {name} {self.sizes[name]}, opened for {sizes[name]}; finish the bundle "
-                    "again: llmc compile --resume -o BUNDLE"
+                    f"{source}: compiled for {compiled}, opened for {opened}; finish the bundle again: llmc compile "
+                    "--resume -o BUNDLE"
                 )
 
     def open(self, source: str, device: Any) -> Run:
@@ -137,12 +147,11 @@ class Package:
         return _Step(loader)
 
 
-def sizes_of(bundle: Bundle, executable: Executable, capacity: int) -> dict[str, int]:
+def sizes_of(executable: Executable, capacity: int) -> dict[str, int]:
     """The sizes of an executable's step over a cache whose slots hold `capacity` tokens."""
-    uniform = bundle.uniform_cache("inductor")
     return {
         "batch": executable.batch or 1, "query": executable.query or 1, "context": executable.context or 0,
-        "tensors": uniform.tensors, "capacity": capacity, "heads": uniform.kv_heads, "head_dim": uniform.head_dim,
+        "capacity": capacity,
     }  # fmt: skip
 
 

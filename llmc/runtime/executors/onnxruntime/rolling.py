@@ -8,6 +8,7 @@ positions, the operator knows places.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -52,7 +53,7 @@ class RollingCache(SlotCache):
                     array[:, slot, :, : past - first] = array[:, slot, :, first - start : past - start].copy()
             starts[slot] = first
 
-    def write(self, slot: int, start: int, end: int, new: list[NDArray[np.float32]]) -> None:  # type: ignore[override]
+    def write(self, slot: int, start: int, end: int, new: Sequence[NDArray[np.float32]]) -> None:
         """Make room first."""
         self.held.require(slot, start)
         self.make_room(slot, start, end)
@@ -65,7 +66,8 @@ class RollingCache(SlotCache):
             starts[target] = starts[source] if length else 0
 
     def _at(self, part: Part, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        return tokens - self.starts(part.like.window or 0)[slot]
+        places: NDArray[np.int64] = tokens - self.starts(part.like.window or 0)[slot]
+        return places
 
     def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
         assert part.like.ring is not None

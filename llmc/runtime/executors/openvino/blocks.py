@@ -1,23 +1,28 @@
 """A paged key/value cache: blocks of BLOCK tokens in the layouts of OpenVINO's CPU plugin, and who holds them.
 
-Layout of a block, for each layer and each of its kv_heads:
-    f32, bf16        [BLOCK, head_dim] of keys, the same of values
-    u8 values        [BLOCK, 8 + head_dim] bytes: each token has scale and zero point (float32), then its codes
-    u8 keys          [8 + BLOCK, head_dim] bytes: scale [head_dim] and zero point [head_dim] (float32) of the block's
-                     channels, then the codes of each token
-with value = (code − zero point) · scale.
+Layout of a block, for each tensor of the cache's shape, of so many heads and width:
+    f32, bf16        [BLOCK, width] of keys, the same of values
+    u8 values        [BLOCK, 8 + width] bytes: each token has scale and zero point (float32), then its codes
+    u8 keys          [8 + BLOCK, width] bytes: scale [width] and zero point [width] (float32) of the block's channels,
+                     then the codes of each token
+with value = (code − zero point) · scale. Values narrower than their keys are as wide in u8, zeros behind them: OpenVINO
+2026.4.1 computes wrong numbers of narrower ones.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
 from llmc.runtime.executors.sparse import sparse_bytes
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheTensor
 
 BLOCK = 32
 _PARAMETERS = 8
@@ -29,20 +34,20 @@ Floats = NDArray[np.float32]
 
 
 class BlockCache:
-    """Keys and values of all layers: `tensors` are bytes [blocks, kv_heads, rows, row bytes], key and value in turn.
+    """Keys and values: `tensors` are bytes [blocks, heads, rows, row bytes], in the order of `kept`, key and value in
+    turn.
 
     Memory is taken as blocks are written.
     """
 
-    def __init__(self, precision: str, layers: int, kv_heads: int, head_dim: int, blocks: int) -> None:
+    def __init__(self, precision: str, kept: Sequence[CacheTensor], blocks: int) -> None:
         self.precision = precision
-        self._head_dim = head_dim
-        width = head_dim * PRECISIONS[precision]
-        compressed = precision == "u8"
-        key = (blocks, kv_heads, BLOCK + (_PARAMETERS if compressed else 0), width)
-        value = (blocks, kv_heads, BLOCK, width + (_PARAMETERS if compressed else 0))
-        self.tensors: list[NDArray[np.uint8]] = [_zeros(shape) for _ in range(layers) for shape in (key, value)]
-        self.block_bytes = sum(t[0].nbytes for t in self.tensors)
+        self._kept = [t.shape[1] for t in kept]
+        self._widths = held_widths(precision, kept)
+        self.tensors: list[NDArray[np.uint8]] = [
+            sparse_bytes(blocks * math.prod(shape)).reshape(blocks, *shape) for shape in _block_shapes(precision, kept)
+        ]
+        self.block_bytes = block_bytes(precision, kept)
 
     def copy(self, source: int, target: int) -> None:
         """Copy a block."""
@@ -50,24 +55,26 @@ class BlockCache:
             tensor[target] = tensor[source]
 
     def read(self, blocks: Sequence[int], length: int) -> list[Floats]:
-        """The first `length` tokens of some blocks: each layer's key and value, [kv_heads, length, head_dim]."""
+        """The first `length` tokens of some blocks: each tensor's, [heads, length, width]."""
         used = list(blocks[: -(-length // BLOCK)])
         found = []
-        for i, tensor in enumerate(self.tensors):
-            plain = self._decode(tensor[used], is_key=i % 2 == 0)
-            heads = plain.shape[1]
-            found.append(np.ascontiguousarray(plain.swapaxes(0, 1).reshape(heads, -1, self._head_dim)[:, :length]))
+        for i, (tensor, width) in enumerate(zip(self.tensors, self._widths, strict=True)):
+            plain = self._decode(tensor[used], width, is_key=i % 2 == 0)
+            by_head = plain.swapaxes(0, 1).reshape(plain.shape[1], -1, width)
+            found.append(np.ascontiguousarray(by_head[:, :length, : self._kept[i]]))
         return found
 
     def write(self, blocks: Sequence[int], tensors: Sequence[Floats]) -> None:
-        """Put tensors [kv_heads, length, head_dim] at the start of some blocks."""
-        length = tensors[0].shape[1]
-        used = list(blocks[: -(-length // BLOCK)])
+        """Put tensors [heads, length, width] at the start of some blocks."""
         for i, (tensor, given) in enumerate(zip(self.tensors, tensors, strict=True)):
-            heads = given.shape[0]
-            for at, block in enumerate(used):
-                part = given[:, at * BLOCK : (at + 1) * BLOCK]
-                tensor[block] = self._encode(part, heads, is_key=i % 2 == 0)
+            behind = self._widths[i] - self._kept[i]
+            wide = np.pad(given, ((0, 0), (0, 0), (0, behind))) if behind else given
+            for at, block in enumerate(blocks[: -(-given.shape[1] // BLOCK)]):
+                tensor[block] = self._encode(wide[:, at * BLOCK : (at + 1) * BLOCK], is_key=i % 2 == 0)
+
+    def put(self, at: int, blocks: NDArray[np.int32], places: NDArray[np.int32], new: Floats) -> None:
+        """Write tokens `new` […, heads, width] of tensor `at` of a float32 cache, each to its place in a block."""
+        self.tensors[at].view(np.float32)[blocks, :, places] = new
 
     def poison(self, blocks: Sequence[int], start: int, value: float) -> None:
         """Overwrite some blocks from token `start` on, as far as their format can hold `value`."""
@@ -75,18 +82,16 @@ class BlockCache:
             first = max(0, start - at * BLOCK)
             if first >= BLOCK:
                 continue
-            for i, tensor in enumerate(self.tensors):
-                self._fill(tensor[block], first, value, is_key=i % 2 == 0)
+            for i, (tensor, width) in enumerate(zip(self.tensors, self._widths, strict=True)):
+                self._fill(tensor[block], width, first, value, is_key=i % 2 == 0)
 
-    def _fill(self, block: NDArray[np.uint8], first: int, value: float, is_key: bool) -> None:
+    def _fill(self, block: NDArray[np.uint8], width: int, first: int, value: float, is_key: bool) -> None:
         if self.precision != "u8":
-            block[:, first:] = self._pack(np.full((1, 1, self._head_dim), value, np.float32))
+            block[:, first:] = self._pack(np.full((1, 1, width), value, np.float32))
         elif is_key:
             block[:, _PARAMETERS + first :] = _CODES
             if not first:
-                block[:, :_PARAMETERS] = (
-                    np.full(self._head_dim * 2, value, np.float32).view(np.uint8).reshape(_PARAMETERS, -1)
-                )
+                block[:, :_PARAMETERS] = np.full(width * 2, value, np.float32).view(np.uint8).reshape(_PARAMETERS, -1)
         else:
             block[:, first:, :_PARAMETERS] = np.full(2, value, np.float32).view(np.uint8)
             block[:, first:, _PARAMETERS:] = _CODES
@@ -96,15 +101,15 @@ class BlockCache:
             return np.ascontiguousarray(plain).view(np.uint8)
         return to_bfloat16(plain).view(np.uint8)
 
-    def _decode(self, blocks: NDArray[np.uint8], is_key: bool) -> Floats:
-        """[blocks, kv_heads, …] bytes → [blocks, kv_heads, BLOCK, head_dim]."""
+    def _decode(self, blocks: NDArray[np.uint8], width: int, is_key: bool) -> Floats:
+        """[blocks, heads, …] bytes → [blocks, heads, BLOCK, width]."""
         if self.precision == "f32":
             return blocks.view(np.float32)
         if self.precision == "bf16":
             return from_bfloat16(blocks.view(np.uint16))
         count, heads = blocks.shape[:2]
         if is_key:
-            rows = np.ascontiguousarray(blocks[:, :, :_PARAMETERS]).reshape(count, heads, _PARAMETERS * self._head_dim)
+            rows = np.ascontiguousarray(blocks[:, :, :_PARAMETERS]).reshape(count, heads, _PARAMETERS * width)
             parameters = rows.view(np.float32)
             scale, zero = (p[:, :, None] for p in np.split(parameters, 2, axis=-1))
             codes = blocks[:, :, _PARAMETERS:]
@@ -115,11 +120,11 @@ class BlockCache:
         result: Floats = (codes.astype(np.float32) - zero) * scale
         return result
 
-    def _encode(self, part: Floats, heads: int, is_key: bool) -> NDArray[np.uint8]:
-        """[kv_heads, n ≤ BLOCK, head_dim] → a block, empty behind the n tokens."""
-        n = part.shape[1]
+    def _encode(self, part: Floats, is_key: bool) -> NDArray[np.uint8]:
+        """[heads, n ≤ BLOCK, width] → a block, empty behind the n tokens."""
+        heads, n, width = part.shape
+        block = np.zeros((heads, *_block_shape(self.precision, width, is_key)), np.uint8)
         if self.precision != "u8":
-            block = np.zeros((heads, BLOCK, self._head_dim * PRECISIONS[self.precision]), np.uint8)
             block[:, :n] = self._pack(part)
             return block
         axis = 1 if is_key else 2
@@ -128,19 +133,35 @@ class BlockCache:
         scale[scale == 0] = np.float32(1e-4)
         zero = -low / scale
         codes = np.clip(np.rint(part / scale + zero), 0, _CODES).astype(np.uint8)
+        parameters = np.ascontiguousarray(np.concatenate([scale, zero], axis), np.float32).view(np.uint8)
         if is_key:
-            block = np.zeros((heads, _PARAMETERS + BLOCK, self._head_dim), np.uint8)
-            parameters = np.ascontiguousarray(np.concatenate([scale, zero], 1), np.float32).view(np.uint8)
-            block[:, :_PARAMETERS] = parameters.reshape(heads, _PARAMETERS, self._head_dim)
+            block[:, :_PARAMETERS] = parameters.reshape(heads, _PARAMETERS, width)
             block[:, _PARAMETERS : _PARAMETERS + n] = codes
         else:
-            block = np.zeros((heads, BLOCK, _PARAMETERS + self._head_dim), np.uint8)
-            block[:, :n, :_PARAMETERS] = np.ascontiguousarray(np.concatenate([scale, zero], 2), np.float32).view(
-                np.uint8
-            )
+            block[:, :n, :_PARAMETERS] = parameters
             block[:, :n, _PARAMETERS:] = codes
         return block
 
 
-def _zeros(shape: tuple[int, ...]) -> NDArray[Any]:
-    return sparse_bytes(int(np.prod(shape))).reshape(shape)
+def held_widths(precision: str, kept: Sequence[CacheTensor]) -> list[int]:
+    """How wide the tensors of a cache are held."""
+    widths = [t.shape[1] for t in kept]
+    wide = precision == "u8"
+    return [max(width, widths[i - 1]) if wide and i % 2 else width for i, width in enumerate(widths)]
+
+
+def block_bytes(precision: str, kept: Sequence[CacheTensor]) -> int:
+    """Bytes of one block of all tensors."""
+    return sum(map(math.prod, _block_shapes(precision, kept)))
+
+
+def _block_shapes(precision: str, kept: Sequence[CacheTensor]) -> list[tuple[int, ...]]:
+    widths = enumerate(zip(kept, held_widths(precision, kept), strict=True))
+    return [(t.shape[0], *_block_shape(precision, width, is_key=i % 2 == 0)) for i, (t, width) in widths]
+
+
+def _block_shape(precision: str, width: int, is_key: bool) -> tuple[int, int]:
+    """Rows of a head's block, and bytes of each."""
+    more = _PARAMETERS if precision == "u8" else 0
+    held = width * PRECISIONS[precision]
+    return (BLOCK + more, held) if is_key else (BLOCK, held + more)

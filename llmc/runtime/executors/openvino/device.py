@@ -6,7 +6,7 @@ import mmap
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
@@ -14,6 +14,9 @@ import openvino as ov
 from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
 from llmc.runtime.executors.witness import CallsWitness
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 
 def open_core() -> ov.Core:
@@ -94,20 +97,46 @@ class MappedWeights:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def read_paged(xml: bytes, weights: MappedWeights, kv_heads: int, head_dim: int, source: str) -> ov.Model:
-    """A finished model, told the heads of its attention, which its XML does not say.
+def read_paged(xml: bytes, weights: MappedWeights, shape: CacheShape, source: str) -> ov.Model:
+    """A finished model, told the heads of each attention, which its XML does not say: by the names of its caches.
 
-    Raises ArtifactError for XML that OpenVINO cannot read.
+    Raises ArtifactError for XML that OpenVINO cannot read, and for caches that `shape` does not have.
     """
     try:
         model = open_core().read_model(xml, weights.tensor)
     except RuntimeError as e:
         raise ArtifactError(f"{source}: OpenVINO {version()} cannot read the model: {str(e).splitlines()[-1]}") from e
-    heads = {"num_k_heads": kv_heads, "k_head_size": head_dim, "num_v_heads": kv_heads, "v_head_size": head_dim}
-    for node in model.get_ops():
-        if node.get_type_name() == "PagedAttentionExtension":
-            for told in (node, node.input_value(3).get_node(), node.input_value(4).get_node()):
-                info: Any = told.get_rt_info()
-                for name, value in heads.items():
-                    info[name] = value
+    for node, caches in attentions(model):
+        pair = [cache_of(cache.get_friendly_name(), shape) for cache in caches]
+        if None in pair:
+            raise ArtifactError(f"{source}: its model has a cache {caches[0].get_friendly_name()!r}, the manifest not")
+        heads = [t.shape[0] for t in pair if t is not None]
+        sizes = [width_of(node.input(i)) // heads[i - 1] for i in (1, 2)]
+        told = {"num_k_heads": heads[0], "k_head_size": sizes[0], "num_v_heads": heads[1], "v_head_size": sizes[1]}
+        for each in (node, *caches):
+            info: Any = each.get_rt_info()
+            for name, value in told.items():
+                info[name] = value
     return model
+
+
+def attentions(model: ov.Model) -> list[tuple[Any, list[Any]]]:
+    """Each paged attention of a model, with the inputs that are its caches of keys and of values."""
+    found = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
+    return [(node, [node.input_value(i).get_node() for i in (3, 4)]) for node in found]
+
+
+def cache_names(shape: CacheShape) -> list[str]:
+    """What paged models call the keys and values of a cache, in its order."""
+    return [f"{('key', 'value')[i % 2]}_cache.{i // 2}" for i in range(len(shape.kv))]
+
+
+def cache_of(name: str, shape: CacheShape) -> CacheTensor | None:
+    """The tensor that a paged model calls `name`, if there is one."""
+    return dict(zip(cache_names(shape), shape.kv, strict=True)).get(name)
+
+
+def width_of(port: Any) -> int:
+    """The size of a port's last dimension; -1 where it is dynamic."""
+    shape = port.get_partial_shape()
+    return -1 if shape.rank.is_dynamic or shape[-1].is_dynamic else int(shape[-1].get_length())

@@ -1,7 +1,9 @@
 """OpenVINO with paged attention: one executable for every shape of step, and the cache in blocks.
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Each slot
-has a block table; slots that begin alike share blocks, which are copied when one of them writes (tables.py).
+has a block table; slots that begin alike share blocks, which are copied when one of them writes (tables.py). States lie
+in a row for each slot (states.py). Where the model asks for rows of one length, those of a step that have one run
+together, one length after the other.
 Executables of a fixed number of tokens, where the bundle has them, run the decode steps that they fit; a step of a few
 rows less is filled up with rows of their own in a block that no slot holds.
 """
@@ -52,16 +54,16 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        uniform = bundle.uniform_cache(self.name)
-        self._sizes = uniform.layers, uniform.kv_heads, uniform.head_dim
+        kept = bundle.cache_shape.kv
         precision = str(bundle.manifest.options.get("kv_cache_dtype"))
         space = bundle.settings.openvino_kv_space
-        self._pool = pool_blocks(precision, self._sizes, slots, capacity, space)
+        self._pool = pool_blocks(precision, kept, slots, capacity, space)
         self._filler = self._pool.blocks
-        self._cache = BlockCache(precision, *self._sizes, self._pool.blocks + 1)
+        self._cache = BlockCache(precision, kept, self._pool.blocks + 1)
         self._poisoned: float | None = None
-        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken)
-        self._models = PagedModels(bundle, self._cache, self._filler, threads, self.compilations)
+        rewind = bundle.cache_shape.rewind
+        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken, rewind)
+        self._models = PagedModels(bundle, self._cache, self._filler, slots, threads, self.compilations)
         self._starter: Starter | None = None
         if STARTER_NAME in bundle.manifest.files:
             self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
@@ -131,7 +133,7 @@ class OpenVinoExecutor(RaggedExecutor):
             logits = (self._starter.run_each if each else self._starter.run)(step)
             self._starter.open_other()
         else:
-            logits = self._infer(step, past, new, each)
+            logits = self._infer(step, new, each)
         for slot, end in zip(step.slots, ends, strict=True):
             self._tables.written(slot, end)
         self._keep(logits, each_of=step if each else None)
@@ -139,17 +141,41 @@ class OpenVinoExecutor(RaggedExecutor):
             self._models.open_fixed_behind()
         return logits
 
-    def _infer(self, step: Step, past: NDArray[np.int64], new: NDArray[np.int64], each: bool) -> Array:
-        live = len(step.slots)
-        rows = StepRows.of(step.token_ids[:live], past, new, [self._tables.tables[slot] for slot in step.slots])
-        wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
+    def _infer(self, step: Step, new: NDArray[np.int64], each: bool) -> Array:
         fixed = self._fitting(step)
+        together = [np.arange(len(new))]
+        if self._models.request(fixed).one_length:
+            together = [np.flatnonzero(new == length) for length in np.unique(new)]
+        if len(together) == 1:
+            logits, self._top = self._infer_rows(step, together[0], fixed, each)
+            return logits
+        made = []
+        for rows in together:
+            found, top = self._infer_rows(step, rows, fixed, each)
+            made.append([found.copy(), *([] if top is None else [top.values.copy(), top.ids.copy()])])
+        counts = new if each else np.ones_like(new)
+        begins = np.cumsum(counts) - counts
+        order = np.argsort([int(begins[row] + i) for rows in together for row in rows for i in range(counts[row])])
+        logits, *most = (np.concatenate(parts)[order] for parts in zip(*made, strict=True))
+        self._top = TopLogits(*most) if most else None
+        return logits
+
+    def _infer_rows(self, step: Step, at: NDArray[np.int64], fixed: int, each: bool) -> tuple[Array, TopLogits | None]:
+        """Logits of some rows of a step, which run together."""
+        slots = [step.slots[row] for row in at]
+        rows = StepRows.of(
+            step.token_ids[at],
+            step.past_lengths[at],
+            step.new_lengths[at],
+            [self._tables.tables[s] for s in slots],
+            slots,
+        )
+        wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
         kept = len(wanted)
         if fixed:
-            rows, wanted = rows.filled(fixed, self._filler)
+            rows, wanted = self._models.filled(rows, fixed)
         logits, top = self._models.request(fixed).infer(rows, wanted, self.top_k)
-        self._top = None if top is None else TopLogits(top[0][:kept], top[1][:kept])
-        return logits[:kept]
+        return logits[:kept], None if top is None else TopLogits(top[0][:kept], top[1][:kept])
 
     def _fitting(self, step: Step) -> int:
         """Tokens of the fixed executable that runs a step; 0 for the one for every shape."""
@@ -160,27 +186,34 @@ class OpenVinoExecutor(RaggedExecutor):
         return size if size and size - rows <= MOST_FILLED * size else 0
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Share the blocks; nothing is copied before one of the two writes."""
+        """Share the blocks; nothing but states is copied before one of the two writes."""
+        self._tables.held.require(source, length)
         if self._starter is not None:
             self._starter.executor.copy_prefix(source, target, length)
+        elif self._models.states is not None:
+            self._models.states.copy(source, target)
         self._tables.share(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
-        """Copies out of the blocks, in float32."""
+        """Copies out of the blocks, in float32, and of the slot's states."""
         self._leave_starter()
         self._tables.held.require(slot, length)
-        return self._cache.read(self._tables.tables[slot], length)
+        kv = iter(self._cache.read(self._tables.tables[slot], length))
+        states = iter([] if self._models.states is None else self._models.states.read(slot))
+        return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Into blocks of the slot's own, rounded to the cache's precision."""
-        self._check_prefix(prefix, 2 * self._sizes[0])
+        length = self._check_prefix(prefix, len(self.bundle.cache_shape))
         self._leave_starter()
-        self._take(slot, prefix)
+        self._take(slot, length, prefix)
 
-    def _take(self, slot: int, prefix: list[Array]) -> None:
-        length = prefix[0].shape[1]
+    def _take(self, slot: int, length: int, prefix: list[Array]) -> None:
+        said = list(zip(self.bundle.cache_shape, prefix, strict=True))
         self._tables.prepare(slot, 0, length)
-        self._cache.write(self._tables.tables[slot], prefix)
+        self._cache.write(self._tables.tables[slot], [tensor for t, tensor in said if t.kind == "kv"])
+        if self._models.states is not None:
+            self._models.states.write(slot, [tensor for t, tensor in said if t.kind == "state"])
         self._tables.written(slot, length)
 
     def _leave_starter(self) -> None:
@@ -190,7 +223,8 @@ class OpenVinoExecutor(RaggedExecutor):
             starter.hand_over(self._tables.held.used, self._take)
 
     def poison(self, slot: int, start: int, value: float) -> None:
-        """Overwrite what the slot does not own of its last block, and every block that is taken from now on."""
+        """Overwrite what the slot does not own of its last block, and every block that is taken from now on; at 0 its
+        states too."""
         self._leave_starter()
         kept = min(start, self._tables.held.used[slot])
         self._tables.prepare(slot, kept, kept)
@@ -198,6 +232,8 @@ class OpenVinoExecutor(RaggedExecutor):
             self._tables.prepare(slot, kept, kept + 1)
             self._cache.poison(self._tables.tables[slot], kept, value)
         self._cache.poison([self._filler], 0, value)
+        if self._models.states is not None and start == 0:
+            self._models.states.poison(slot, value)
         self._poisoned = value
 
     def _poison_taken(self, block: int) -> None:
@@ -205,11 +241,12 @@ class OpenVinoExecutor(RaggedExecutor):
             self._cache.poison([block], 0, self._poisoned)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the blocks that are held, of the whole pool, and executables open."""
-        held = self._pool.blocks - self._tables.free_blocks
+        """Bytes of the blocks and states that are held, of the whole pool and all states, and executables open."""
+        held, states = self._pool.blocks - self._tables.free_blocks, self._models.states
+        of_states = 0 if states is None else states.slot_bytes
         return {
-            "cache": held * self._cache.block_bytes,
-            "cache_pool": self._pool.blocks * self._cache.block_bytes,
+            "cache": held * self._cache.block_bytes + sum(map(bool, self._tables.held.used)) * of_states,
+            "cache_pool": self._pool.blocks * self._cache.block_bytes + self.slots * of_states,
             "open_executables": self._models.open_count,
         }
 

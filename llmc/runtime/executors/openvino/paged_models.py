@@ -1,4 +1,4 @@
-"""A bundle's paged models, opened over one weights file and one block cache.
+"""A bundle's paged models, opened over one weights file, one block cache and the states of its slots.
 
 OpenVINO makes its primitives and packs weights when a model is opened: a compilation of the toolchain, counted as such
 (CompilationCounter.opened), and never one that a step waits for.
@@ -11,8 +11,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.executors.openvino.device import MappedWeights, open_core, properties_for, read_paged, with_threads
-from llmc.runtime.executors.openvino.paged_request import PagedRequest, StepRows
+from llmc.runtime.executors.openvino.blocks import held_widths
+from llmc.runtime.executors.openvino.device import (
+    MappedWeights,
+    attentions,
+    cache_names,
+    open_core,
+    properties_for,
+    read_paged,
+    width_of,
+    with_threads,
+)
+from llmc.runtime.executors.openvino.paged_request import Longs, PagedRequest, StepRows
+from llmc.runtime.executors.openvino.states import StateTables, layouts_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
@@ -30,12 +41,15 @@ class PagedModels:
     """The model for every shape, and those for fixed numbers of decode rows, as many as the memory budget allows."""
 
     def __init__(
-        self, bundle: Bundle, cache: BlockCache, filler: int, threads: int, compilations: CompilationCounter
-    ) -> None:
+        self, bundle: Bundle, cache: BlockCache, filler: int, slots: int, threads: int, compilations: CompilationCounter
+    ) -> None:  # fmt: skip
         """`filler` is a block of the cache that no slot holds."""
         self._bundle = bundle
         self._cache = cache
         self._filler = filler
+        self._slots = slots
+        self.states: StateTables | None = None
+        """The states of models that keep any, once the first is open."""
         self._compilations = compilations
         self._threads = threads
         self._weights = MappedWeights(bundle.files.path("weights"))
@@ -55,6 +69,10 @@ class PagedModels:
         request = self.fixed[rows] if rows else self._any
         assert request is not None
         return request
+
+    def filled(self, rows: StepRows, count: int) -> tuple[StepRows, Longs]:
+        """With rows of no slot up to `count`; and the last token of each row."""
+        return rows.filled(count, self._filler, 0 if self.states is None else self.states.filler)
 
     def open_any(self) -> None:
         """Open the model for every shape. Raises ArtifactError or DeviceError."""
@@ -98,10 +116,9 @@ class PagedModels:
     def _open(self, executable: Executable) -> PagedRequest:
         source = f"{self._bundle.path}: {executable}"
         manifest = self._bundle.manifest
-        uniform = self._bundle.uniform_cache("openvino")
-        heads = uniform.kv_heads, uniform.head_dim
-        model = read_paged(self._bundle.files.read(executable.blob), self._weights, *heads, source)
-        _require_agreement(model, self._bundle, source)
+        shape = self._bundle.cache_shape
+        model = read_paged(self._bundle.files.read(executable.blob), self._weights, shape, source)
+        layouts = _layouts(model, self._bundle, self._cache.precision, source)
         try:
             properties = properties_for(manifest.options, executable.batch) | with_threads(self._threads)
         except (KeyError, TypeError, ValueError, StopIteration) as e:
@@ -112,8 +129,11 @@ class PagedModels:
         try:
             compiled = open_core().compile_model(model, "CPU", properties)
             self._compilations.opened(str(executable))
-            request = PagedRequest(compiled, self._cache)
-            request.infer(*StepRows.idle(executable.batch or 1, self._filler), 0)  # which packs the weights
+            if self.states is None and shape.states:
+                most = max((e.batch or 1) for e in manifest.executables)
+                self.states = StateTables(shape.states, layouts, self._slots, most)
+            request = PagedRequest(compiled, cache_names(shape), self._cache, self.states)
+            request.infer(*self.filled(StepRows.none(), executable.batch or 1), 0)  # which packs the weights
         except RuntimeError as e:
             raise DeviceError(f"{source}: OpenVINO cannot open it: {str(e).splitlines()[-1]}") from e
         self._weights.drop_pages()
@@ -128,24 +148,30 @@ class PagedModels:
         self._any = None
 
 
-def _require_agreement(model: Any, bundle: Bundle, source: str) -> None:
-    """Raise ArtifactError for a model that is not of the manifest's sizes: it would read beyond the block cache."""
-    attention = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
-    uniform = bundle.uniform_cache("openvino")
-    held = uniform.kv_heads * uniform.head_dim
-    widths = [[_width(node.input(i)) for i in range(3)] for node in attention]
-    whole = all(keys == values == held and not queries % held for queries, keys, values in widths)
-    outputs = [_width(output) for output in model.outputs if "logits" in output.get_names()]
-    if not whole or len(attention) != uniform.layers or outputs != [bundle.size("vocab_size")]:
+def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[str]:
+    """The layouts of the model's states. Raises ArtifactError for a model that is not of the manifest's sizes, or of
+    another precision's: it would read beyond caches."""
+    shape = bundle.cache_shape
+    held = held_widths(precision, shape.kv)
+    widths = {name: t.shape[0] * width for name, t, width in zip(cache_names(shape), shape.kv, held, strict=True)}
+    inputs = {name: port for port in model.inputs for name in port.get_names()}
+    whole = widths.keys() == {name for name in inputs if "_cache." in name}
+    for node, caches in attentions(model):
+        queries, *given = (width_of(node.input(i)) for i in range(3))
+        whole = (
+            whole and given == [widths.get(cache.get_friendly_name()) for cache in caches] and not queries % given[0]
+        )
+    whole = whole and [width_of(o) for o in model.outputs if "logits" in o.get_names()] == [bundle.size("vocab_size")]
+    try:
+        tables = {name: port.get_partial_shape() for name, port in inputs.items() if "_state." in name}
+        layouts = layouts_of({name: tuple(d.get_length() for d in list(t)[1:]) for name, t in tables.items()}, shape)
+    except (ValueError, RuntimeError):
+        whole = False
+    if not whole:
         raise ArtifactError(
             f"{source} is not a graph of the sizes that the manifest states; compile again: {bundle.recompile_hint}"
         )
-
-
-def _width(port: Any) -> int:
-    """The size of a port's last dimension; -1 where it is dynamic."""
-    shape = port.get_partial_shape()
-    return -1 if shape.rank.is_dynamic or shape[-1].is_dynamic else int(shape[-1].get_length())
+    return layouts
 
 
 def held_bytes(xml: bytes) -> int:

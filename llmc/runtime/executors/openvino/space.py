@@ -1,16 +1,17 @@
-"""How many blocks a paged cache has, from the slots, or from the space that it is given (VLLM_OPENVINO_KVCACHE_SPACE).
-
-bytes of a block = layers · kv_heads · (keys: BLOCK · head_dim numbers, u8: + 8 · head_dim bytes;
-                                        values: the same, u8: + 8 · BLOCK bytes)
-"""
+"""How many blocks a paged cache has: from the slots, or from the space it is given (VLLM_OPENVINO_KVCACHE_SPACE)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS
+from llmc.runtime.executors.openvino.blocks import BLOCK, block_bytes
 from llmc.runtime.host import available_memory
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheTensor
 
 GIB = 1 << 30
 
@@ -23,23 +24,17 @@ class Pool:
     shared: bool
 
 
-def block_bytes(precision: str, layers: int, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one block of all layers."""
-    plain = 2 * BLOCK * head_dim * PRECISIONS[precision]
-    return layers * kv_heads * (plain + (8 * head_dim + 8 * BLOCK if precision == "u8" else 0))
-
-
 def pool_blocks(
-    precision: str, sizes: tuple[int, int, int], slots: int, capacity: int, space: float | None
+    precision: str, kept: Sequence[CacheTensor], slots: int, capacity: int, space: float | None
 ) -> Pool:  # fmt: skip
-    """Blocks for `slots` sequences of `capacity` tokens, or as many as `space` GiB hold.
+    """Blocks of `kept` for `slots` sequences of `capacity` tokens, or as many as `space` GiB hold.
 
-    `sizes` are layers, kv_heads and head_dim. Raises InputError for a space that holds no sequence at all, and
+    Raises InputError for a space that holds no sequence at all, and
     DeviceError for one that this host's memory does not: each says what would fit.
     """
     each = -(-capacity // BLOCK)
-    wanted, size = slots * each, block_bytes(precision, *sizes)
-    if not space:
+    wanted, size = slots * each, block_bytes(precision, kept)
+    if not space or not size:
         return Pool(wanted, shared=False)
     blocks = int(space * GIB) // size
     if blocks < 2:

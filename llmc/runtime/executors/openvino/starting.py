@@ -66,7 +66,7 @@ class Starter:
             made.append(result[: new if run == self.executor.run_each else 1].copy())
         return np.concatenate(made)
 
-    def hand_over(self, used: Sequence[int], take: Callable[[int, list[NDArray[np.float32]]], None]) -> None:
+    def hand_over(self, used: Sequence[int], take: Callable[[int, int, list[NDArray[np.float32]]], None]) -> None:
         """Wait until the other executor's models are open, and let `take` have the tokens of every slot.
 
         Raises what opening them raised.
@@ -76,7 +76,7 @@ class Starter:
         self._opened.result()
         for slot, length in enumerate(list(used)):
             if length:
-                take(slot, self.executor.export_prefix(slot, length))
+                take(slot, length, self.executor.export_prefix(slot, length))
         self.close()
 
     def close(self) -> None:

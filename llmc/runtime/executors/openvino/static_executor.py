@@ -1,8 +1,9 @@
 """OpenVINO models of one shape each, over slots of contiguous caches: for devices without paged attention.
 
 A model reads a cache of exactly its context and returns what is new, which the executor writes to its place; decode
-steps over the same slots in the same bucket copy nothing else. Where the bundle's device is here, models run on it;
-where it is not, on the CPU, which proves plan, padding and numbers as verification does.
+steps over the same slots in the same bucket copy nothing else but states, which models read and return whole. Where the
+bundle's device is here, models run on it; where it is not, on the CPU, which proves plan, padding and numbers as
+verification does.
 """
 
 from __future__ import annotations
@@ -50,17 +51,18 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
         buckets = bundle.plan.buckets
-        uniform = bundle.uniform_cache(self.name)
-        sizes = uniform.tensors, uniform.kv_heads, uniform.head_dim
+        shape = bundle.cache_shape
         decode = [(b.batch, b.context) for b in buckets if b.phase == "decode"] or [(0, 0)]
         staged = [b.batch * b.context for b in buckets if b.phase == "prompt"]
         wanted = str(bundle.manifest.options.get(DEVICE, "CPU"))
         here = not bundle.settings.open_portable and has_device(plugin_name(wanted))
         self.device = wanted if here else "CPU"
         rows, longest = (max(values) for values in zip(*decode, strict=True))
-        self._cache: ContextCache = ContextCache(bundle.cache_shape, slots, capacity, rows, longest)
-        self._staging = Tensors(parts_of(bundle.cache_shape), max(staged, default=0))
-        self._models = StaticModels(bundle, self.device, sizes, threads, self.top_k, self.compilations)
+        self._cache: ContextCache = ContextCache(shape, slots, capacity, rows, longest)
+        self._staging = Tensors(parts_of(shape), max(staged, default=0))
+        most = max(b.batch for b in buckets)
+        self._given_states = [np.zeros(t.size(most, 0), np.float32) for t in shape.states]
+        self._models = StaticModels(bundle, self.device, threads, self.top_k, self.compilations)
 
     def open_all(self) -> None:
         """Open every model, and keep them open."""
@@ -89,20 +91,27 @@ class OpenVinoStaticExecutor(SlotCacheExecutor, StaticExecutor):
     def _run(self, step: Step) -> TopLogits | None:
         self._check_step(step, self._cache.held, first_slots=True)
         request = self._models.request(self._executable(step), serving=True)
-        logits, top = request.infer(step, self._past(step))
+        self._cache.read_states(step, self._given_states)
+        logits, top = request.infer(step, self._past(step), self._given_states)
         self._keep(logits)
         self._cache.append(step, request.new)
+        self._cache.keep_states(step, request.new_states)
         return top
 
-    def _past(self, step: Step) -> Array | None:
-        """The first `context` tokens of each row's slot, [tensors, rows, heads, context, head_dim]."""
+    def _past(self, step: Step) -> Tensors | None:
+        """The first `context` tokens of each row's slot."""
+        if not step.context:
+            return None
         if step.phase == "decode":
-            return self._cache.begin_decode(step).array
-        return self._stage(step, step.context)[0] if step.context else None
+            return self._cache.begin_decode(step)
+        self._stage(step, step.context)
+        return self._staging
 
     def memory(self) -> dict[str, int]:
-        """Bytes of homes and layouts, and the number of models open."""
-        return {"cache": self._cache.nbytes + self._staging.nbytes, "open_executables": len(self._models)}
+        """Bytes of homes, layouts and states, and the number of models open."""
+        states = sum(state.nbytes for state in self._given_states)
+        cache = self._cache.nbytes + self._staging.nbytes + states
+        return {"cache": cache, "open_executables": len(self._models)}
 
     @property
     def in_place_of(self) -> str:
@@ -127,16 +136,17 @@ class ContextCache(SlotCache):
         """The decode cache laid out for a decode step, its live rows loaded; dummy rows cover nothing of value."""
         return super().begin_decode(replace(step, context=step.context - 1))
 
-    def append(self, step: Step, new: Array) -> None:
-        """Keep the live rows' live tokens of `new` [tensors, batch, heads, query, head_dim], and nothing else."""
-        if step.phase != "decode":
+    def append(self, step: Step, new: Sequence[Array]) -> None:
+        """Keep the live rows' live tokens of each part of `new`, [tensors, batch, heads, query, width], alone."""
+        if step.phase != "decode" or not step.context:
             for row, slot in enumerate(step.slots):
                 start, count = int(step.past_lengths[row]), int(step.new_lengths[row])
-                self.write(slot, start, start + count, [new[:, row, :, :count]])
+                self.write(slot, start, start + count, [part[:, row, :, :count] for part in new])
             return
         past = step.past_lengths[: len(step.slots)]
         within = np.flatnonzero(past < self.decode.length)
-        self.decode.array[:, within, :, past[within]] = new[:, within][:, :, :, 0].swapaxes(0, 1)
+        for array, part in zip(self.decode.arrays, new, strict=True):
+            array[:, within, :, past[within]] = part[:, within][:, :, :, 0].swapaxes(0, 1)
         for slot in step.slots:
             start = int(past[slot])
             if start < self.decode.length:
@@ -144,4 +154,4 @@ class ContextCache(SlotCache):
                 self._in_decode[slot] = start + 1
                 self.held.wrote(slot, start, start + 1)
             else:
-                self.write(slot, start, start + 1, [new[:, slot]])
+                self.write(slot, start, start + 1, [part[:, slot] for part in new])

@@ -32,12 +32,10 @@ class StaticModels:
     """
 
     def __init__(
-        self, bundle: Bundle, device: str, sizes: tuple[int, int, int], threads: int, top_k: int,
-        compilations: CompilationCounter,
+        self, bundle: Bundle, device: str, threads: int, top_k: int, compilations: CompilationCounter
     ) -> None:  # fmt: skip
         self._bundle = bundle
         self._device = device
-        self._sizes = sizes
         self._top_k = top_k
         self._compilations = compilations
         self._weights = MappedWeights(bundle.files.path("weights"))
@@ -90,7 +88,8 @@ class StaticModels:
         try:
             if compiled.output("logits").shape[-1] != self._bundle.size("vocab_size"):
                 raise ValueError("its logits are not as many as the manifest's vocabulary")
-            return StaticRequest(compiled, self._sizes, *shape, self._top_k)
+            states = not self._bundle.plan.limits.contexts
+            return StaticRequest(compiled, self._bundle.cache_shape, *shape, states, self._top_k)
         except ValueError as e:
             raise ArtifactError(f"{source} is no model of that shape: {e}; compile again: {again}") from e
 

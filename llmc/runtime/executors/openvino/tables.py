@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llmc.errors import InputError
-from llmc.runtime.cache_shape import ANYWHERE
+from llmc.runtime.cache_shape import ANYWHERE, Rewind
 from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.openvino.blocks import BLOCK
 
@@ -17,10 +17,11 @@ class BlockTables:
     """
 
     def __init__(
-        self, slots: int, blocks: int, copy: Callable[[int, int], None], taken: Callable[[int], None]
+        self, slots: int, blocks: int, copy: Callable[[int, int], None], taken: Callable[[int], None],
+        rewind: Rewind = ANYWHERE,
     ) -> None:  # fmt: skip
         self.tables: list[list[int]] = [[] for _ in range(slots)]
-        self.held = Held(slots, ANYWHERE)
+        self.held = Held(slots, rewind)
         self._holders = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._copy = copy

@@ -78,36 +78,18 @@ class TorchCache:
 
     def read(self, slot: int, length: int) -> list[Array]:
         """Copies of a slot's first tokens, and of its states, in float32; of a ring zeros before the last window."""
-        found = []
-        for t, kept in zip(self._shape, self._kept, strict=True):
-            if t.ring is None:
-                found.append(np.array((kept[slot, :, :length] if t.kind == "kv" else kept[slot]).float().numpy()))
-                continue
-            tokens = np.array(t.seen(length), np.int64)
-            tensor = np.zeros((t.shape[0], length, t.shape[1]), np.float32)
-            tensor[:, tokens] = kept[slot][:, tokens % t.ring].float().numpy()
-            found.append(tensor)
-        return found
+        return [read_tensor(t, kept[slot], length) for t, kept in zip(self._shape, self._kept, strict=True)]
 
     def write(self, slot: int, length: int, prefix: Sequence[Array]) -> None:
         """Put what `read` gave into a slot, rounded to the cache's dtype."""
         for t, kept, array in zip(self._shape, self._kept, prefix, strict=True):
-            given = self._torch.from_numpy(np.array(array, np.float32))
-            if t.kind == "kv":
-                tokens = np.arange(max(0, length - self._places(t)), length)
-                kept[slot][:, tokens % self._places(t)] = given[:, tokens].to(kept.dtype)
-            else:
-                kept[slot] = given
+            write_tensor(t, kept[slot], length, array)
 
     def poison(self, slot: int, start: int, value: float, used: int = 0) -> None:
         """Overwrite a slot that has held `used` tokens from token `start` on; at 0 its states too, which no token owns
         then."""
         for t, kept in zip(self._shape, self._kept, strict=True):
-            if t.kind == "kv":
-                places = self._places(t)
-                kept[slot][:, np.arange(start, min(max(used, places), start + places)) % places] = value
-            elif start == 0:
-                kept[slot] = value
+            poison_tensor(t, kept[slot], start, value, used)
 
     def _places(self, tensor: CacheTensor) -> int:
         return tensor.places(self._capacity)
@@ -115,3 +97,37 @@ class TorchCache:
     def drop(self) -> None:
         """Give the memory back."""
         self._kept = [kept.new_empty(0) for kept in self._kept]
+
+
+def read_tensor(t: CacheTensor, held: Any, length: int) -> Array:
+    """See `TorchCache.read`; `held` is what a slot has of a tensor: [heads, places, width], or a state."""
+    if t.kind == "state":
+        return np.array(held.float().numpy())
+    if t.ring is None:
+        return np.array(held[:, :length].float().numpy())
+    tokens = np.array(t.seen(length), np.int64)
+    found = np.zeros((t.shape[0], length, t.shape[1]), np.float32)
+    found[:, tokens] = held[:, tokens % t.ring].float().numpy()
+    return found
+
+
+def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
+    """See `TorchCache.write`."""
+    import torch
+
+    given = torch.from_numpy(np.array(array, np.float32)).to(held.dtype)
+    if t.kind == "state":
+        held.copy_(given)
+        return
+    places = held.shape[1]
+    tokens = np.arange(max(0, length - places), length)
+    held[:, tokens % places] = given[:, tokens]
+
+
+def poison_tensor(t: CacheTensor, held: Any, start: int, value: float, used: int) -> None:
+    """See `TorchCache.poison`."""
+    if t.kind == "kv":
+        places = held.shape[1]
+        held[:, np.arange(start, min(max(used, places), start + places)) % places] = value
+    elif start == 0:
+        held.fill_(value)

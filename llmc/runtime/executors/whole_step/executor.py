@@ -1,6 +1,6 @@
 """Executors whose steps are graphs of fixed shapes on a card, from the cache to the cache (step_program.py).
 
-Weights are copied to the card once; the KV cache lives there (cache.py). A subclass says what runs a step, how inputs
+Weights are copied to the card once; the cache lives there (cache.py). A subclass says what runs a step, how inputs
 and outputs get there and back (`_replay`), and how graphs are captured.
 """
 
@@ -11,11 +11,10 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from llmc.runtime.executors.held import Held
 from llmc.runtime.executors.torch.executor import Array, Opened, TorchExecutor
 from llmc.runtime.executors.whole_step.cache import CardCache
+from llmc.runtime.executors.whole_step.layout import dtype_of
 from llmc.runtime.executors.whole_step.memory_log import took
 from llmc.runtime.executors.whole_step.step_program import Run
 
@@ -44,11 +43,9 @@ class CardExecutor(TorchExecutor):
         self._on_card: dict[str, Any] = {}
         self._runs: dict[str, Run] = {}
         self._graphs = {}
-        uniform = bundle.uniform_cache(self.name)
-        self._heads, self._head_dim = uniform.kv_heads, uniform.head_dim
         super().__init__(bundle, slots, capacity, threads)
         _log.info("%s: %s on %s", bundle.path, self.mode, self.card.name)
-        with took(self.card, f"Pre-loading model weights on {self.card.device}"):
+        with took(self.card, f"Pre-loading model weights on {self.card.device}"), self._torch.inference_mode():
             for name in self._weights.names():
                 self._on_card[name] = self.card.put(self._weights.tensor(name))
 
@@ -71,7 +68,7 @@ class CardExecutor(TorchExecutor):
 
     def _make_cache(self) -> CardCache:
         """Empty: it is made when memory was divided, or before the first step."""
-        return CardCache(self.card, (self._tensors, self._heads, self._head_dim), self.capacity, self._dtype)
+        return CardCache(self.card, self.bundle.cache_shape, self.capacity, dtype_of(self.bundle))
 
     @property
     def _runs_on(self) -> Any:
@@ -89,7 +86,7 @@ class CardExecutor(TorchExecutor):
 
     def require_cache(self) -> None:
         """Make the cache for the slots that were asked for, where nobody sized it."""
-        if self._cache.tensor is None:
+        if not self._cache.tensors:
             with took(self.card, "Initializing cache engine"):
                 self.resize(self.slots)
 
@@ -97,8 +94,7 @@ class CardExecutor(TorchExecutor):
         """An empty cache of so many slots; moves within it are compiled now. Raises OutOfDeviceMemoryError."""
         with self._watched("the cache and its moves"):
             self._cache.make(slots)
-            self._cache.copy(0, 0)
-            self._cache.write(0, self._cache.read(0))
+            self._cache.warm()
         self.slots, self._held = slots, Held(slots, self.bundle.cache_shape.rewind)
 
     def _open(self, executable: Executable) -> Opened:
@@ -126,34 +122,23 @@ class CardExecutor(TorchExecutor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy a slot, on the card."""
-        self._held.require(source, length)
         self.require_cache()
-        if source != target and length:
-            self._cache.copy(source, target)
-        self._held.copied(source, target, length)
+        super().copy_prefix(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """A slot, brought to the host."""
-        self._held.require(slot, length)
         self.require_cache()
-        row = self._cache.read(slot)[:, :length].transpose(1, 2)
-        return [np.array(tensor.float().numpy()) for tensor in row]
+        return super().export_prefix(slot, length)
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """A slot, put on the card; zeros behind the prefix."""
-        length = self._check_prefix(prefix, self._tensors)
         self.require_cache()
-        row = self._torch.zeros((self._tensors, self.capacity, self._heads, self._head_dim))
-        row[:, :length] = self._torch.from_numpy(np.stack(prefix)).transpose(1, 2)
-        self._cache.write(slot, row)
-        self._held.imported(slot, length)
+        super().import_prefix(slot, prefix)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns."""
         self.require_cache()
-        row = self._cache.read(slot)
-        row[:, start:] = value
-        self._cache.write(slot, row)
+        super().poison(slot, start, value)
 
     def memory(self) -> dict[str, int]:
         """Bytes on the card: cache, weights, what is free; and how many programs are open and graphs captured."""

@@ -49,8 +49,8 @@ class CardGraphs:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of the plan's block_size tokens."""
-        return self._executor.bundle.plan.limits.block_size * self._cache.token_bytes
+        """Bytes of a block of the plan's block_size tokens: its share of a slot, states included."""
+        return -(-self._cache.slot_bytes * self._executor.bundle.plan.limits.block_size // self._executor.capacity)
 
     def total_memory(self) -> int:
         """Bytes that the card has."""

@@ -1,16 +1,19 @@
-"""A bucket's whole step as one graph of fixed shapes: cache rows in, the program, new tokens into the cache.
+"""A bucket's whole step as one graph of fixed shapes: cache rows in, the program, new tokens and states into the cache.
 
-A portable program takes its rows' past and returns their new keys and values. What is around it on a CPU, choosing rows
-and keeping live tokens, has shapes that change from step to step, and would be compiled again for each. Here it is part
-of the graph, and what changes are numbers in tensors:
+A portable program takes its rows' past and returns their new keys, values and states. What is around it on a CPU,
+choosing rows and keeping what is live, has shapes that change from step to step, and would be compiled again for each.
+Here it is part of the graph, and what changes are numbers in tensors:
 
-    slots [B]           the slot that a row reads; a dummy row reads the first row's
+    slots [B]           the slot that a row reads, and writes its states to; a dummy row's is the first row's
     sources [B·Q]       which new token, as row · Q + column, is written for each
-    places [B·Q]        where, as slot · capacity + position
+    places [B·Q]        where, as slot · P + place, of arrays whose slots have P places
 
-All int64. A token that is not live stands for the last live one of its row, and a dummy row's for the first of row 0:
-it is written twice, with the same value, and nothing else is written. vllm-gaudi keeps new tokens by index_copy_ over
-flat places too (vllm_gaudi/extension/utils.py, VLLMKVCache), and sends others to a block that nobody reads.
+All int64; sources and places are there for each P (`lengths_of`, layout.py), since a ring keeps the last P new tokens
+alone, and token p at place p mod P. A token that is not kept stands for the next one of its row that is, or the last,
+and a dummy row's for the first that row 0 keeps: it is written twice, with the same value, and nothing else is written.
+So is the first row's state, in the place of a dummy row's: sources of column 0 say whose state a row writes. vllm-gaudi
+keeps new tokens by index_copy_ over flat places too (vllm_gaudi/extension/utils.py, VLLMKVCache), and sends others to a
+block that nobody reads.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from llmc.runtime.executors.whole_step.layout import lengths_of
+
 if TYPE_CHECKING:
     from llmc.runtime.executors.whole_step.cache import CardCache
+    from llmc.runtime.executors.whole_step.layout import CardArray
     from llmc.runtime.portable_program import PortableProgram
     from llmc.runtime.step import Step
 
@@ -29,27 +35,44 @@ Run: TypeAlias = Callable[..., Sequence[Any]]
 """A step's function; its tensors, in and out, are on the card."""
 
 
-def flat_step(program: PortableProgram, context: int) -> Run:
-    """A program over any cache: `inputs`, the cache's tensor, then the weights, all on one device.
+def flat_step(program: PortableProgram, context: int, arrays: Sequence[CardArray]) -> Run:
+    """A program over any cache that lies in such `arrays`: `inputs`, the arrays, then the weights, all on one device.
 
-    It writes the new tokens into the cache's tensor, [2 · layers, slots, capacity, kv_heads, head_dim], and returns
-    logits [B, V], and the top values and ids [B, K] where the program has them.
+    It writes the live rows' new tokens and states into the arrays, and returns logits [B, V], and the top values and
+    ids [B, K] where the program has them.
     """
     import torch
 
-    def step(
-        token_ids: Any, past: Any, new: Any, slots: Any, sources: Any, places: Any, kept: Any, *weights: Any
-    ) -> list[Any]:
-        tensors, rows, capacity, heads, head_dim = kept.shape
-        held: tuple[Any, ...] = ()
-        if context:
-            # tensor by tensor, so that a compiler reads each where its layer does, and copies no whole past
-            held = tuple(t.narrow(1, 0, context).index_select(0, slots).transpose(1, 2) for t in kept.unbind(0))
-        found = program.run(token_ids, past, new, *held, *weights)
-        made = torch.stack(found[-tensors:]).transpose(2, 3)
-        made = made.reshape(tensors, -1, heads, head_dim).index_select(1, sources)
-        kept.view(tensors, rows * capacity, heads, head_dim).index_copy_(1, places, made)
-        return list(found[:-tensors])
+    lengths = lengths_of(arrays)
+    first, entries = 2 * len(lengths), sum(len(array.members) for array in arrays)
+
+    def step(token_ids: Any, past: Any, new: Any, slots: Any, *rest: Any) -> list[Any]:
+        written = dict(zip(lengths, zip(rest[:first:2], rest[1:first:2], strict=True), strict=True))
+        kept, weights = rest[first : first + len(arrays)], rest[first + len(arrays) :]
+        held: dict[int, Any] = {}
+        if program.cache_inputs:
+            for array, tensor in zip(arrays, kept, strict=True):
+                # tensor by tensor, so that a compiler reads each where its layer does, and copies no whole past
+                for i, each in zip(array.members, tensor.unbind(0), strict=True):
+                    if array.kind == "kv":
+                        read = min(context, array.of_slot[0])
+                        held[i] = each.narrow(1, 0, read).index_select(0, slots).transpose(1, 2)
+                    else:
+                        held[i] = each.index_select(0, slots)
+        found = program.run(token_ids, past, new, *(held[i] for i in range(len(held))), *weights)
+        made = found[-entries:]
+        for array, tensor in zip(arrays, kept, strict=True):
+            entry = torch.stack([made[i] for i in array.members])
+            if array.kind == "kv":
+                sources, places = written[array.of_slot[0]]
+                flat = (len(array.members), -1, *tensor.shape[3:])
+                tokens = entry.transpose(2, 3).reshape(flat).index_select(1, sources)
+                tensor.view(flat).index_copy_(1, places, tokens)
+            else:
+                query = token_ids.shape[1]
+                rows = rest[0].view(token_ids.shape).select(1, 0).div(query, rounding_mode="floor")
+                tensor.index_copy_(1, slots, entry.index_select(1, rows).to(tensor.dtype))
+        return list(found[:-entries])
 
     return step
 
@@ -57,24 +80,24 @@ def flat_step(program: PortableProgram, context: int) -> Run:
 def step_program(flat: Run, weights: Sequence[Any], cache: CardCache) -> Run:
     """A step over the cache, as it is when it is called. A call with `inputs` gives what `flat_step` does."""
 
-    def step(token_ids: Any, past: Any, new: Any, slots: Any, sources: Any, places: Any) -> list[Any]:
-        return list(flat(token_ids, past, new, slots, sources, places, cache.tensor, *weights))
+    def step(*given: Any) -> list[Any]:
+        return list(flat(*given, *cache.tensors, *weights))
 
     return step
 
 
-def inputs(step: Step, capacity: int) -> list[Any]:
-    """What a step is called with, on the host; the step has a live row."""
+def inputs(step: Step, lengths: Sequence[int]) -> list[Any]:
+    """What a step is called with, on the host, over arrays of such `lengths`; the step has a live row."""
     import torch
 
     live, (batch, query) = len(step.slots), step.token_ids.shape
     slots = np.full(batch, step.slots[0], np.int64)
     slots[:live] = step.slots
     rows = np.where(np.arange(batch) < live, np.arange(batch), 0)[:, None]
-    columns = np.minimum(np.arange(query), step.new_lengths[:, None] - 1)
-    columns[live:] = 0
-    places = slots[rows] * capacity + step.past_lengths[rows] + columns
-    arrays = (
-        step.token_ids, step.past_lengths, step.new_lengths, slots, (rows * query + columns).ravel(), places.ravel(),
-    )  # fmt: skip
+    arrays = [step.token_ids, step.past_lengths, step.new_lengths, slots]
+    for length in lengths:
+        columns = np.clip(np.arange(query), step.new_lengths[:, None] - length, step.new_lengths[:, None] - 1)
+        columns[live:] = columns[0, 0]
+        places = slots[rows] * length + (step.past_lengths[rows] + columns) % length
+        arrays += [(rows * query + columns).ravel(), places.ravel()]
     return [torch.from_numpy(np.array(array, np.int64)) for array in arrays]

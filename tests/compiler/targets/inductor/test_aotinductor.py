@@ -6,9 +6,11 @@ Quick settings: nothing vectorised, nothing optimised, no precompiled header.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,14 +18,18 @@ import pytest
 import torch
 
 from llmc.artifacts.bundle.manifest_schema import Executable
+from llmc.buckets.bucket import Bucket
+from llmc.compiler.targets.inductor.compiling import compile_step
 from llmc.compiler.targets.inductor.finisher import PackageFinisher
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package, Run
 from llmc.runtime.executors.torch.executor import Weights
+from llmc.runtime.executors.whole_step.layout import cache_arrays, lengths_of
 from llmc.runtime.executors.whole_step.step_program import flat_step, inputs
 from llmc.runtime.portable_program import PortableProgram
 from llmc.runtime.step import pad
+from tests.runtime.executors.whole_step.test_step_program import ARRAYS, CAPACITY, filled, summing
 
 
 class CpuFinisher(PackageFinisher):
@@ -74,15 +80,17 @@ def test_a_package_gives_what_its_program_gives_and_writes_the_cache_in_place(
     sizes = package.sizes
     program = PortableProgram.parse(bytes(package.program))
     weights = [Weights(opened).tensor(name) for name in program.weights]
-    shape = sizes["tensors"], slots, sizes["capacity"], sizes["heads"], sizes["head_dim"]
-    kept = torch.from_numpy(np.random.default_rng(slots).standard_normal(shape, np.float32))
+    arrays = cache_arrays(opened, sizes["capacity"])
+    assert package.cache == tuple(map(str, arrays))
+    (array,) = arrays
+    kept = torch.from_numpy(np.random.default_rng(slots).standard_normal(array.size(slots), np.float32))
     expected, address = kept.clone(), kept.data_ptr()
     bucket = next(b for b in opened.plan.buckets if b.phase == "decode")
     live = min(slots, 2)
-    step = inputs(pad(bucket, [*range(live)], [[3 + row] for row in range(live)], [5] * live), sizes["capacity"])
+    step = inputs(pad(bucket, [*range(live)], [[3 + row] for row in range(live)], [5] * live), lengths_of(arrays))
     with torch.inference_mode():
         logits, *top = run(*step, kept, *weights)
-        wanted, *wanted_top = flat_step(program, sizes["context"])(*step, expected, *weights)
+        wanted, *wanted_top = flat_step(program, sizes["context"], arrays)(*step, expected, *weights)
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(kept, expected, rtol=1e-4, atol=1e-5)
     assert len(top) == len(wanted_top)
@@ -99,3 +107,20 @@ def test_a_package_has_no_weights_and_no_path_of_the_compiles_folder(package: Pa
     data = map_weights(opened, mmap.ACCESS_READ)
     assert data[largest["offset"] : largest["offset"] + 256] not in bytes(package.package)
     assert b"// g++" not in bytes(package.package), "the sources, with the compiler's command lines"
+
+
+def test_a_step_over_any_cache_is_exported_for_any_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What AOTInductor is given: tokens, rings and states are written where they lie."""
+    exported: list[Any] = []
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda given, **_: exported.append(given))
+    program: Any = SimpleNamespace(run=summing, cache_inputs=3, weights=())
+    sizes = {"batch": 3, "query": 2, "context": 8, "capacity": CAPACITY}
+    job = {"device": "cpu", "sizes": sizes, "cache": [a.to_json() for a in ARRAYS], "weights": {}, "configs": {}}
+    compile_step(program, json.loads(json.dumps(job)), Path("unused"))
+    step = inputs(pad(Bucket("prompt", 3, 2, 8), [1, 0], [[3, 4], [5]], [5, 0]), lengths_of(ARRAYS))
+    for slots in (2, 7):
+        kept, wanted = filled(slots), filled(slots)
+        (logits,) = exported[0].module()(*step, *kept)
+        (wanted_logits,) = flat_step(program, 8, ARRAYS)(*step, *wanted)
+        assert torch.equal(logits, wanted_logits)
+        assert all(map(torch.equal, kept, wanted))

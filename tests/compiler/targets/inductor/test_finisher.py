@@ -24,6 +24,7 @@ from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.inductor import toolchain
 from llmc.runtime.executors.inductor.package import Package
+from llmc.runtime.executors.whole_step.layout import cache_arrays
 from llmc.runtime.executors.whole_step.step_program import flat_step
 from llmc.runtime.portable_program import PortableProgram
 from tests.fakes import cuda, nvidia, pynvml
@@ -42,7 +43,7 @@ def mine(bundle: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def host(mine: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A host with an H100, and a torch for it; returns the names of what AOTInductor compiled."""
     cuda.install(monkeypatch, LLMC_CUDA_GRAPHS="0")
     monkeypatch.setattr(toolchain, "torch_cuda", lambda: "13.0")
@@ -56,7 +57,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def open_(self: Package, source: str, device: Any) -> Any:
         assert device.type == self.device == "cuda"
-        return flat_step(PortableProgram.parse(bytes(self.program), device), self.sizes["context"])
+        arrays = cache_arrays(Bundle.open(mine), self.sizes["capacity"])
+        return flat_step(PortableProgram.parse(bytes(self.program), device), self.sizes["context"], arrays)
 
     monkeypatch.setattr(PackageFinisher, "_compiled", compile_)
     monkeypatch.setattr(Package, "open", open_)

@@ -16,6 +16,7 @@ from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import WeightFormat
+from llmc.compiler.targets.openvino.graph_model import caches_of, grows
 from llmc.compiler.targets.openvino.static import static_model
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, open_core
@@ -37,7 +38,7 @@ class Parameters:
     """A tiny model's parameters as a checkpoint stores them."""
 
     def __init__(self, case: str) -> None:
-        self._tensors = dict(tiny.model(case).named_parameters())
+        self._tensors = dict(tiny.model(case).named_parameters()) | dict(tiny.model(case).named_buffers())
 
     def tensor_names(self) -> list[str]:
         return list(self._tensors)
@@ -55,14 +56,16 @@ def graph(case: str) -> Graph:
     return fuse(import_program(fused(case), POSITIONS))
 
 
-def from_graph(case: str, weights: WeightFormat, sizes: Sizes) -> ov.Model:
-    return static_model(graph(case), weights, *sizes)
+def from_graph(case: str, weights: WeightFormat, sizes: Sizes, states: bool = False) -> ov.Model:
+    return static_model(graph(case), weights, *sizes, states=states)
 
 
-def with_weights(case: str, sizes: Sizes, folder: Path, weights: Format = WeightFormat) -> ov.Model:
+def with_weights(
+    case: str, sizes: Sizes, folder: Path, weights: Format = WeightFormat, states: bool = False
+) -> ov.Model:  # fmt: skip
     """A model that was written as XML over a weights file, and read back."""
     constants = Constants()
-    xml = to_xml(from_graph(case, weights(constants), sizes), folder)
+    xml = to_xml(from_graph(case, weights(constants), sizes, states), folder)
     out = io.BytesIO()
     placements = write_weights(constants.recipes, Parameters(case), constants.tables, out)
     return read(place(xml, placements), out.getvalue())
@@ -74,15 +77,18 @@ def read(xml: str, weights: bytes) -> ov.Model:
 
 def run_of(case: str, folder: Path) -> Run:
     """Models in float32, one for each size that is asked for."""
-    compiled: dict[Sizes, ov.CompiledModel] = {}
+    compiled: dict[tuple[Sizes, bool], ov.CompiledModel] = {}
+    held = caches_of(graph(case))
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        sizes = (*token_ids.shape, kept[0].shape[2] if kept else 0)
-        if sizes not in compiled:
-            compiled[sizes] = open_core().compile_model(with_weights(case, sizes, folder), "CPU", EXACT)
+        contexts = [t.shape[2] for t, v in zip(kept, held, strict=False) if grows(v)]
+        key = (*token_ids.shape, max(contexts, default=0)), bool(kept)
+        if key not in compiled:
+            made = with_weights(case, key[0], folder, states=bool(kept))
+            compiled[key] = open_core().compile_model(made, "CPU", EXACT)
         step = {"token_ids": token_ids, "past_lengths": past, "new_lengths": new}
         given = {name: t.numpy().astype(np.int32) for name, t in step.items()}
-        given |= {f"past_{'kv'[i % 2]}{i // 2}": np.ascontiguousarray(t.numpy()) for i, t in enumerate(kept)}
-        return [torch.from_numpy(np.array(value)) for value in compiled[sizes](given).values()]
+        given |= {name: np.ascontiguousarray(t.numpy()) for name, t in zip((v.name for v in held), kept, strict=False)}
+        return [torch.from_numpy(np.array(value)) for value in compiled[key](given).values()]
 
     return run

@@ -20,9 +20,10 @@ from llmc.compiler.targets.openvino import target as openvino_target
 from llmc.compiler.targets.openvino.target import OpenVinoTarget
 from llmc.errors import ArtifactError, DeviceError, InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
-from llmc.runtime.executors.openvino.blocks import BLOCK
+from llmc.runtime.executors.openvino.blocks import BLOCK, block_bytes
 from llmc.runtime.executors.openvino.device import properties_for
 from llmc.runtime.executors.openvino.paged_models import held_bytes
 from llmc.runtime.llm import BundleLLM
@@ -275,11 +276,11 @@ def test_kv_cache_space_that_holds_no_sequence_says_what_would_fit(
 def test_a_small_kv_cache_space_is_shared_and_refuses_a_prompt_beyond_it(
     compiled: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from llmc.runtime.executors.openvino import space
+    from llmc.runtime.executors.openvino.space import GIB
 
     bundle = compiled(verify="none").bundle
-    two_blocks = 2 * space.block_bytes("f32", 2, 2, 16)
-    monkeypatch.setenv("VLLM_OPENVINO_KVCACHE_SPACE", repr((two_blocks + 1) / space.GIB))
+    two_blocks = 2 * block_bytes("f32", CacheShape.plain(2, 2, 16).kv)
+    monkeypatch.setenv("VLLM_OPENVINO_KVCACHE_SPACE", repr((two_blocks + 1) / GIB))
     with BundleLLM(bundle, threads=1) as llm:
         if llm.executor.capacity * llm.executor.slots > 2 * BLOCK:
             assert llm.executor.cache_tokens == 2 * BLOCK
@@ -293,7 +294,7 @@ def test_damaged_models_are_refused_by_name(compiled: Compile) -> None:
     bundle = Bundle.open(compiled(verify="none").bundle)
     weights = MappedWeights(bundle.files.path("weights"))
     with pytest.raises(ArtifactError, match=r"somewhere: OpenVINO .* cannot read the model"):
-        read_paged(b"<net name='torn'", weights, 2, 16, "somewhere")
+        read_paged(b"<net name='torn'", weights, CacheShape.plain(1, 2, 16), "somewhere")
 
 
 def test_top_logits_come_from_the_graph(compiled: Compile) -> None:

@@ -23,6 +23,7 @@ NAMES = [(op, at) for op, cases in CASES.items() if op in PLAIN for at in range(
 REFUSED = {
     ("mean", 1): "along batch or tokens", ("sum", 1): "along batch or tokens", ("amax", 1): "along batch or tokens",
     ("index", 2): "along other axes than a table's first",
+    ("matmul", 0): "a product of",
     ("position_table", 1): "tokens along other axes", ("index", 1): "along other axes than a table's first",
 }  # fmt: skip
 """What mixes tokens, or puts them elsewhere than first."""
@@ -72,7 +73,7 @@ def test_what_mixes_tokens_is_refused_with_its_name(op: str, at: int) -> None:
 
 
 def test_every_operator_has_a_case() -> None:
-    elsewhere = {"reshape", "view", "flatten", "unflatten", "squeeze", "experts", "expert_linear"}
+    elsewhere = {"reshape", "view", "flatten", "unflatten", "squeeze", "experts", "expert_linear", "matmul"}
     without = {"arange", "zeros", "new_ones", "matmul", "bmm", "baddbmm"}
     assert PLAIN.keys() - elsewhere == CASES.keys() - without
 
@@ -114,6 +115,31 @@ def test_where_the_axes_of_a_value_are() -> None:
             beside(Value("other", turned, "float32"), heads, "")
     with pytest.raises(CompileError, match="sizes of its own for tokens"):
         beside(Value("mask", (5, 16), "float32"), heads, "")
+
+
+def test_heads_of_all_tokens_follow_their_tokens() -> None:
+    heads = Value("heads", (f"{WIDTH // 2}*B*Q", 2), "float32")
+    assert token_axes(heads.shape) == (0,)
+    assert axis_of(heads, -1, "") == 2
+
+    def turned_inside(s: Sketch, x: Value, _: Value) -> Value:
+        apart = s.view(x, shape=heads.shape)
+        return s.view(s.softmax(apart, dim=-1), shape=("B", "Q", WIDTH))
+
+    (got,) = by_openvino(sketched(turned_inside), feed())
+    raised = np.exp(feed()["x"].reshape(-1, WIDTH // 2, 2))
+    np.testing.assert_allclose(got, (raised / raised.sum(-1, keepdims=True)).reshape(got.shape), rtol=2e-5)
+    with pytest.raises(CompileError, match="no OpenVINO lowering"):
+        order_of(heads, [1, 0], "")
+
+
+def test_a_matrix_times_tokens_that_are_columns_is_each_tokens_product() -> None:
+    def product(s: Sketch, x: Value, _: Value) -> Value:
+        columns = s.transpose(x, shape=("B", WIDTH, "Q"), dim0=1, dim1=2)
+        return s.matmul(s.weight("w", 3, WIDTH), columns, shape=("B", 3, "Q"))
+
+    (got,) = by_openvino(sketched(product), feed())
+    np.testing.assert_allclose(got, feed()["x"].reshape(-1, WIDTH) @ weight_of("w", (3, WIDTH)).T, rtol=2e-5, atol=2e-6)
 
 
 def test_a_reshape_that_hides_tokens_is_refused() -> None:

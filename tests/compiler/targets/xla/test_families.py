@@ -25,8 +25,7 @@ def xla_run(case: str) -> Run:
     from llmc.compiler.targets.xla.step import FlatCore
 
     traced = TracedProgram.parse(json.dumps(symbolic(case, True)).encode())
-    model = tiny.model(case)
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = tiny.tensors(case)
     shape = ringed(case, SPARE)
 
     @cache
@@ -48,7 +47,7 @@ def xla_run(case: str) -> Run:
     return run
 
 
-@pytest.mark.parametrize("case", ["gemma2", "cohere2", "ministral3", "gpt2", "opt", "gptj"])
+@pytest.mark.parametrize("case", ["gemma2", "cohere2", "ministral3", "gpt2", "opt", "gptj", "falcon-alibi"])
 def test_logits_of_ragged_poisoned_steps_are_transformers_own(case: str) -> None:
     texts = [list(range(20, 36)), [7, *range(100, 115)]]
     rows = Replay(case, xla_run(case), texts, capacity=CONTEXT, in_place=False)

@@ -99,7 +99,7 @@ def test_a_model_with_states_is_verified_and_continues_texts_as_transformers_doe
     executor.close()
 
 
-@pytest.mark.parametrize(("device", "lowering"), [("neuron:trn2", "jax"), ("tpu:v5e-1x1", "torch-xla")])
+@pytest.mark.parametrize(("device", "lowering"), [("tpu:v5e-1x1", "torch-xla")])
 def test_what_cannot_hold_such_a_cache_refuses_it_before_anything_is_traced(device: str, lowering: str) -> None:
     from llmc.compiler.targets import open_target
     from llmc.compiler.targets.xla.target import XlaTarget

@@ -10,6 +10,7 @@ from llmc.artifacts.bundle.native import HEAD_BYTES, code_in
 from llmc.errors import ArtifactError
 from llmc.runtime.executors.envelope import write_envelope
 from llmc.runtime.executors.inductor.package import FORM, SIZES, Package
+from llmc.runtime.executors.whole_step.layout import CardArray
 from tests.runtime.executors.inductor.test_archive import PACKAGE
 
 HERE = {
@@ -17,10 +18,13 @@ HERE = {
     "card": "NVIDIA H100 80GB HBM3",
 }  # fmt: skip
 NUMBERS = dict.fromkeys(SIZES, 4)
+CACHE = [CardArray("kv", "f32", (4, 1, 16), (0, 1)), CardArray("state", "bf16", (3, 96), (2,))]
+TEXTS = ["kv f32 [2, slots, 4, 1, 16]", "state bf16 [1, slots, 3, 96]"]
 
 
 def package(**made_for: str) -> Package:
-    return Package("cuda", {**HERE, **made_for}, NUMBERS, memoryview(b"a program"), memoryview(PACKAGE))
+    made = {**HERE, **made_for}
+    return Package("cuda", made, NUMBERS, tuple(TEXTS), memoryview(b"a program"), memoryview(PACKAGE))
 
 
 def test_it_is_read_as_it_was_written_and_counts_as_code() -> None:
@@ -33,19 +37,18 @@ def test_it_is_read_as_it_was_written_and_counts_as_code() -> None:
     "change",
     [
         {"device": "rocm"}, {"device": None}, {"device": ["cuda"]}, {"made_for": None}, {"made_for": {"torch": 2}},
-        {"sizes": []}, {"sizes": {**NUMBERS, "capacity": "4"}}, {"sizes": {"batch": 4}},
+        {"sizes": []}, {"sizes": {**NUMBERS, "capacity": "4"}}, {"sizes": {"batch": 4}}, {"cache": TEXTS[0]},
+        {"cache": [4]},
     ],
 )  # fmt: skip
 def test_a_header_with_something_else_is_refused(change: dict[str, Any]) -> None:
-    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS} | change
-    with pytest.raises(
-        ArtifactError, match=r"^bundle/1: damaged, .*lacks device, made_for or sizes; finish the bundle"
-    ):
+    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS, "cache": TEXTS} | change
+    with pytest.raises(ArtifactError, match=r"^bundle/1: damaged, .*lacks device, .* sizes or cache; finish"):
         Package.parse(write_envelope(header, {"package": PACKAGE, "program": b""}, FORM), "bundle/1")
 
 
 def test_a_section_that_is_no_package_is_refused_before_torch_sees_it() -> None:
-    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS}
+    header = {"device": "cuda", "made_for": HERE, "sizes": NUMBERS, "cache": TEXTS}
     for content in (b"", b"\x7fELF", PACKAGE[:-1]):
         with pytest.raises(ArtifactError, match="bundle/1: no AOTInductor package of llmc"):
             Package.parse(write_envelope(header, {"package": content, "program": b""}, FORM), "bundle/1")
@@ -80,6 +83,15 @@ def test_a_package_of_a_release_that_is_not_known_is_refused(torch: str) -> None
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_step_of_other_sizes_never_reaches_its_code(name: str) -> None:
-    package().require_sizes(NUMBERS, "bundle/1")
-    with pytest.raises(ArtifactError, match=f"compiled for {name} 4, opened for 5; finish the bundle"):
-        package().require_sizes({**NUMBERS, name: 5}, "bundle/1")
+    package().require_sizes(NUMBERS, CACHE, "bundle/1")
+    with pytest.raises(ArtifactError, match=f"compiled for {name} 4, opened for {name} 5; finish the bundle"):
+        package().require_sizes({**NUMBERS, name: 5}, CACHE, "bundle/1")
+
+
+@pytest.mark.parametrize(
+    "other", [CACHE[:1], CACHE[::-1], [CACHE[0], CardArray("state", "f32", (3, 96), (2,))], [CACHE[0], CACHE[0]]]
+)
+def test_a_cache_of_other_arrays_never_reaches_its_code(other: list[CardArray]) -> None:
+    words = r"for a cache of kv f32 \[2, slots, 4, 1, 16\]; state bf16 \[1, slots, 3, 96\], opened for a cache of "
+    with pytest.raises(ArtifactError, match=words):
+        package().require_sizes(NUMBERS, other, "bundle/1")

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 
 from llmc.errors import DeviceError, InputError
-from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS, BlockCache
-from llmc.runtime.executors.openvino.space import GIB, block_bytes, pool_blocks
+from llmc.runtime.cache_shape import CacheShape, key_value
+from llmc.runtime.executors.openvino.blocks import BLOCK, PRECISIONS, BlockCache, block_bytes, held_widths
+from llmc.runtime.executors.openvino.space import GIB, pool_blocks
 
-LAYERS, HEADS, SIZE = 2, 3, 16
+HEADS, SIZE, NARROW = 3, 16, 12
+KEPT = (*key_value(0, HEADS, SIZE), *key_value(1, HEADS, SIZE, NARROW))
 ALLOWED = {"f32": 0.0, "bf16": 0.02, "u8": 0.03}
 
 
 def tensors(length: int) -> list[np.ndarray]:
     random = np.random.default_rng(length)
-    return [random.standard_normal((HEADS, length, SIZE)).astype(np.float32) for _ in range(2 * LAYERS)]
+    return [random.standard_normal((HEADS, length, t.shape[1])).astype(np.float32) for t in KEPT]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("length", [0, 1, BLOCK, 2 * BLOCK + 5])
 def test_what_is_written_is_read(precision: str, length: int) -> None:
-    cache = BlockCache(precision, LAYERS, HEADS, SIZE, 6)
+    cache = BlockCache(precision, KEPT, 6)
     written = tensors(length)
     cache.write([4, 1, 5], written)
     for got, wanted in zip(cache.read([4, 1, 5], length), written, strict=True):
@@ -31,7 +33,7 @@ def test_what_is_written_is_read(precision: str, length: int) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_poison_leaves_the_tokens_before_it(precision: str) -> None:
-    cache = BlockCache(precision, LAYERS, HEADS, SIZE, 3)
+    cache = BlockCache(precision, KEPT, 3)
     written = tensors(40)
     cache.write([0, 1], written)
     cache.poison([0, 1], 35, float("nan"))
@@ -45,13 +47,28 @@ def test_poison_leaves_the_tokens_before_it(precision: str) -> None:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_bytes_of_a_block_are_as_the_formula_says(precision: str) -> None:
-    assert BlockCache(precision, LAYERS, HEADS, SIZE, 2).block_bytes == block_bytes(precision, LAYERS, HEADS, SIZE)
+    cache = BlockCache(precision, KEPT, 2)
+    assert cache.block_bytes == block_bytes(precision, KEPT) == sum(t[0].nbytes for t in cache.tensors)
+
+
+def test_values_narrower_than_keys_are_as_wide_in_eight_bits() -> None:
+    assert held_widths("f32", KEPT) == [SIZE, SIZE, SIZE, NARROW]
+    assert held_widths("u8", KEPT) == [SIZE] * 4
+    wide = key_value(0, HEADS, NARROW, SIZE)
+    assert held_widths("u8", wide) == [NARROW, SIZE]
+
+
+def test_tokens_of_a_cache_in_float32_are_put_one_by_one() -> None:
+    cache, new = BlockCache("f32", KEPT, 3), tensors(4)[0].transpose(1, 0, 2).reshape(2, 2, HEADS, SIZE)
+    cache.put(0, np.array([[2, 2], [1, 0]], np.int32), np.array([[5, 6], [BLOCK - 1, 0]]), new)
+    np.testing.assert_array_equal(cache.read([2], 7)[0][:, 5:], new[0].transpose(1, 0, 2))
+    np.testing.assert_array_equal(cache.read([1, 0], BLOCK + 1)[0][:, BLOCK - 1 :], new[1].transpose(1, 0, 2))
 
 
 def test_a_pool_has_room_for_all_slots_or_for_the_space_it_is_given() -> None:
-    sizes = (LAYERS, HEADS, SIZE)
+    sizes = KEPT
     assert pool_blocks("u8", sizes, 4, 100, None).blocks == 4 * 4
-    size = block_bytes("u8", *sizes)
+    size = block_bytes("u8", sizes)
     pool = pool_blocks("u8", sizes, 4, 100, 5.5 * size / GIB)
     assert (pool.blocks, pool.shared) == (5, True)
     pool = pool_blocks("u8", sizes, 4, 100, 100 * size / GIB)
@@ -65,4 +82,4 @@ def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: 
 
     monkeypatch.setattr(space, "available_memory", lambda: 1 << 20)
     with pytest.raises(DeviceError, match=r"does not fit: .* GiB of memory are free here; ask for at most"):
-        pool_blocks("f32", (30, 8, 128), 8, 4096, 4)
+        pool_blocks("f32", CacheShape.plain(30, 8, 128).kv, 8, 4096, 4)

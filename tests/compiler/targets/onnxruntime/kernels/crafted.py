@@ -130,6 +130,8 @@ GRAPHS = [
     Graph("Attention", {"value_dim": 24, "q": _zeros(1, 3, 144)}, _CACHES),
     Graph("Attention", _APART | {"value_dim": 24}, _TOKENS),
     *(Graph("Attention", {n: x}, _EACH) for n in ("sinks", "slopes") for x in (_zeros(3), _zeros(1, 4), _zeros(0))),
+    *(Graph("Attention", {"slopes": x}, _EACH) for x in (_zeros(3, 8), _zeros(4, 8, 1))),
+    *(Graph("Attention", {"slopes": _zeros(4, places)}, _ROW if places < 3 else "") for places in (0, 2, 3, 9)),
     *(Graph("Attention", {name: np.float32(0)}, _EACH) for name in ("sinks", "slopes")),
     *(Graph("Attention", {name: None}, "") for name in ("sinks", "slopes")),
     Graph("Attention", {"window": -1}, _HEADS),

@@ -35,6 +35,9 @@ class Case:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    places: int = 0
+    """What scores grow by is given for so many places, and not as a slope."""
+
     packed: bool = True
     spare: int = 0
     """Tokens of no row, behind the others."""
@@ -48,6 +51,8 @@ class Case:
         for name, width in (("past_k", self.dim), ("past_v", self.values)):
             given[name] = random.normal(0, 1, (*cache, width)).astype(np.float16)
         given |= {name: random.normal(0, 1, self.heads).astype(np.float32) for name in ("sinks", "slopes")}
+        if self.places:
+            given["slopes"] = random.normal(0, 1, (self.heads, self.places)).astype(np.float32)
         firsts = np.cumsum([0, *(n for _, _, n in self.rows)])
         listed = [(slot, past, firsts[i], n) for i, (slot, past, n) in enumerate(self.rows)]
         given["rows"] = np.array(listed, np.int64).reshape(-1, 4)
@@ -95,7 +100,8 @@ class Case:
                 if self.softcap:
                     scores = self.softcap * np.tanh(scores / self.softcap)
                 if self.slopes:
-                    scores = scores + given["slopes"][h] * np.arange(past + count)
+                    each = given["slopes"][h]
+                    scores = scores + (each[: past + count] if self.places else each * np.arange(past + count))
                 distance = at[:, None] - np.arange(past + count)[None]
                 seen = (distance >= 0) & ((distance < self.window) if self.window else True)
                 scores = np.where(seen, scores, -np.inf)
@@ -145,6 +151,8 @@ CASES = {
     "sinks": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1), (2, 0, 1)], sinks=True, window=20),
     "sinks, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], sinks=True),
     "ALiBi": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], slopes=True, turned=0),
+    "scores that grow by a table": Case(4, 2, 64, [(0, 70, 11), (1, 99, 1)], slopes=True, places=100, turned=0),
+    "such, keys shared out": Case(2, 1, 64, [(0, 1050, 1)], slopes=True, places=1051, turned=0),
     "all of it": Case(6, 2, 40, [(0, 70, 11), (1, 600, 1)], value_dim=24, softcap=2.0, sinks=True, slopes=True,
                       window=80, turned=16),
     "heads that turn in part": Case(4, 2, 64, [(0, 70, 11)], turned=32),

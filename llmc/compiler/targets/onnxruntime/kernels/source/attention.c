@@ -3,14 +3,15 @@ scratch).
 
 Rotary embedding, appending to the cache, and causal attention in groups of query heads, for rows of any lengths that
 lie end to end. q is [.., heads · D], T tokens in all, with k [.., kv_heads · D] and v [.., kv_heads · V], or all three
-in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys and
-[slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. With a
+in one, [.., heads · D + kv_heads · (D + V)], without k and v. The cache is float16, [slots, kv_heads, S, D] of keys
+and [slots, kv_heads, S, V] of values; present is past where both are one buffer, and else becomes a copy first. With a
 window it is a ring: token p lies at place p mod S, and what a row may see of its past and its new tokens have to fit
-together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for tokens of no row. cos
-and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score is q · k · scale, then
-softcap · tanh(score / softcap) unless that is 0, then more by slopes [heads] for each place of its key (ALiBi). sinks
-[heads] are scores of a key more, which has no value. A token sees the `window` keys that end with its own (0: all).
-Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale, softcap. D and V are at most MOST_DIM.
+together. A row is (slot, tokens in the cache, its first token of T, how many it has); y [.., heads · V] is zero for
+tokens of no row. cos and sin are [positions, D' / 2] for the first D' values of a head, which turn in halves. A score
+is q · k · scale, then softcap · tanh(score / softcap) unless that is 0, then more by slopes: [heads] for each place of
+its key (ALiBi), or [heads, P] for its place. sinks [heads] are scores of a key more, which has no value. A token sees
+the `window` keys that end with its own (0: all). Attributes: heads, kv_heads, head_dim D, value_dim V, window, scale,
+softcap. D and V are at most MOST_DIM.
 
 Scores are taken for KEYS keys at a time, with a running maximum (Milakov and Gimelshein 2018, "Online normalizer
 calculation for softmax"; Dao et al. 2022, "FlashAttention"). Every PART keys begin anew, and results of parts are put
@@ -46,6 +47,7 @@ typedef struct {
   const Attention *op;
   const float *q, *k, *v, *cos, *sin, *sinks, *slopes;
   int64_t q_stride, k_stride, v_stride, turned; /* floats from token to token; half of the values that turn */
+  int64_t places;                               /* that slopes have each a number for, or 0 */
   uint16_t *keys, *values;
   float *y, *partial;
   const Row *rows;
@@ -148,6 +150,12 @@ static Result shared(const Run *run, int64_t job, int64_t r) {
   return (Result){at, at + 1, at + LANES};
 }
 
+/* Let a head's scores of `count` keys from place `at` on grow as its slope, or its table, says. */
+static void lean(const Run *run, float *scores, int64_t head, int64_t at, int64_t count) {
+  if (run->places) raise_scores(scores, run->slopes + head * run->places + at, count);
+  else lean_scores(scores, run->slopes[head], at);
+}
+
 /* Attention of one unit and piece to its keys, or to one part of them. */
 static void attend(void *data, size_t job) {
   const Run *run = data;
@@ -196,7 +204,7 @@ static void attend(void *data, size_t job) {
     for (int64_t r = blind; r < rows; r++) {
       const int64_t last = past + r / group + 1, oldest = op->window ? last - op->window : 0;
       if (op->softcap != 0.0f) cap_scores(scores + r * KEYS, op->softcap);
-      if (run->slopes) lean_scores(scores + r * KEYS, run->slopes[piece.first + r % group], at);
+      if (run->slopes) lean(run, scores + r * KEYS, piece.first + r % group, at, count);
       shrink[r] = weigh(scores + r * KEYS, oldest - at, least(last - at, count), most + r, total + r);
     }
     widen(run->values + place * value_dim, values, count, value_dim);
@@ -281,13 +289,13 @@ static Status *compute(void *kernel, Context *context) {
   if (turns && (cos.rank != 2 || 2 * cos.dims[1] > dim || !is_beside(&sin, &cos, cos.dims[1])))
     return fail(api, "llmc.Attention: rotary tables are wider than a head, or differ");
   if ((sinks.there && (sinks.rank != 1 || sinks.dims[0] != op->heads)) ||
-      (slopes.there && (slopes.rank != 1 || slopes.dims[0] != op->heads)))
+      (slopes.there && (slopes.rank < 1 || slopes.rank > 2 || slopes.dims[0] != op->heads)))
     return fail(api, "llmc.Attention: sinks and slopes have not one number for each head");
   Run run = {
       .op = op, .q = q.data, .k = k.data, .v = v.data, .cos = cos.data, .sin = sin.data,
       .sinks = sinks.there ? sinks.data : NULL, .slopes = slopes.there ? slopes.data : NULL,
       .q_stride = q.dims[q.rank - 1], .k_stride = k_width, .v_stride = v_width, .turned = turns ? cos.dims[1] : 0,
-      .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,
+      .places = slopes.there && slopes.rank == 2 ? slopes.dims[1] : 0, .capacity = past_k.dims[2], .pieces = (heads + ROWS - 1) / ROWS,
   };
   if (packed) {
     run.k = run.q + width;
@@ -295,8 +303,10 @@ static Status *compute(void *kernel, Context *context) {
     run.k_stride = run.v_stride = run.q_stride;
   }
   const int64_t tokens = lines_of(&q), longest = op->window ? MOST_TOKENS : run.capacity;
+  const int64_t turned = turns ? least(longest, cos.dims[0]) : longest;
+  const int64_t limit = slopes.there && slopes.rank == 2 ? least(turned, run.places) : turned;
   Rows rows;
-  TRY(rows_input(api, context, 5, tokens, past_k.dims[0], turns ? least(longest, cos.dims[0]) : longest, &rows));
+  TRY(rows_input(api, context, 5, tokens, past_k.dims[0], limit, &rows));
   for (int64_t n = 0; n < rows.count; n++) {
     const Row row = rows.each[n];
     if (row.past + row.count > run.capacity && (run.capacity % KEYS || row.count > run.capacity - op->window + 1))

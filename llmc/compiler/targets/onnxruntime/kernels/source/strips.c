@@ -70,46 +70,46 @@ INLINE void strip(const int rows, const int panels, const int bits, const int of
   }
 }
 
-/* One panel, or a gated pair, for fewer than eight rows. */
-INLINE void partial(int64_t rows, const int bits, const int offsets, const Product *p, int64_t panel, int64_t row,
-                    int64_t ahead) {
-  switch (rows) {
-    case 7: strip(7, 1, bits, offsets, p, panel, row, ahead); break;
-    case 6: strip(6, 1, bits, offsets, p, panel, row, ahead); break;
-    case 5: strip(5, 1, bits, offsets, p, panel, row, ahead); break;
-    case 4: strip(4, 1, bits, offsets, p, panel, row, ahead); break;
-    case 3: strip(3, 1, bits, offsets, p, panel, row, ahead); break;
-    case 2: strip(2, 1, bits, offsets, p, panel, row, ahead); break;
-    case 1: strip(1, 1, bits, offsets, p, panel, row, ahead); break;
-    default: break;
+/* Functions of their own: inlined into one caller, they would take minutes to compile. */
+#define STRIP(rows, panels, bits, offsets)                                                                    \
+  static __attribute__((noinline)) void strip_##rows##_##panels##_##bits##_##offsets(                         \
+      const Product *p, int64_t first, int64_t row, int64_t ahead) {                                          \
+    strip(rows, panels, bits, offsets, p, first, row, ahead);                                                 \
   }
-}
+#define STRIPS(bits, offsets)                                                                                 \
+  STRIP(1, 1, bits, offsets) STRIP(2, 1, bits, offsets) STRIP(3, 1, bits, offsets) STRIP(4, 1, bits, offsets) \
+  STRIP(5, 1, bits, offsets) STRIP(6, 1, bits, offsets) STRIP(7, 1, bits, offsets) STRIP(8, 1, bits, offsets) \
+  STRIP(3, 2, bits, offsets) STRIP(4, 2, bits, offsets) STRIP(1, 4, bits, offsets) STRIP(2, 4, bits, offsets)
+STRIPS(8, 1) STRIPS(8, 0) STRIPS(4, 1) STRIPS(4, 0)
+
+typedef void Strip(const Product *p, int64_t first, int64_t row, int64_t ahead);
+
+/* Those of one format, by rows: of one panel or a gated pair, and of two and four panels. */
+typedef struct {
+  Strip *one[TOGETHER + 1], *two[5], *four[3];
+} Strips;
+
+#define NAMED(rows, panels, bits, offsets) [rows] = strip_##rows##_##panels##_##bits##_##offsets
+#define OF_FORMAT(b, o)                                                                                       \
+  {.one = {NAMED(1, 1, b, o), NAMED(2, 1, b, o), NAMED(3, 1, b, o), NAMED(4, 1, b, o), NAMED(5, 1, b, o),     \
+           NAMED(6, 1, b, o), NAMED(7, 1, b, o), NAMED(8, 1, b, o)},                                          \
+   .two = {NAMED(3, 2, b, o), NAMED(4, 2, b, o)},                                                             \
+   .four = {NAMED(1, 4, b, o), NAMED(2, 4, b, o)}}
+static const Strips formats[2][2] = {{OF_FORMAT(4, 0), OF_FORMAT(4, 1)}, {OF_FORMAT(8, 0), OF_FORMAT(8, 1)}};
 
 /* Panels first … end − 1 for activations row … last − 1: as many at once as registers hold. */
-INLINE void block(const int bits, const int offsets, const Product *p, int64_t first, int64_t end, int64_t row,
-                  int64_t last) {
+static void block(const Product *p, int64_t first, int64_t end, int64_t row, int64_t last) {
+  const Strips *of = &formats[p->matrix->bits == 8][p->matrix->offsets];
   const int64_t unit = 1 + p->gated, rows = last - row, size = panel_bytes(p->matrix);
   int64_t panel = first;
   if (rows < 3)
-    for (; panel + 4 <= end; panel += 4) {
-      const int64_t ahead = panel + 8 <= end ? 4 * size : 0;
-      if (rows == 2) strip(2, 4, bits, offsets, p, panel, row, ahead);
-      else strip(1, 4, bits, offsets, p, panel, row, ahead);
-    }
+    for (; panel + 4 <= end; panel += 4) of->four[rows](p, panel, row, panel + 8 <= end ? 4 * size : 0);
   else if (rows < 5)
-    for (; panel + 2 <= end; panel += 2) {
-      const int64_t ahead = panel + 4 <= end ? 2 * size : 0;
-      if (rows == 4) strip(4, 2, bits, offsets, p, panel, row, ahead);
-      else strip(3, 2, bits, offsets, p, panel, row, ahead);
-    }
+    for (; panel + 2 <= end; panel += 2) of->two[rows](p, panel, row, panel + 4 <= end ? 2 * size : 0);
   for (; panel < end; panel += unit) {
     int64_t r = row, ahead = panel + unit < end ? unit * size : 0;
-    if (rows >= 8) {
-      strip(8, 1, bits, offsets, p, panel, r, ahead);
-      for (r += 8; r + 8 <= last; r += 8) strip(8, 1, bits, offsets, p, panel, r, 0);
-      ahead = 0;
-    }
-    partial(last - r, bits, offsets, p, panel, r, ahead);
+    for (; r + TOGETHER <= last; r += TOGETHER, ahead = 0) of->one[TOGETHER](p, panel, r, ahead);
+    if (r < last) of->one[last - r](p, panel, r, ahead);
   }
 }
 
@@ -117,13 +117,7 @@ void multiply(const Product *p, int64_t first, int64_t end, int64_t row, int64_t
   const Matrix *m = p->matrix;
   const int64_t rows = last - row, blocks = (rows * groups_of(m) * m->group + BLOCK - 1) / BLOCK;
   const int64_t each = ((rows + blocks - 1) / blocks + TOGETHER - 1) / TOGETHER * TOGETHER;
-  for (; row < last; row += each) {
-    const int64_t stop = row + each < last ? row + each : last;
-    if (m->bits == 8 && m->offsets) block(8, 1, p, first, end, row, stop);
-    else if (m->bits == 8) block(8, 0, p, first, end, row, stop);
-    else if (m->offsets) block(4, 1, p, first, end, row, stop);
-    else block(4, 0, p, first, end, row, stop);
-  }
+  for (; row < last; row += each) block(p, first, end, row, row + each < last ? row + each : last);
 }
 
 int64_t shares_of(int64_t bytes, int64_t most) {

@@ -172,6 +172,14 @@ INLINE void lean_scores(float *scores, float slope, int64_t place) {
   }
 }
 
+/* Add what each of the first `count` keys of this block has. */
+INLINE void raise_scores(float *scores, const float *by, int64_t count) {
+  for (int64_t n = 0; n < count; n += LANES) {
+    const __m512 more = _mm512_maskz_loadu_ps(lanes(count - n), by + n);
+    _mm512_store_ps(scores + n, _mm512_add_ps(_mm512_load_ps(scores + n), more));
+  }
+}
+
 /* One row's weights e^(score − maximum) of the keys from … end − 1 of this block; returns what older sums shrink by. */
 INLINE float weigh(float *scores, int64_t from, int64_t end, float *most, float *total) {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());

@@ -1,0 +1,156 @@
+"""Layers with a state (frontend/recurrent/operators.py) in a paged model: operators of OpenVINO over tables of states.
+
+A table holds a state a row. The step's input `state_rows` names two rows for each of its rows: where its state is, and
+where the new one goes. The runtime gives rows without a past a row of zeros to read. The operators take rows of any
+lengths and write the tables in place (openvino/op/paged_causal_conv1d.hpp, paged_gated_delta_net.hpp and
+paged_selective_ssm.hpp of OpenVINO 2026.4; its Python package has no names for them, so that they are written here by
+theirs, and read back as what they are).
+
+Where the columns of a state fade each at a rate of its own (Mamba's first form) there is no such operator. Then a loop
+takes token after token, in all rows at once. They have to be of one length, and what their states become comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from llmc.compiler.frontend.recurrent.chunked import NORM_EPS
+from llmc.compiler.program.ir import Node, Value
+from llmc.compiler.targets.openvino.graph_model import output_of
+from llmc.compiler.targets.openvino.one_length import OneLength
+from llmc.compiler.targets.openvino.plain import Building
+from llmc.errors import CompileError
+
+
+class PagedBuilding(Building, Protocol):
+    """A paged model under construction (paged.py)."""
+
+    def state_table(self, layout: str, state: Value | None, shape: list[int]) -> Any:
+        """The input that is the table of a state, `shape` in a row."""
+
+    def step_of_states(self) -> list[Any]:
+        """The inputs behind a table of OpenVINO's operators."""
+
+    def rows_read(self) -> Any:
+        """The row of a table that has each row's state, [B]."""
+
+    def rows_of_one_length(self) -> OneLength:
+        """For what asks for that."""
+
+    def in_plain_operators(self, what: str, why: str) -> None:
+        """Count a layer that has no form for rows of any lengths."""
+
+    def give(self, state: Value, new: Any) -> None:
+        """A state that is not written in place comes out."""
+
+
+class _Own(ov.Op):  # type: ignore[misc, unused-ignore]
+    """An operator of OpenVINO's by the name of its class, whose output is like its input `like`."""
+
+    def __init__(self, inputs: Sequence[Any], like: int, attrs: Mapping[str, Any]) -> None:
+        self._like, self._attrs = like, dict(attrs)
+        super().__init__(self, [output_of(x) for x in inputs])
+
+    def validate_and_infer_types(self) -> None:
+        self.set_output_type(0, self.get_input_element_type(self._like), self.get_input_partial_shape(self._like))
+
+    def visit_attributes(self, visitor: Any) -> bool:
+        visitor.on_attributes(self._attrs)
+        return True
+
+
+class PagedCausalConv1D(_Own):
+    """x [T, C], table [rows, C, K], weight [C, 1, K], bias [C] or [0], the step's inputs → [T, C]."""
+
+
+class PagedGatedDeltaNet(_Own):
+    """query, key [T, Hk, Dk], value [T, Hv, Dv], table [rows, Hv, Dv, Dk], decay, beta [T, Hv], the step's inputs →
+    [T, Hv, Dv]."""
+
+
+class PagedSelectiveSSM(_Own):
+    """rate [H], step [T, H], write [T, G, N], x [T, H, P], read [T, G, N], table [rows, H, P, N], the step's inputs →
+    [T, H, P]."""
+
+
+def _causal_conv(to: PagedBuilding, node: Node) -> list[Any]:
+    x, weight, bias, state = node.inputs[:4]
+    assert weight is not None
+    small, (channels, width) = to.constants.small, (int(n) for n in weight.shape)
+    kernel = ops.reshape(to.get(weight), small([channels, 1, width]), False)
+    added = small([], np.float32) if bias is None else to.get(bias)
+    table = to.state_table("conv", state, [channels, width])
+    made = PagedCausalConv1D([to.get(x), table, kernel, added, *to.step_of_states()], 0, {}).output(0)
+    return [ops.swish(made, small(1, np.float32)).output(0) if node.attrs["silu"] else made]
+
+
+def _gated_delta(to: PagedBuilding, node: Node) -> list[Any]:
+    query, key, value, decay, beta, state = node.inputs[:6]
+    assert state is not None
+    heads, size, width = (int(n) for n in state.shape[1:])
+    table = to.state_table("delta", state, [heads, width, size])
+    given = [to.get(query), to.get(key), to.get(value), table, to.get(decay), to.get(beta), *to.step_of_states()]
+    norm = {"q_l2_norm_eps": NORM_EPS, "k_l2_norm_eps": NORM_EPS}
+    attrs = {"use_qk_l2norm": bool(node.attrs["normalise"]), **norm}
+    return [PagedGatedDeltaNet(given, 2, attrs).output(0)]
+
+
+def _state_scan(to: PagedBuilding, node: Node) -> list[Any]:
+    x, step, rate, write, read, state = node.inputs[:6]
+    assert rate is not None
+    assert state is not None
+    if len(rate.shape) > 1:
+        return _columns(to, node)
+    table = to.state_table("scan", state, [int(n) for n in state.shape[1:]])
+    given = [to.get(rate), to.get(step), to.get(write), to.get(x), to.get(read), table, *to.step_of_states()]
+    return [PagedSelectiveSSM(given, 3, {}).output(0)]
+
+
+def _columns(to: PagedBuilding, node: Node) -> list[Any]:
+    """Channels of one value each, whose states [N, C] have channels side by side; N columns fade as `rate` [C, N] says.
+
+    The loop's body has no constants: the weights file has none for it.
+    """
+    x, step, rate, write, read, state = node.inputs[:6]
+    assert state is not None
+    channels, width, columns = (int(n) for n in state.shape[1:])
+    if width != 1 or write is None or write.shape[2] != 1:
+        raise CompileError(f"a scan of columns over {state.shape} has no OpenVINO lowering (at {node.out})")
+    to.in_plain_operators("states", "none of its own fades each column at another rate; a loop takes tokens")
+    small, rows = to.constants.small, to.rows_of_one_length()
+
+    def apart(value: Any, *sizes: int) -> Any:
+        return ops.reshape(value, rows.shape("B", -1, *sizes), False)
+
+    steps = apart(to.get(step), 1, channels)
+    rates = ops.transpose(to.get(rate), small([1, 0]))
+    given = [
+        ops.exp(ops.multiply(steps, rates)), ops.multiply(apart(to.get(x), 1, channels), steps),
+        apart(to.get(write), columns, 1), apart(to.get(read), 1, columns),
+    ]  # fmt: skip
+    table = to.state_table("columns", state, [columns, channels])
+    held = ops.unsqueeze(ops.gather(table, to.rows_read(), small(0)), small([1]))
+    shapes = [(columns, channels), (columns, channels), (1, channels), (columns, 1), (1, columns)]
+    before, fade, taken, written, asked = inner = [ops.parameter([-1, 1, *shape], ov.Type.f32) for shape in shapes]
+    after = ops.result(ops.add(ops.multiply(before, fade), ops.multiply(taken, written)))
+    token = ops.result(ops.matmul(asked, after.input_value(0), False, False))
+    loop = ops.tensor_iterator()
+    loop.set_body(ov.Model([after, token], inner, "token"))
+    loop.set_merged_input(before, output_of(held), after.output(0))
+    for parameter, values in zip(inner[1:], given, strict=True):
+        loop.set_sliced_input(parameter, output_of(values), 0, 1, 1, -1, 1)
+    last = loop.get_iter_value(after.output(0), -1)
+    tokens = loop.get_concatenated_slices(token.output(0), 0, 1, 1, -1, 1)
+    to.give(state, ops.squeeze(last, small([1])))
+    return [ops.reshape(tokens, small([-1, channels, 1]), False)]
+
+
+STATES: Mapping[str, Callable[[PagedBuilding, Node], list[Any]]] = {
+    "causal_conv": _causal_conv, "gated_delta": _gated_delta, "state_scan": _state_scan,
+}  # fmt: skip
+"""By the operator's name, as program/ir.py writes it."""

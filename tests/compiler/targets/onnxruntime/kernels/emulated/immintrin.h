@@ -1,0 +1,252 @@
+/* Those intrinsics of AVX-512 that the kernels use, over AVX2, FMA and F16C: what sources find before the compiler's own
+header where the CPU has no AVX-512.
+
+Each gives what the instruction gives, to the bit: fused products round once, minima and maxima give their second operand
+where one is no number, masked loads and stores leave other memory alone. Sums over lanes add halves, as clang's do. */
+#ifndef LLMC_EMULATED_IMMINTRIN_H
+#define LLMC_EMULATED_IMMINTRIN_H
+
+#define __IMMINTRIN_H /* the compiler's headers of one instruction set want to be included by its own of this name */
+#include <xmmintrin.h>
+#include <emmintrin.h>
+#include <pmmintrin.h>
+#include <tmmintrin.h>
+#include <smmintrin.h>
+#include <avxintrin.h>
+#include <avx2intrin.h>
+#include <f16cintrin.h>
+#include <fmaintrin.h>
+
+/* vectors are passed to functions that are inlined only */
+#pragma clang diagnostic ignored "-Wpsabi"
+
+typedef float __m512 __attribute__((vector_size(64)));
+typedef double __m512d __attribute__((vector_size(64)));
+typedef long long __m512i __attribute__((vector_size(64)));
+typedef unsigned short __mmask16;
+
+typedef int Ints __attribute__((vector_size(64)));
+typedef unsigned Words __attribute__((vector_size(64)));
+typedef unsigned short Halves __attribute__((vector_size(64)));
+typedef signed char Bytes __attribute__((vector_size(16)));
+typedef struct {
+  __m512 all;
+} __attribute__((packed, may_alias)) Anywhere;
+typedef struct {
+  __m512i all;
+} __attribute__((packed, may_alias)) AnywhereInts;
+
+#define EMULATED static inline __attribute__((always_inline))
+
+/* Halves, and what they make together. */
+EMULATED __m256 low(__m512 a) { return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7); }
+EMULATED __m256 high(__m512 a) { return __builtin_shufflevector(a, a, 8, 9, 10, 11, 12, 13, 14, 15); }
+EMULATED __m512 both(__m256 a, __m256 b) {
+  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+EMULATED __m256i low_ints(__m512i a) { return __builtin_shufflevector(a, a, 0, 1, 2, 3); }
+EMULATED __m256i high_ints(__m512i a) { return __builtin_shufflevector(a, a, 4, 5, 6, 7); }
+EMULATED __m512i both_ints(__m256i a, __m256i b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7); }
+
+/* −1 in the lanes of a mask, else 0. */
+EMULATED Ints lanes_of(__mmask16 mask) {
+  const Ints bits = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+  const int m = mask;
+  return (((Ints){m, m, m, m, m, m, m, m, m, m, m, m, m, m, m, m}) & bits) != 0;
+}
+
+/* Constants and casts */
+EMULATED __m512 _mm512_setzero_ps(void) { return (__m512){0}; }
+EMULATED __m512i _mm512_setzero_si512(void) { return (__m512i){0}; }
+EMULATED __m512 _mm512_set1_ps(float x) { return (__m512){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+EMULATED __m512i _mm512_set1_epi32(int x) {
+  return (__m512i)(Ints){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+EMULATED __m512i _mm512_set1_epi8(char x) { return _mm512_set1_epi32((int)((unsigned char)x * 0x01010101u)); }
+#define _mm512_setr_ps(...) ((__m512){__VA_ARGS__})
+#define _mm512_setr_epi32(...) ((__m512i)(Ints){__VA_ARGS__})
+EMULATED __m512d _mm512_castps_pd(__m512 a) { return (__m512d)a; }
+EMULATED __m512 _mm512_castpd_ps(__m512d a) { return (__m512)a; }
+EMULATED __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
+EMULATED float _mm512_cvtss_f32(__m512 a) { return a[0]; }
+
+/* Memory */
+EMULATED __m512 _mm512_load_ps(const void *from) { return *(const __m512 *)from; }
+EMULATED void _mm512_store_ps(void *to, __m512 a) { *(__m512 *)to = a; }
+EMULATED __m512 _mm512_loadu_ps(const void *from) { return ((const Anywhere *)from)->all; }
+EMULATED void _mm512_storeu_ps(void *to, __m512 a) { ((Anywhere *)to)->all = a; }
+EMULATED __m512i _mm512_loadu_si512(const void *from) { return ((const AnywhereInts *)from)->all; }
+EMULATED __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const void *from) {
+  if (mask == 0xFFFF) return _mm512_loadu_ps(from);
+  const __m512i lanes = (__m512i)lanes_of(mask);
+  const float *at = from;
+  return both(_mm256_maskload_ps(at, low_ints(lanes)), _mm256_maskload_ps(at + 8, high_ints(lanes)));
+}
+EMULATED void _mm512_mask_storeu_ps(void *to, __mmask16 mask, __m512 a) {
+  if (mask == 0xFFFF) {
+    _mm512_storeu_ps(to, a);
+    return;
+  }
+  const __m512i lanes = (__m512i)lanes_of(mask);
+  float *at = to;
+  _mm256_maskstore_ps(at, low_ints(lanes), low(a));
+  _mm256_maskstore_ps(at + 8, high_ints(lanes), high(a));
+}
+EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 mask, const void *from) {
+  unsigned short made[16] = {0};
+  if (mask == 0xFFFF) return _mm256_loadu_si256(from);
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) made[i] = ((const unsigned short *)from)[i];
+  return _mm256_loadu_si256((const __m256i *)made);
+}
+EMULATED void _mm256_mask_storeu_epi16(void *to, __mmask16 mask, __m256i a) {
+  unsigned short given[16];
+  if (mask == 0xFFFF) {
+    _mm256_storeu_si256(to, a);
+    return;
+  }
+  _mm256_storeu_si256((__m256i *)given, a);
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) ((unsigned short *)to)[i] = given[i];
+}
+EMULATED __m512 _mm512_mask_i32gather_ps(__m512 kept, __mmask16 mask, __m512i at, const void *from, int scale) {
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) kept[i] = *(const float *)((const char *)from + (long long)((Ints)at)[i] * scale);
+  return kept;
+}
+
+/* Arithmetic */
+EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
+EMULATED __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
+EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+EMULATED __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
+EMULATED __m512 _mm512_sqrt_ps(__m512 a) { return both(_mm256_sqrt_ps(low(a)), _mm256_sqrt_ps(high(a))); }
+EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) { return __builtin_elementwise_fma(a, b, c); }
+EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) { return __builtin_elementwise_fma(-a, b, c); }
+EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) {
+  return both(_mm256_min_ps(low(a), low(b)), _mm256_min_ps(high(a), high(b)));
+}
+EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) {
+  return both(_mm256_max_ps(low(a), low(b)), _mm256_max_ps(high(a), high(b)));
+}
+EMULATED __m512 _mm512_abs_ps(__m512 a) { return (__m512)((Words)a & 0x7FFFFFFFu); }
+EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) { return (__m512i)((Words)a + (Words)b); }
+EMULATED __m512i _mm512_mullo_epi32(__m512i a, __m512i b) { return (__m512i)((Words)a * (Words)b); }
+EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
+  return (__m512i)__builtin_elementwise_max((Ints)a, (Ints)b);
+}
+EMULATED __m512i _mm512_srli_epi16(__m512i a, unsigned count) {
+  return count > 15 ? _mm512_setzero_si512() : (__m512i)((Halves)a >> (unsigned short)count);
+}
+
+/* Rounding of `how` with no power of two: _MM_FROUND_… of four bits. */
+#define _mm512_roundscale_ps(a, how)                                                    \
+  __extension__({                                                                       \
+    _Static_assert((how) >> 4 == 0, "whole numbers only");                              \
+    const __m512 given_ = (a);                                                          \
+    both(_mm256_round_ps(low(given_), (how)), _mm256_round_ps(high(given_), (how)));    \
+  })
+
+/* a · 2^⌊b⌋, rounded once. In float64 no product of a float32 and a power within ±300 is rounded, or left the range. */
+EMULATED __m256 scaled(__m256 a, __m256 b) {
+  const __m256 infinite = _mm256_set1_ps(__builtin_inff()), none = _mm256_setzero_ps();
+  const __m256 most = _mm256_set1_ps(300.0f), least = _mm256_set1_ps(-300.0f);
+  const __m256i power = _mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(_mm256_floor_ps(b), least), most));
+  __m128 half[2];
+  for (int i = 0; i < 2; i++) {
+    const __m128i own = i ? _mm256_extracti128_si256(power, 1) : _mm256_castsi256_si128(power);
+    const __m256i bits = _mm256_slli_epi64(_mm256_add_epi64(_mm256_cvtepi32_epi64(own), _mm256_set1_epi64x(1023)), 52);
+    const __m256d value = _mm256_cvtps_pd(i ? _mm256_extractf128_ps(a, 1) : _mm256_castps256_ps128(a));
+    half[i] = _mm256_cvtpd_ps(_mm256_mul_pd(value, _mm256_castsi256_pd(bits)));
+  }
+  const __m256 made = _mm256_set_m128(half[1], half[0]);
+  /* an infinite power, or none that is a number: a number times that, and of what is no number the limit alone */
+  const __m256 limit = _mm256_blendv_ps(b, none, _mm256_cmp_ps(b, none, _CMP_LT_OQ));
+  const __m256 odd = _mm256_cmp_ps(_mm256_and_ps(b, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF))), infinite, _CMP_NLT_UQ);
+  const __m256 alone = _mm256_and_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q), _mm256_cmp_ps(b, b, _CMP_ORD_Q));
+  return _mm256_blendv_ps(made, _mm256_blendv_ps(_mm256_mul_ps(a, limit), limit, alone), odd);
+}
+EMULATED __m512 _mm512_scalef_ps(__m512 a, __m512 b) { return both(scaled(low(a), low(b)), scaled(high(a), high(b))); }
+
+/* Sums of four products of an unsigned and a signed byte, more by `sum`. */
+EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+  __m256i half[2];
+  for (int i = 0; i < 2; i++) {
+    const __m256i x = i ? high_ints(a) : low_ints(a), y = i ? high_ints(b) : low_ints(b);
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+    half[i] = _mm256_add_epi32(even, odd);
+  }
+  return _mm512_add_epi32(sum, both_ints(half[0], half[1]));
+}
+
+/* Masks */
+#define _mm512_cmp_ps_mask(a, b, how)                                                            \
+  __extension__({                                                                                \
+    const __m512 one_ = (a), other_ = (b);                                                       \
+    (__mmask16)(_mm256_movemask_ps(_mm256_cmp_ps(low(one_), low(other_), (how))) |               \
+                _mm256_movemask_ps(_mm256_cmp_ps(high(one_), high(other_), (how))) << 8);        \
+  })
+EMULATED __m512 _mm512_mask_blend_ps(__mmask16 mask, __m512 a, __m512 b) {
+  const __m512 lanes = (__m512)lanes_of(mask);
+  return both(_mm256_blendv_ps(low(a), low(b), low(lanes)), _mm256_blendv_ps(high(a), high(b), high(lanes)));
+}
+EMULATED __m512 _mm512_maskz_mov_ps(__mmask16 mask, __m512 a) { return (__m512)((Ints)a & lanes_of(mask)); }
+
+/* Conversions */
+EMULATED __m512 _mm512_cvtepi32_ps(__m512i a) {
+  return both(_mm256_cvtepi32_ps(low_ints(a)), _mm256_cvtepi32_ps(high_ints(a)));
+}
+EMULATED __m512i _mm512_cvtps_epi32(__m512 a) {
+  return both_ints(_mm256_cvtps_epi32(low(a)), _mm256_cvtps_epi32(high(a)));
+}
+EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
+  return both(_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1)));
+}
+#define _mm512_cvtps_ph(a, how)                                                                      \
+  __extension__({                                                                                    \
+    const __m512 given_ = (a);                                                                       \
+    _mm256_set_m128i(_mm256_cvtps_ph(high(given_), (how)), _mm256_cvtps_ph(low(given_), (how)));     \
+  })
+EMULATED __m128i _mm512_maskz_cvtsepi32_epi8(__mmask16 mask, __m512i a) {
+  const Ints most = (Ints)_mm512_set1_epi32(127), least = (Ints)_mm512_set1_epi32(-128);
+  const Ints x = __builtin_elementwise_max(__builtin_elementwise_min((Ints)a, most), least);
+  return (__m128i)__builtin_convertvector(x & lanes_of(mask), Bytes);
+}
+
+/* Lanes */
+EMULATED __m512 _mm512_unpacklo_ps(__m512 a, __m512 b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+EMULATED __m512 _mm512_unpackhi_ps(__m512 a, __m512 b) {
+  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+EMULATED __m512d _mm512_unpacklo_pd(__m512d a, __m512d b) {
+  return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+}
+EMULATED __m512d _mm512_unpackhi_pd(__m512d a, __m512d b) {
+  return __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+}
+#define FOUR_LANES_(first) (first), (first) + 1, (first) + 2, (first) + 3
+#define _mm512_shuffle_f32x4(a, b, which)                                                                      \
+  __builtin_shufflevector((a), (b), FOUR_LANES_(((which) & 3) * 4), FOUR_LANES_(((which) >> 2 & 3) * 4),       \
+                          FOUR_LANES_(((which) >> 4 & 3) * 4 + 16), FOUR_LANES_(((which) >> 6 & 3) * 4 + 16))
+
+/* Over all lanes: halves of halves. */
+EMULATED float _mm512_reduce_add_ps(__m512 a) {
+  const __m256 eight = _mm256_add_ps(low(a), high(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+EMULATED float _mm512_reduce_max_ps(__m512 a) {
+  const __m256 eight = _mm256_max_ps(low(a), high(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_max_ss(two, _mm_movehdup_ps(two))[0];
+}
+EMULATED int _mm512_reduce_add_epi32(__m512i a) { return (int)__builtin_reduce_add((Words)a); }
+EMULATED int _mm512_reduce_max_epi32(__m512i a) { return __builtin_reduce_max((Ints)a); }
+
+#endif

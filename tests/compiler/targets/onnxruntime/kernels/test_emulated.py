@@ -1,0 +1,234 @@
+"""Emulated intrinsics against what Intel says of each, in numpy; and the real ones, where the CPU has any."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from llmc.compiler.targets.onnxruntime.kernels import build
+from llmc.compiler.targets.onnxruntime.kernels.limits import runs_on
+from llmc.runtime.host import cpu_features
+from tests.compiler.targets.onnxruntime.kernels.host import EMULATED, REAL, TARGET
+
+Array = NDArray[Any]
+LANES, PAGE = 16, mmap.PAGESIZE
+KINDS = {"emulated": TARGET, **({"real": REAL} if runs_on(cpu_features()) else {})}
+ODD = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.17e-38, 3.4e38, -3.4e38, 0.5, 1.5, 2.5, -2.5, 65519.0,
+       65520.0, 65504.0, 6e-8, 3e-8, 2.0**31, -(2.0**31), 1.0, -1.0, 126.0, -149.0, 127.5, 400.0, -400.0]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def probe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "SOURCE", EMULATED)
+        patch.setattr(build, "TARGET", KINDS[request.param])
+        return ctypes.CDLL(str(build.build(tmp_path_factory.mktemp("probe"))))
+
+
+def call(probe: ctypes.CDLL, name: str, *given: Array, mask: int = 0, out: Array) -> Array:
+    filled = [*given, *[np.zeros(LANES, np.int32)] * (3 - len(given))]
+    getattr(probe, name)(*(ctypes.c_void_p(x.ctypes.data) for x in filled), mask, ctypes.c_void_p(out.ctypes.data))
+    return out
+
+
+def same(made: Array, wanted: Array) -> bool:
+    """Equal to the bit, but for which number it is not."""
+    made, wanted = np.atleast_1d(made), np.atleast_1d(wanted)
+    if made.dtype.kind != "f":
+        return bool((made == wanted).all())
+    whole = made.view(f"u{made.itemsize}") == wanted.view(f"u{made.itemsize}")
+    return bool((whole | (np.isnan(made) & np.isnan(wanted))).all())
+
+
+def floats() -> list[list[Array]]:
+    """Lanes of odd numbers beside each other in all pairs, and random ones."""
+    random = np.random.default_rng(0)
+    pairs = np.array([(x, y) for x in ODD for y in ODD], np.float32)
+    third = random.permutation(np.resize(np.array(ODD, np.float32), len(pairs)))
+    odd = np.concatenate([pairs, third[:, None]], 1)
+    drawn = (random.normal(0, 1, (1600, 3)) * 2.0 ** random.integers(-60, 60, (1600, 3))).astype(np.float32)
+    # products whose sums cancel: a fused one keeps what a rounded one has lost
+    drawn[:400, 2] = -(drawn[:400, 0] * drawn[:400, 1])
+    lines = np.concatenate([odd, drawn])[: (len(odd) + 1600) // LANES * LANES]
+    return [[np.ascontiguousarray(x) for x in block.T] for block in lines.reshape(-1, LANES, 3)]
+
+
+def ints() -> list[list[Array]]:
+    random = np.random.default_rng(1)
+    drawn = random.integers(-(2**31), 2**31, (40, 3, LANES)).astype(np.int32)
+    drawn[::2] >>= random.integers(0, 31, drawn[::2].shape).astype(np.int32)
+    # the products of bytes that are the furthest from zero
+    drawn[0, 0], drawn[0, 1], drawn[1, 0], drawn[1, 1] = -1, 0x7F7F7F7F, -1, -0x7F7F7F80
+    return [list(block) for block in drawn]
+
+
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """a · b + c rounded once: exact in whole numbers, or as float64 has it where one is none."""
+    made = []
+    for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True):
+        plain = np.float64(x) * np.float64(y) + np.float64(z)
+        if not np.isfinite([x, y, z]).all() or plain == 0:
+            made.append(np.float32(plain))
+            continue
+        product, addend = (int(x * 2.0**149) * int(y * 2.0**149)), int(z * 2.0**149) << 149
+        made.append(rounded(product + addend, 298, plain))
+    return np.array(made, np.float32)
+
+
+def rounded(whole: int, places: int, zero: np.float64) -> np.float32:
+    """whole / 2^places as the nearest float32, of two the even one; of zero `zero`."""
+    if whole == 0:
+        return np.float32(zero)
+    drop = max(abs(whole).bit_length() - 24, places - 149, 0)
+    kept, rest = abs(whole) >> drop, abs(whole) & ((1 << drop) - 1)
+    half = 1 << drop >> 1
+    kept += bool(drop) and (rest > half or (rest == half and kept & 1 == 1))
+    size = np.ldexp(np.float64(kept), drop - places)
+    return np.float32(size if whole > 0 else -size)
+
+
+def scaled(a: Array, b: Array) -> Array:
+    power = np.floor(b.astype(np.float64))
+    limit = np.where(power == np.inf, np.inf, 0.0)
+    finite = np.ldexp(a.astype(np.float64), np.nan_to_num(np.clip(power, -500, 500)).astype(int))
+    made = np.where(np.isinf(power), np.where(np.isnan(a), limit, a * limit), np.where(np.isnan(power), power, finite))
+    return made.astype(np.float32)
+
+
+def summed(x: Array, pair: Callable[[Any, Any], Any]) -> Any:
+    while len(x) > 1:
+        x = pair(x[: len(x) // 2], x[len(x) // 2 :])
+    return x[0]
+
+
+def of_bytes(a: Array, b: Array, c: Array) -> Array:
+    products = a.view(np.uint8).astype(np.int64) * b.view(np.int8)
+    return (products.reshape(LANES, 4).sum(-1) + c).astype(np.int32)
+
+
+def lower(a: Array, b: Array) -> Array:
+    return np.where(a < b, a, b)
+
+
+def higher(a: Array, b: Array) -> Array:
+    return np.where(a > b, a, b)
+
+
+def to_int(a: Array) -> Array:
+    whole = np.rint(a.astype(np.float64))
+    fits = (whole >= -(2.0**31)) & (whole < 2.0**31)
+    return np.where(fits, np.nan_to_num(whole), -(2.0**31)).astype(np.int64).astype(np.int32)
+
+
+def quarters(x: Array) -> Array:
+    return x.reshape(4, 4)
+
+
+def unpacked(first: int, wide: int) -> Callable[..., Array]:
+    """Of each four lanes of two registers those from `first` on in turn, `wide` of them at a time."""
+
+    def made(a: Array, b: Array, c: Array) -> Array:
+        parts = [quarters(x)[:, first : first + 2].reshape(4, -1, wide) for x in (a, b)]
+        return np.stack(parts, 2).reshape(-1)
+
+    return made
+
+
+def shuffled(first: int) -> Callable[..., Array]:
+    chosen = [first, first + 2]
+    return lambda a, b, c: np.concatenate([quarters(a)[chosen], quarters(b)[chosen]]).reshape(-1)
+
+
+def bits(flags: Array) -> Array:
+    return np.array([int((flags * (1 << np.arange(LANES))).sum())], np.int32)
+
+
+FLOATS: dict[str, Callable[..., Array]] = {
+    "set1_ps": lambda a, b, c: np.full(LANES, a[0]), "setr_ps": lambda a, b, c: np.arange(16, dtype=np.float32),
+    "add_ps": lambda a, b, c: a + b, "sub_ps": lambda a, b, c: a - b, "mul_ps": lambda a, b, c: a * b,
+    "div_ps": lambda a, b, c: a / b, "sqrt_ps": lambda a, b, c: np.sqrt(a), "abs_ps": lambda a, b, c: np.abs(a),
+    "min_ps": lambda a, b, c: lower(a, b), "max_ps": lambda a, b, c: higher(a, b), "fmadd_ps": fused,
+    "fnmadd_ps": lambda a, b, c: fused(-a, b, c), "scalef_ps": lambda a, b, c: scaled(a, b),
+    "roundscale_ps": lambda a, b, c: np.rint(a), "cvtps_epi32": lambda a, b, c: to_int(a),
+    "cvtph_ps": lambda a, b, c: a.view(np.float16)[:LANES].astype(np.float32),
+    "cvtps_ph": lambda a, b, c: a.astype(np.float16), "cmp_nlt": lambda a, b, c: bits(~(a < b)),
+    "cmp_unord": lambda a, b, c: bits(np.isnan(a) | np.isnan(b)), "unpacklo_ps": unpacked(0, 1),
+    "unpackhi_ps": unpacked(2, 1), "unpacklo_pd": unpacked(0, 2), "unpackhi_pd": unpacked(2, 2),
+    "shuffle_88": shuffled(0), "shuffle_dd": shuffled(1),
+    "reduce_add_ps": lambda a, b, c: np.array([summed(a, np.add)]),
+    "reduce_max_ps": lambda a, b, c: np.array([summed(a, higher)]),
+}  # fmt: skip
+INTS: dict[str, Callable[..., Array]] = {
+    "set1_epi32": lambda a, b, c: np.full(LANES, a[0]),
+    "set1_epi8": lambda a, b, c: np.full(64, a.view(np.int8)[0]).view(np.int32),
+    "cvtepi32_ps": lambda a, b, c: a.astype(np.float32), "and_si512": lambda a, b, c: a & b,
+    "add_epi32": lambda a, b, c: a + b, "mullo_epi32": lambda a, b, c: a * b,
+    "max_epi32": lambda a, b, c: np.maximum(a, b), "dpbusd_epi32": of_bytes,
+    "srli_epi16": lambda a, b, c: (a.view(np.uint16) >> 4).view(np.int32),
+    "reduce_add_epi32": lambda a, b, c: np.array([a.sum(dtype=np.int32)]),
+    "reduce_max_epi32": lambda a, b, c: np.array([a.max()]),
+}  # fmt: skip
+MASKS = [0, 1, 0x8000, 0x00FF, 0xFF00, 0xA5C3, 0x7FFF, 0xFFFF]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("f", n) for n in FLOATS] + [("i", n) for n in INTS], ids=str)
+def test_an_intrinsic_gives_what_its_instruction_does(probe: ctypes.CDLL, kind: str, name: str) -> None:
+    for given in floats() if kind == "f" else ints():
+        with np.errstate(all="ignore"):
+            wanted = (FLOATS if kind == "f" else INTS)[name](*given)
+        made = call(probe, name, *given, out=np.zeros_like(wanted))
+        assert same(made, wanted), (given, made, wanted)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=hex)
+def test_masks_choose_lanes(probe: ctypes.CDLL, mask: int) -> None:
+    chosen = mask >> np.arange(LANES) & 1 == 1
+    a, b = np.arange(1, 17, dtype=np.float32), -np.arange(1, 17, dtype=np.float32)
+    out = np.zeros(LANES, np.float32)
+    assert same(call(probe, "mask_blend_ps", a, b, mask=mask, out=out), np.where(chosen, b, a))
+    assert same(call(probe, "maskz_mov_ps", a, mask=mask, out=out), np.where(chosen, a, 0).astype(np.float32))
+    large = np.array([-(2**31), -129, -128, -1, 0, 127, 128, 2**31 - 1] * 2, np.int32)
+    narrow = np.where(chosen, np.clip(large, -128, 127), 0).astype(np.int8)
+    assert same(call(probe, "maskz_cvtsepi32_epi8", large, mask=mask, out=np.zeros(LANES, np.int8)), narrow)
+    places = np.where(chosen, np.arange(LANES)[::-1], 1 << 30).astype(np.int32)
+    made = call(probe, "mask_i32gather_ps", a, places, b, mask=mask, out=out)
+    assert same(made, np.where(chosen, a[::-1], b))
+
+
+@pytest.mark.parametrize("mask", [0, 1, 0x00FF, 0x01FF, 0x7FFF, 0xFFFF], ids=hex)
+def test_memory_that_a_mask_leaves_out_is_not_touched(probe: ctypes.CDLL, mask: int) -> None:
+    """Lanes end where a page does, behind which nothing may be read or written."""
+    memory = mmap.mmap(-1, 2 * PAGE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None)
+    no_access = 0
+    assert libc.mprotect(ctypes.c_void_p(start + PAGE), PAGE, no_access) == 0
+    count = mask.bit_length()
+    for size, load, store in ((4, "maskz_loadu_ps", "mask_storeu_ps"), (2, "maskz_loadu_epi16", "mask_storeu_epi16")):
+        kind: Any = np.float32 if size == 4 else np.uint16
+        edge = ctypes.c_void_p(start + PAGE - count * size)
+        held = np.frombuffer(memory, kind, PAGE // size)
+        held[:] = np.arange(PAGE // size)
+        made, nothing = np.full(LANES, 7, kind), ctypes.c_void_p(0)
+        getattr(probe, load)(edge, nothing, nothing, mask, ctypes.c_void_p(made.ctypes.data))
+        assert same(made, np.concatenate([held[len(held) - count :], np.zeros(LANES - count, kind)]))
+        before, given = held.copy(), np.arange(100, 100 + LANES).astype(kind)
+        getattr(probe, store)(ctypes.c_void_p(given.ctypes.data), nothing, nothing, mask, edge)
+        assert same(held, np.concatenate([before[: len(held) - count], given[:count]]))
+    libc.mprotect(ctypes.c_void_p(start + PAGE), PAGE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def test_each_intrinsic_of_the_sources_has_been_probed() -> None:
+    used = {name for path in build.SOURCE.iterdir()
+            for name in re.findall(r"_mm512_\w+|_mm256_mask\w+", path.read_text())}  # fmt: skip
+    probed = set(re.findall(r"_mm512_\w+|_mm256_mask\w+", (EMULATED / "probe.c").read_text()))
+    plain = {"_mm512_load_ps", "_mm512_store_ps", "_mm512_setzero_ps", "_mm512_setzero_si512", "_mm512_cvtss_f32",
+             "_mm512_castps_si512", "_mm512_setr_epi32"}  # fmt: skip
+    assert used <= probed | plain
