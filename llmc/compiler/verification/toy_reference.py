@@ -39,12 +39,14 @@ class ToyReference:
 
     def _states(self, tokens: Sequence[int]) -> Iterator[list[float]]:
         """What is remembered after each token: fade what was there, add the token."""
-        state, hidden = [0.0] * len(self._embedding[0]), range(len(self._embedding[0]))
+        state = [0.0] * len(self._embedding[0])
         for position, token in enumerate(tokens):
-            state = [_DECAY * state[i] + self._vector(token, position)[i] for i in hidden]
+            state = [_DECAY * old + new for old, new in zip(state, self._vector(token, position), strict=True)]
             if self._window is not None and position >= self._window:
                 left, faded = position - self._window, _DECAY**self._window
-                state = [state[i] - faded * self._vector(tokens[left], left)[i] for i in hidden]
+                state = [
+                    held - faded * gone for held, gone in zip(state, self._vector(tokens[left], left), strict=True)
+                ]
             yield state
 
     def _vector(self, token: int, position: int) -> list[float]:

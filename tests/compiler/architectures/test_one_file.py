@@ -17,6 +17,7 @@ from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets.xla.sharding import AXIS, describe, weight_shardings
 from llmc.errors import CheckpointError
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.engine.sampling.params import SamplingParams
 from llmc.runtime.llm import BundleLLM
 from llmc.testing.toy import VOCAB
@@ -102,4 +103,6 @@ def test_a_familys_own_sizes_rules_and_name_in_gguf_files_are_the_ones_that_coun
     assert by_gguf_architecture()["odd-in-gguf"] == "odd"
     found = weight_shardings({"anything": (8, 3)}, {"model_type": "odd", "vocab_size": 4}, 2)
     assert found["anything"].dims == (AXIS, None)
-    assert describe(found, {"model_type": "odd", "num_key_value_heads": 2}, 2)["rules"].keys() == {"all"}
+    assert describe(found, {"model_type": "odd", "num_key_value_heads": 2}, 2, CacheShape.plain(1, 2, 4))[
+        "rules"
+    ].keys() == {"all"}

@@ -259,6 +259,9 @@ CHANGES: dict[str, dict[str, tuple[Change, set[str]]]] = {
     },
     "hpu": {
         **REAL,
+        "heads": (
+            config(num_key_value_heads=1), {"trace:config", "trace:cache", "executable:input.cache", *READ},
+        ),
         "state": (attribute("state", "native"), {"executable:state"}),
         "torch": (package("torch"), {*BUILT, "executable:toolchain.torch", "verify:toolchain.torch"}),
         "transformers": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -226,8 +227,12 @@ SOURCE = Blocks(
 STORED = {"embedding": "Q4_1", "first": "Q4_1"}
 
 
-def run(folder: Path, fold: bool) -> Array:
-    """Logits of a few tokens through packed weights."""
+TOKENS, TOKEN = np.array([[0, 1, 39], [7, 8, 9]]), np.array([[39]])
+"""Several, and one: the runtime has kernels of their own for one row on some CPUs."""
+
+
+def run(folder: Path, fold: bool, ids: NDArray[np.int64] = TOKENS) -> Array:
+    """Logits of tokens through packed weights."""
     lowered = to_onnx(two_layers(), OnnxOptions(32, stored=STORED, fold=fold))
     assert bool(lowered.folded) == fold
     data = io.BytesIO()
@@ -240,13 +245,12 @@ def run(folder: Path, fold: bool) -> Array:
     )
     model = place(lowered.model, file.name, places).SerializeToString()
     where = {"session__model_external_initializers_file_folder_path": str(file.parent)}
-    ids = np.array([[0, 1, 39], [7, 8, 9]])
-    logits: Array = open_session(model, **where).run(None, {"token_ids": ids, "past_lengths": np.zeros(2, np.int64)})[0]
+    given = {"token_ids": ids, "past_lengths": np.zeros(len(ids), np.int64)}
+    logits: Array = open_session(model, **where).run(None, given)[0]
     return logits
 
 
-def exact() -> Array:
-    ids = np.array([[0, 1, 39], [7, 8, 9]])
+def exact(ids: NDArray[np.int64] = TOKENS) -> Array:
     hidden = SOURCE.tensor("embedding")[ids] @ SOURCE.tensor("first").T + SOURCE.tensor("bias")
     logits: Array = hidden @ SOURCE.tensor("second").T
     return logits
@@ -259,10 +263,15 @@ def test_graphs_add_offsets(tmp_path: Path) -> None:
 
 
 def test_packed_copies_take_in_offsets_exactly_where_the_runtime_is_said_to_let_them(tmp_path: Path) -> None:
-    """ONNX Runtime 1.31 runs packed copies as they are; 1.32 refuses those that it did not make itself."""
+    """ONNX Runtime 1.31 runs packed copies as they are, but for one row on CPUs without AVX-512; 1.32 refuses those
+    that it did not make itself."""
     if not folds_offsets():
-        with pytest.raises(Exception, match=r"pre-packed weights|no place for offsets|not laid out as"):
-            run(tmp_path, fold=True)
+        try:
+            one = run(tmp_path, fold=True, ids=TOKEN)
+        except Exception as e:  # noqa: BLE001 - the runtime's own, or a CompileError
+            assert re.search(r"pre-packed weights|no place for offsets|not laid out as", str(e))
+        else:
+            assert np.abs(one - exact(TOKEN)).max() > 0.03 * np.abs(exact(TOKEN)).max()
         return
     made = []
     for fold in (False, True):

@@ -24,6 +24,7 @@ from llmc.compiler.verification.cache import beyond
 from llmc.compiler.weights.rows import codes, scales
 from llmc.errors import CheckpointError, InputError, UnknownNameError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.cache_shape import CacheShape
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import Executor
 from tests.compiler import tiny
@@ -118,7 +119,9 @@ class TestSharding:
 
     def test_bytes_are_those_of_each_and_a_weight_counts_once(self) -> None:
         each = {name: 4 if name.endswith(SCALE) else 1 for name in self.SHAPES}
-        found = describe(weight_shardings(self.SHAPES, self.CONFIG, 2), self.CONFIG, 2, each)
+        cache = CacheShape.plain(2, 2, 4)
+        found = describe(weight_shardings(self.SHAPES, self.CONFIG, 2), self.CONFIG, 2, cache, each)
+        assert found["cache"] == "split by key/value heads"
         assert found["bytes"] == sum(math.prod(s) * each[n] for n, s in self.SHAPES.items())
         assert sum(rule["weights"] for rule in found["rules"].values()) == 3
 

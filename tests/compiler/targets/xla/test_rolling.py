@@ -125,8 +125,10 @@ def test_rolled_layers_compute_what_layers_in_a_row_compute(case: str, bucket: s
 def test_layers_of_different_windows_share_a_body_that_takes_its_layers_mask() -> None:
     from llmc.compiler.targets.xla.scan_match import fold
 
-    ((name, choices),) = fold(program(MIXED, "decode")).varying.items()
-    assert choices[0] != choices[1] == choices[2] == name
+    varying = fold(program(MIXED, "decode")).varying
+    assert len(varying) == 2, "the mask, and which places hold a token of the past"
+    for name, choices in varying.items():
+        assert choices[0] != choices[1] == choices[2] == name
     assert not fold(program("mistral", "decode")).varying
 
 
