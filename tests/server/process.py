@@ -18,6 +18,8 @@ from typing import Any
 from tests.artifacts.helpers import REPO
 from tests.server.live import PATIENCE_S, completion
 
+STARTS_S = 60.0
+"""A process imports torch, opens a bundle and captures graphs before it is ready, beside another worker's tests."""
 RUN = "import sys\nfrom llmc.cli.main import main\nsys.exit(main())"
 HANGS_UP = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 """What runs the tests may have been told by nohup to ignore SIGHUP, and its children with it."""
@@ -58,7 +60,7 @@ class Process:
 
     def wait(self, event: str) -> dict[str, Any]:
         """The next event, which has to be this one."""
-        found = self._lines.get(timeout=PATIENCE_S)
+        found = self._lines.get(timeout=STARTS_S)
         if found is None:
             assert self.child.stderr is not None
             raise AssertionError(f"ended without {event!r}: {self.child.stderr.read()}")
