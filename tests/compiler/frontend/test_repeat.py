@@ -233,9 +233,12 @@ def canonical(program: Fields) -> Fields:
     place = {name: name for name in names} | {name: f"%{i}" for i, name in enumerate(made)}
     shapes = {name: graph["tensor_values"][name] for name in place}
     symbols = dict(zip("BQ", shapes["token_ids"]["sizes"], strict=True))
-    if "cache_0" in shapes:
-        symbols["S"] = shapes["cache_0"]["sizes"][2]
-    named = {sympy.sympify(size["as_expr"]["expr_str"]): sympy.Symbol(s) for s, size in symbols.items()}
+    for name in sorted(names):  # the caches of one window have as many places, those of others may have fewer
+        if name.startswith("cache_"):
+            symbols[f"S_{name}"] = shapes[name]["sizes"][2]
+    named: dict[Any, Any] = {}
+    for name, size in symbols.items():
+        named.setdefault(sympy.sympify(size["as_expr"]["expr_str"]), sympy.Symbol(name))
     sizes = {**graph["sym_int_values"], **graph["sym_bool_values"]}
 
     @cache

@@ -189,23 +189,24 @@ class OpenVinoTarget(OpenVinoBase):
         models = {_name(rows): rows for rows in (None, *self._fixed(stages.plan.buckets, options))}
         made = self._lower(stages, programs, options, models)
         plain = json.loads(stages.store.get_bytes(made.outputs[PLAIN].digest))
-        self._require_fitting(stages, options, capped="attention" in plain)
+        self._require_fitting(stages, options, plain.get("attention", [0, ""])[1])
         finished = self._finish(stages, options, models, made).outputs
         chosen = {name: finished[name] for name in models}
         return self.lowered(stages, finished["weights"], chosen, made.outputs, **{PLAIN: made.outputs[PLAIN]})
 
-    def _require_fitting(self, stages: Stages, options: CompileOptions, capped: bool) -> None:
-        """Raise UnfitError for precisions that states, or attention in plain operators, have not."""
+    def _require_fitting(self, stages: Stages, options: CompileOptions, unpaged: str) -> None:
+        """Raise UnfitError for precisions that states, or attention in plain operators, have not; `unpaged`: why it is
+        in them, if so."""
         states = bool(cache_of(stages.checkpoint.config).states)
-        if options.dtype != "f32" and (states or capped):
-            what = "layers with states" if states else "scores with a soft cap"
+        if options.dtype != "f32" and (states or unpaged):
+            why = f"{unpaged} in OpenVINO, so they are" if unpaged else "layers with states are"
             raise UnfitError(
-                f"{what} are computed in float32: OpenVINO in {options.dtype} was not seen to keep their numbers",
-                "use --dtype f32", dtype="f32", **({"kv_cache_dtype": "f32"} if capped else {}),
+                f"{why} computed in float32: OpenVINO in {options.dtype} was not seen to keep their numbers",
+                "use --dtype f32", dtype="f32", **({"kv_cache_dtype": "f32"} if unpaged else {}),
             )  # fmt: skip
-        if capped and KV_CACHE_DTYPE.of(options) != "f32":
+        if unpaged and KV_CACHE_DTYPE.of(options) != "f32":
             raise UnfitError(
-                "scores with a soft cap have no paged form in OpenVINO, whose plain operators read a KV cache in f32",
+                f"{unpaged} in OpenVINO, whose plain operators read a KV cache in f32",
                 "use --kv-cache-dtype f32", kv_cache_dtype="f32",
             )  # fmt: skip
 

@@ -46,9 +46,9 @@ def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(tmp_
         assert max(replay.step((1,), context)) < 1e-4
 
 
-def test_a_table_of_what_positions_add_is_refused_where_attention_is_paged() -> None:
-    with pytest.raises(CompileError, match="a table of what positions add has no paged form"):
-        PagedModel(graph("falcon-alibi"), WeightFormat(Constants()))
+def test_a_table_of_what_positions_add_is_computed_by_plain_operators_where_attention_is_paged() -> None:
+    plain = PagedModel(graph("falcon-alibi"), WeightFormat(Constants())).plain
+    assert plain == {"attention": (2, "scores with a table of what positions add have no paged form")}
 
 
 def test_every_size_is_a_number_and_inputs_and_outputs_are_those_of_the_contract() -> None:
