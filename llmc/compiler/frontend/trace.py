@@ -200,9 +200,7 @@ def _trace_weightless(
         args = (*_example(traced, batch=2, query=4, capacity=8 if cached else 0, dtype=dtype), weights)
     d = Dim.DYNAMIC
     dims = ({0: d, 1: d}, {0: d}, {0: d}, _dims(traced) if cached else [], dict.fromkeys(weights))
-    # of results that it looks up torch computes the symbolic sizes again: attention's many took a fifth longer with it
-    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
-        exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
+    exported = _export(WeightlessStep(Step(model, dialect, traced, top_k)), args, dims, config)
     if plan is not None:
         cache = len(shape) if cached else 0
         example = (0, 0, 0, [0] * cache, dict.fromkeys([*parameters, *buffers], 0))
@@ -240,7 +238,9 @@ def _no_stack_traces() -> Iterator[None]:
 
 def _export(step: nn.Module, args: tuple[Any, ...], dims: Any, config: Mapping[str, Any]) -> ExportedProgram:
     try:
-        with warnings.catch_warnings(), torch.no_grad(), _no_stack_traces():
+        # of results that it looks up torch computes the symbolic sizes again, so that its cache costs a quarter
+        uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
+        with warnings.catch_warnings(), torch.no_grad(), uncached, _no_stack_traces():
             warnings.simplefilter("ignore")
             exported = torch.export.export(
                 step, args, strict=False, dynamic_shapes=dims, prefer_deferred_runtime_asserts_over_guards=True

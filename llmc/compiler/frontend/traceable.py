@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import getclosurevars
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ def build_traceable(config: Mapping[str, Any], attention: str) -> nn.Module:
     elif cache_of(config).kv:
         take_over(model, attention)
     _keep_frequencies(model)
+    _without_gradient_marks(model)
     trace_latents(model)
     if registered(attention):
         model.set_experts_implementation(attention)
@@ -43,6 +46,16 @@ def _keep_frequencies(model: nn.Module) -> None:
             module.rope_type = "default"
         elif isinstance(kinds, dict):
             kinds.update({layers: "default" for layers, kind in kinds.items() if kind in BY_LENGTH})
+
+
+def _without_gradient_marks(model: nn.Module) -> None:
+    """Take `torch.no_grad` off what modules compute, where it is all of a module: nothing is traced with gradients, and
+    for each torch.export makes a program within the program, of which it walks all more than once."""
+    for module in model.modules():
+        forward = type(module).forward
+        made_by = getattr(forward, "__wrapped__", None) and getclosurevars(forward).nonlocals.get("ctx_factory")
+        if isinstance(getattr(made_by, "__self__", None), torch.no_grad):
+            module.forward = MethodType(forward.__wrapped__, module)
 
 
 def as_fake(model: nn.Module, mode: FakeTensorMode) -> None:

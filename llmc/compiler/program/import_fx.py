@@ -8,6 +8,7 @@ positions 0 … max_positions − 1, computed by running those very operators, s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from llmc.runtime.cache_shape import CacheShape
 
 _IDENTITY = {"detach", "alias", "clone", "contiguous", "dropout", "lift_fresh_copy"}
 _INT64_MAX = 2**63 - 1
+_NUMBER = re.compile(r"_\d+$")
 
 
 def import_program(program: ExportedProgram, max_positions: int, cache: CacheShape | None = None) -> Graph:
@@ -260,7 +262,7 @@ def _op_name(node: fx.Node) -> str:
 
 
 def _inline_wrappers(module: fx.GraphModule) -> fx.Graph:
-    """Copy of the graph with the bodies of gradient-mode wrappers put in their place."""
+    """Copy of the graph with the bodies of gradient-mode wrappers put in their place, its operators numbered anew."""
     out = fx.Graph()
     env: dict[fx.Node, Any] = {}
 
@@ -278,7 +280,10 @@ def _inline_wrappers(module: fx.GraphModule) -> fx.Graph:
             elif node.op == "call_function" and isinstance(env.get(node.args[0] if node.args else None), tuple | list):
                 env[node] = env[node.args[0]][node.args[1]]
             elif node not in env:
-                made = env[node] = out.node_copy(node, lambda n: env[n])
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                # an operator's number says how many there are before it, whatever the tracer dropped on its way
+                name = _NUMBER.sub("", node.name) if node.op == "call_function" else node.name
+                made = env[node] = out.create_node(node.op, node.target, args, kwargs, name, node.type)
                 made.meta = dict(node.meta)
         return None
 
