@@ -19,6 +19,7 @@ from llmc.errors import InputError
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.base import EXECUTABLES, Executor
+from llmc.runtime.executors.held import Held
 from llmc.runtime.step import Step, exact, pad, ragged
 from llmc.runtime.top_logits import top_of
 from llmc.testing.toy import toy_plan
@@ -103,6 +104,7 @@ class Life:
         self.executor, self.alone = executor, alone
         self.random = np.random.default_rng(seed)
         self.held: list[list[int]] = [[] for _ in range(executor.slots)]
+        self.kept = Held(executor.slots, executor.bundle.cache_shape.rewind)
         self.done: dict[str, int] = {}
 
     def go_on(self) -> None:
@@ -130,7 +132,8 @@ class Life:
         for slot in slots:
             held = len(self.held[slot])
             start = int(self.random.choice([0, held, int(self.random.integers(0, held + 1))]))
-            starts.append(min(start, bucket.context, LONGEST - bucket.query))
+            start = min(start, bucket.context, LONGEST - bucket.query)
+            starts.append(start if start >= self.kept.floor[slot] else 0)
         new = [self._tokens(int(self.random.integers(1, bucket.query + 1))) for _ in slots]
         step = pad(bucket, slots, new, starts)
         self._run(exact("prompt", slots, new, starts) if self.executor.exact else step, new)
@@ -143,7 +146,10 @@ class Life:
         if not most:
             return False
         live = int(self.random.integers(1, most + 1))
-        past = [max(0, len(held) - int(self.random.choice([0, 0, 0, 2]))) for held in self.held[:live]]
+        past = [len(held) for held in self.held[:live]]
+        for slot, end in enumerate(past):
+            back = max(0, end - int(self.random.choice([0, 0, 0, 2])))
+            past[slot] = back if back >= self.kept.floor[slot] else end
         fits = [b for b in PLAN.decode if b.batch >= live and b.context >= max(past)]
         new = [self._tokens(1) for _ in past]
         if self.executor.exact:
@@ -162,7 +168,9 @@ class Life:
         else:
             logits = self.executor.run(step)
         for row, slot in enumerate(step.slots):
-            self.held[slot] = self.held[slot][: int(step.past_lengths[row])] + new[row]
+            start = int(step.past_lengths[row])
+            self.held[slot] = self.held[slot][:start] + new[row]
+            self.kept.wrote(slot, start, start + len(new[row]))
             alone = self.alone(self.held[slot])[0]
             assert logits[row].argmax() == alone.argmax()
             assert close(logits[row], alone), f"{step.phase} row {row} of {step.slots}"
@@ -175,8 +183,10 @@ class Life:
     def _copy(self) -> bool:
         source, target = self._source_and_target()
         length = int(self.random.integers(0, len(self.held[source]) + 1))
+        length = length if length >= self.kept.floor[source] else len(self.held[source])
         self.executor.copy_prefix(source, target, length)
         self.held[target] = self.held[source][:length]
+        self.kept.copied(source, target, length)
         return length > 0
 
     def _move(self) -> bool:
@@ -186,6 +196,7 @@ class Life:
             return False
         self.executor.import_prefix(target, self.executor.export_prefix(source, len(self.held[source])))
         self.held[target] = list(self.held[source])
+        self.kept.imported(target, len(self.held[source]))
         return True
 
 

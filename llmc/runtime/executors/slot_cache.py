@@ -5,13 +5,14 @@ in every row, dummy rows too. So the tokens of all slots live in a `home` of ful
 more, in the decode cache, while it takes part in decode. Both copies are lazy. Tokens that decode added are copied to
 the home when another layout, a dummy row, a copy, an export or a prompt step needs it. They are copied back when the
 slot decodes again. Steps over the same slots in the same bucket copy nothing. A state, which has no length, is at home
-alone, and so is a ring (runtime/cache_shape.py): no graph of fixed shape has one here.
+alone. A ring (runtime/cache_shape.py) has the same places in every layout, as far as it is that long.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.places import free_places, places_of, windows
 from llmc.runtime.executors.sparse import sparse_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ class Part(NamedTuple):
     def token_values(self) -> int:
         """Numbers of a token."""
         return self.tensors * self.like.values
+
+    @property
+    def unrolled(self) -> Part:
+        """With a place for every token."""
+        return self._replace(like=replace(self.like, ring=None))
 
 
 def parts_of(shape: CacheShape) -> tuple[Part, ...]:
@@ -148,10 +155,13 @@ class SlotCache:
         self.held.require(slot, length)
         self._bring_home(slot, length)
         pairs = zip(self._parts, self.home.arrays, strict=True)
-        return [
-            array[:, slot, :, :length] if part.like.ring is None else self._window(part, slot, array[:, slot], length)
-            for part, array in pairs
-        ]
+        return [windows(part.like, array[:, slot], length) for part, array in pairs]
+
+    def lay_out(self, slot: int, length: int, to: Tensors, row: int) -> None:
+        """Copy the first `length` tokens of a slot to a row of other tensors."""
+        self.held.require(slot, length)
+        self._bring_home(slot, length)
+        self._copy_tokens(self.home, slot, to, row, 0, length)
 
     def write(self, slot: int, start: int, end: int, new: Sequence[Array]) -> None:
         """Put the parts of `new`, [tensors, heads, end - start, width], in a slot from token `start` on; it ends at
@@ -159,12 +169,8 @@ class SlotCache:
         self.held.require(slot, start)
         self._bring_home(slot, start)
         for part, array, tokens in zip(self._parts, self.home.arrays, new, strict=True):
-            if part.like.ring is None:
-                array[:, slot, :, start:end] = tokens
-            else:
-                first = max(start, end - part.like.ring)
-                places = self._at(part, slot, np.arange(first, end))
-                array[:, slot, :, places] = tokens[:, :, first - start :].transpose(2, 0, 1, 3)
+            kept = end - start if part.like.ring is None else min(end - start, part.like.ring)
+            array[:, slot][:, :, places_of(part.like, start, end)] = tokens[:, :, end - start - kept :]
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -200,8 +206,7 @@ class SlotCache:
         for slot in step.slots:
             past, there = int(step.past_lengths[slot]), self._in_decode[slot]
             if there < past:
-                for array, held in zip(self.decode.arrays, self.home.arrays, strict=True):
-                    array[:, slot, :, there:past] = held[:, slot, :, there:past]
+                self._copy_tokens(self.home, slot, self.decode, slot, there, past)
         return self.decode
 
     def end_decode(self, step: Step) -> None:
@@ -223,11 +228,8 @@ class SlotCache:
         its states too, which no token owns then."""
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
-        for part, array in zip(self._parts, self.home.arrays, strict=True):
-            if part.like.ring is None:
-                array[:, slot, :, start:] = value
-            else:
-                array[:, slot, :, self._free(part, slot, start, used)] = value
+        for array in self.home.arrays:
+            array[:, slot][:, :, free_places(array.shape[3], start, used)] = value
         if start == 0:
             for state in self.states:
                 state[slot] = value
@@ -237,24 +239,11 @@ class SlotCache:
         self._touched[slot] = self.home.length
         self.decode.poison(value)
 
-    def _at(self, part: Part, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places of tokens in a slot's ring."""
-        assert part.like.ring is not None
-        return tokens % part.like.ring
-
-    def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
-        """The places of a slot's ring that hold none of the first `start` of its `used` tokens."""
-        ring = part.like.ring or 0
-        return self._at(part, slot, np.arange(start, min(max(used, ring), start + ring)))
-
-    def _window(self, part: Part, slot: int, held: Array, length: int) -> Array:
-        """[tensors, heads, length, width] of a slot's ring [tensors, heads, places, width]: what a step after `length`
-        tokens may still see, and zeros."""
-        heads, width = part.like.shape
-        found = np.zeros((part.tensors, heads, length, width), held.dtype)
-        tokens = np.array(part.like.seen(length), np.int64)
-        found[:, :, tokens] = held[:, :, self._at(part, slot, tokens)]
-        return found
+    def _copy_tokens(self, source: Tensors, slot: int, to: Tensors, row: int, start: int, end: int) -> None:
+        """Tokens `start` … `end` − 1 of one layout's row go to another's."""
+        for part, array, held in zip(self._parts, to.arrays, source.arrays, strict=True):
+            places = places_of(part.like, start, end)
+            array[:, row][:, :, places] = held[:, slot][:, :, places]
 
     def _wrote_home(self, slot: int, start: int, end: int) -> None:
         self._at_home[slot] = end
@@ -267,8 +256,7 @@ class SlotCache:
         """Copy what decode added to a slot, up to `length` tokens, to its home."""
         held = self._at_home[slot]
         if held < length:
-            for array, decoded in zip(self.home.arrays, self.decode.arrays, strict=True):
-                array[:, slot, :, held:length] = decoded[:, slot, :, held:length]
+            self._copy_tokens(self.decode, slot, self.home, slot, held, length)
             self._at_home[slot] = length
             self._touched[slot] = max(self._touched[slot], length)
 
@@ -292,8 +280,7 @@ class SlotCacheExecutor(Executor):
         for row, slot in enumerate(step.slots):
             past = int(step.past_lengths[row])
             if past:
-                for staged, held in zip(self._staging.arrays, self._cache.read(slot, past), strict=True):
-                    staged[:, row, :, :past] = held
+                self._cache.lay_out(slot, past, self._staging, row)
         return self._staging.arrays
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:

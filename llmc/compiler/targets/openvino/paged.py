@@ -21,6 +21,10 @@ the step, and where it has [B, …] after `last_rows` it has [R, …], one for e
              layout above, which are not written in place
     outputs  new_key.N, new_value.N [B, kv_heads, Q, head_dim] float32
 
+    where layers have a window and hold a ring of R tokens
+    inputs   past_lens.R, block_indices.R, block_indices_begins.R, max_context_len.R, block_tables.R, step_sizes.R: the
+             same of their caches, as if a row's tokens began with the first block that it still holds
+
     with an output of a cache, all rows of a step have one length
     inputs   step_sizes [3] int32: B, Q, and the tokens of M blocks
 
@@ -31,6 +35,7 @@ Operator and inputs as in OpenVINO's PagedAttentionExtension; everything else is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +59,8 @@ from llmc.compiler.targets.openvino.graph_model import (
 )
 from llmc.compiler.targets.openvino.one_length import OneLength, OverBlocks
 from llmc.compiler.targets.openvino.states import STATES
+from llmc.errors import CompileError
+from llmc.runtime.executors.openvino.blocks import of_ring
 
 INPUTS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("input_ids", (-1,), np.int64),
@@ -65,6 +72,11 @@ INPUTS: tuple[tuple[str, tuple[int, ...], Any], ...] = (
     ("max_context_len", (), np.int32),
     ("rows", (-1,), np.int64),
 )
+POOL = {
+    "past_lens": (-1,), "block_indices": (-1,), "block_indices_begins": (-1,), "max_context_len": (),
+    "block_tables": (-1, -1), "step_sizes": (3,),
+}  # fmt: skip
+"""Inputs that say where rows are in a pool of blocks, and their shapes."""
 PER_TOKEN = ("input_ids", "position_ids")
 PER_ROW = ("rows",)
 OF_STATES = ("state_rows", "state_begins", "state_interval")
@@ -74,17 +86,19 @@ KEY_VALUE = ("key", "value")
 class PagedModel(GraphModel):
     """Builds the model of `graph`, of `tokens` tokens and `rows` rows of logits, None for any number: `model`.
 
-    `wide`: values are as wide as keys in the cache, as runtime/executors/openvino/blocks.py has them in u8.
+    `wide`: values are as wide as keys in the cache, as runtime/executors/openvino/blocks.py has them in u8. `rings`: of
+    each pair of keys and values the places of its ring, None where it holds all tokens.
     """
 
     def __init__(
         self, graph: Graph, weights: WeightFormat, *, tokens: int | None = None, rows: int | None = None,
-        top_k: int = 0, wide: bool = False,
+        top_k: int = 0, wide: bool = False, rings: Sequence[int | None] = (),
     ) -> None:  # fmt: skip
         fixed = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_ROW, rows)
         inputs = {name: parameter(name, [fixed.get(name) or d for d in shape], dtype) for name, shape, dtype in INPUTS}
         super().__init__(graph, weights)
         self._wide = wide
+        self._rings = rings
         self.plain: dict[str, tuple[int, str]] = {}
         """What has no form for rows of any lengths: in how many layers, and why."""
         held = caches_of(graph)
@@ -94,7 +108,7 @@ class PagedModel(GraphModel):
         self._more: dict[str, Any] = {}
         self._given: dict[str, Any] = {}
         self._one_length: OneLength | None = None
-        self._over_blocks: OverBlocks | None = None
+        self._over_blocks: dict[int | None, OverBlocks] = {}
         outputs = self.lower(inputs, top_k)
         given = [*inputs.values(), *self._more.values(), *self.caches]
         self.model = model_of(given, [*outputs.items(), *self._given.items()])
@@ -119,7 +133,7 @@ class PagedModel(GraphModel):
             value = ops.reshape(value, small([-1, kv_heads, width]), False)
             value = ops.pad(value, small([0, 0, 0]), small([0, 0, held - width]), "constant", small(0, np.float32))
             value = ops.reshape(value, small([-1, kv_heads * held]), False)
-        out = self._attention(query, key, value, self._caches[pair], node)
+        out = self._attention(query, key, value, pair, node)
         _tell_heads(out, (kv_heads, size), (kv_heads, held))
         made = out.output(0)
         if held > width:
@@ -128,10 +142,15 @@ class PagedModel(GraphModel):
         return [ops.reshape(made, small([-1, heads * width]), False)]
 
     def _in_plain_operators(self, node: Node, pair: int) -> Any:
-        if self._over_blocks is None:
-            sizes, tables = self._input("step_sizes", [3]), self._input("block_tables", [-1, -1])
-            self._over_blocks = OverBlocks(self.constants, sizes, self.inputs["past_lens"], tables)
-        rows = self._over_blocks
+        ring = self._ring(pair)
+        if ring is not None and node.optional(9) is not None:
+            raise CompileError(
+                f"a table of what positions add has no form over a ring of {ring} tokens (at {node.out})"
+            )
+        if ring not in self._over_blocks:
+            sizes, past, tables = (self._of_pool(name, ring) for name in ("step_sizes", "past_lens", "block_tables"))
+            self._over_blocks[ring] = OverBlocks(self.constants, sizes, past, tables)
+        rows = self._over_blocks[ring]
         query, *made = self.qkv(node)
         kept = list(zip(self._caches[pair], made, kept_of(node), strict=True))
         new = [headed(self, rows, x, heads, size) for _, x, (heads, size) in kept]
@@ -178,8 +197,17 @@ class PagedModel(GraphModel):
     def rows_of_one_length(self) -> OneLength:
         """For what asks for that."""
         if self._one_length is None:
-            self._one_length = OneLength(self.constants, self._input("step_sizes", [3]))
+            self._one_length = OneLength(self.constants, self._of_pool("step_sizes", None))
         return self._one_length
+
+    def _ring(self, pair: int) -> int | None:
+        return self._rings[pair] if self._rings else None
+
+    def _of_pool(self, name: str, ring: int | None) -> Any:
+        """An input that says where rows are in the caches of a ring, or in those of all tokens."""
+        if ring is None and name in self.inputs:
+            return self.inputs[name]
+        return self._input(of_ring(name, ring), list(POOL[name]))
 
     def _input(self, name: str, shape: list[int]) -> Any:
         """An input that only some models have."""
@@ -187,9 +215,10 @@ class PagedModel(GraphModel):
             self._more[name] = parameter(name, shape, np.int32)
         return self._more[name]
 
-    def _attention(self, query: Any, key: Any, value: Any, caches: list[Any], node: Node) -> Any:
+    def _attention(self, query: Any, key: Any, value: Any, pair: int, node: Node) -> Any:
         """Inputs in the order of OpenVINO 2026.4's PagedAttentionExtension; what is not used is empty or 0."""
-        small, given = self.constants.small, self.inputs
+        small, ring, caches = self.constants.small, self._ring(pair), self._caches[pair]
+        past, blocks, begins, longest = (self._of_pool(name, ring) for name in list(POOL)[:4])
         floats, ints, zero = small([], np.float32), small([], np.int32), small(0, np.int32)
         sinks = self.sinks(node)
         if sinks is None:
@@ -198,10 +227,9 @@ class PagedModel(GraphModel):
             sinks = ops.reshape(sinks, small([1, -1, 1, 1]), False)
         window = max(0, int(node.attrs["window"]))
         arguments = [
-            query, key, value, *caches, given["past_lens"], given["subsequence_begins"], given["block_indices"],
-            given["block_indices_begins"], small(node.attrs["scale"], np.float32), small(window, np.int32),
-            small(node.attrs.get("slopes", []), np.float32),
-            given["max_context_len"], ints, ints, ints, floats, floats, zero, zero,
+            query, key, value, *caches, past, self.inputs["subsequence_begins"], blocks, begins,
+            small(node.attrs["scale"], np.float32), small(window, np.int32),
+            small(node.attrs.get("slopes", []), np.float32), longest, ints, ints, ints, floats, floats, zero, zero,
             sinks, zero, ints, ints, ints, ints, small([], np.uint8), ints,
         ]  # fmt: skip
         return _PagedAttentionExtension([output_of(a) for a in arguments])

@@ -7,7 +7,8 @@ every plugin has; between the attentions tokens are laid end to end (graph_model
     inputs   token_ids [B, Q], past_lengths [B], new_lengths [B] int32 (1 … Q live tokens, right padded); where S > 0
              past_k0, past_v0, past_k1 … [B, heads, S, width] float32, of which row b's first past_lengths[b] tokens are
              read and the others may hold anything, NaN included; where S > 0 or asked for, states [B, …], for which
-             zeros stand in rows without a past
+             zeros stand in rows without a past; of a layer with a ring of R places min(S, R), which hold tokens as
+             runtime/cache_shape.py says
     outputs  logits [B, V] float32 after each row's last live token; with top_k also top_values [B, k] float32,
              descending, and top_ids [B, k], integers; new_k0, new_v0 … [B, heads, Q, width] float32; states after each
              row's last live token, such as new_conv0 [B, …]
@@ -34,19 +35,21 @@ from llmc.compiler.targets.openvino.constants import Constants
 from llmc.compiler.targets.openvino.formats import WeightFormat
 from llmc.compiler.targets.openvino.graph_model import GraphModel, caches_of, grows, kept_of, model_of, parameter
 from llmc.compiler.targets.openvino.layout import token_axes
+from llmc.runtime.cache_shape import CacheShape
 
 STEP_INPUTS = ("token_ids", "past_lengths", "new_lengths")
 
 
 def static_model(
-    graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0, states: bool = False
+    graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int = 0, states: bool = False,
+    cache: CacheShape | None = None,
 ) -> ov.Model:  # fmt: skip
     """The model of a fused `graph` for `batch` rows of `query` new tokens over a cache of `context` tokens.
 
-    `states`: it takes states without a context, too. Its constants are declared in `weights.constants`. Raises
-    CompileError naming an operator that has no form here.
+    `states`: it takes states without a context, too. `cache` has rings; None: a place for every token. Its constants
+    are declared in `weights.constants`. Raises CompileError naming an operator that has no form here.
     """
-    return StaticModel(graph, weights, batch, query, context, top_k, states).model
+    return StaticModel(graph, weights, (batch, query, context), top_k, states, cache).model
 
 
 def step_parameters(batch: int, query: int) -> dict[str, Any]:
@@ -59,15 +62,17 @@ class StaticModel(GraphModel):
     """Builds the model."""
 
     def __init__(
-        self, graph: Graph, weights: WeightFormat, batch: int, query: int, context: int, top_k: int, states: bool
+        self, graph: Graph, weights: WeightFormat, sizes: tuple[int, int, int], top_k: int, states: bool,
+        cache: CacheShape | None,
     ) -> None:  # fmt: skip
         super().__init__(graph, weights)
-        self.sizes = batch, query, context
+        self.sizes = batch, query, context = sizes
+        held = caches_of(graph)
+        self._rings = {} if cache is None else {v: t.ring for v, t in zip(held, cache, strict=True)}
         self._arrays = Arrays(self.constants)
         self._step = step = step_parameters(batch, query)
-        self._rows = Positions(self.constants, step["past_lengths"], self.sizes)
+        self._rows: dict[int | None, Positions] = {}
         self._new: dict[Value, Any] = {}
-        held = caches_of(graph)
         taken = [v for v in held if context or (states and not grows(v))]
         given = {v: parameter(v.name, self._sized(v), ov.Type.f32) for v in taken}
         self.caches += given.values()
@@ -78,7 +83,7 @@ class StaticModel(GraphModel):
     def _laid_out(self, step: dict[str, Any]) -> dict[str, Any]:
         """The inputs that the operators know: B · Q tokens end to end."""
         (batch, query, _), small = self.sizes, self.constants.small
-        positions = ops.reshape(self._rows.of_tokens, small([batch * query]), False)
+        positions = ops.reshape(self._rows_over(None).of_tokens, small([batch * query]), False)
         angles = {v for node in self.graph.nodes if node.op == "gqa" for v in node.inputs[6:8] if v is not None}
         if angles:  # padding may be beyond the last position
             positions = ops.minimum(positions, small(min(int(v.shape[0]) for v in angles) - 1))
@@ -89,19 +94,29 @@ class StaticModel(GraphModel):
             "rows": ops.add(step["new_lengths"], begins),
         }
 
+    def _rows_over(self, ring: int | None) -> Positions:
+        """Rows over caches in rings of so many places, or of a place for every token."""
+        if ring is not None and ring >= self.sizes[2]:
+            ring = None
+        if ring not in self._rows:
+            self._rows[ring] = Positions(self.constants, self._step["past_lengths"], self.sizes, ring)
+        return self._rows[ring]
+
     def _sized(self, value: Value) -> list[int]:
         """Its shape, of which all sizes are known."""
-        known = dict(zip("BQS", self.sizes, strict=True))  # every token of a window has a place of its own
+        context, ring = self.sizes[2], self._rings.get(value)
+        known = dict(zip("BQS", (*self.sizes[:2], context if ring is None else min(context, ring)), strict=True))
         return [known[dim[:1]] if isinstance(dim, str) else dim for dim in value.shape]
 
     def _op_gqa(self, node: Node) -> list[Any]:
         query, *new = self.qkv(node)
         past = [v for v in node.inputs[3:5] if v is not None]
+        rows = self._rows_over(self._rings.get(past[0]))
         for v, x, (heads, size) in zip(past, new, kept_of(node), strict=True):
             if v not in self._new:  # some layers read the keys and values of earlier ones
-                self._new[v] = headed(self, self._rows, x, heads, size)
+                self._new[v] = headed(self, rows, x, heads, size)
         held = [self.get(v) for v in past] if self.sizes[2] else None
-        return [attended(self, self._rows, node, query, [self._new[v] for v in past], held)]
+        return [attended(self, rows, node, query, [self._new[v] for v in past], held)]
 
     def _op_causal_conv(self, node: Node) -> list[Any]:
         return self._chunked(chunked.causal_conv, node, node.attrs["silu"])
@@ -138,25 +153,34 @@ class StaticModel(GraphModel):
 class Positions(Rows):
     """Where tokens are, and which of them see each other: made once for all layers of a model."""
 
-    def __init__(self, constants: Constants, past_lengths: Any, sizes: tuple[int, int, int]) -> None:
+    def __init__(
+        self, constants: Constants, past_lengths: Any, sizes: tuple[int, int, int], ring: int | None = None
+    ) -> None:  # fmt: skip
+        """`ring`: cached tokens are in so many places, less than the context, the last token with p mod `ring` = j in
+        place j."""
         self._constants = constants
-        self._sizes = sizes
-        self.single = sizes[1] == 1
-        self._masks: dict[tuple[int, int], Any] = {}
         batch, query, context = sizes
-        past = ops.reshape(past_lengths, constants.small([batch, 1, 1, 1]), False)
+        self._sizes = batch, query, context if ring is None else ring
+        self.single = query == 1
+        self._masks: dict[tuple[int, int], Any] = {}
+        small = constants.small
+        past = ops.reshape(past_lengths, small([batch, 1, 1, 1]), False)
         self.of_tokens = ops.add(past, self._table("new", np.arange(query).reshape(1, 1, query, 1)))
         """[B, 1, Q, 1]: positions of the new tokens."""
-        self.of_keys = ops.convert(
-            ops.reshape(self.of_tokens, constants.small([batch, 1, 1, query]), False), ov.Type.f32
-        )
-        if context:
-            at = np.arange(context)
-            self.live = ops.less(self._table("tokens", at.reshape(1, 1, context, 1)), past)
-            self._places = self._table("places", at.reshape(1, 1, 1, context))
-            self._there = ops.less(self._places, past)
-            places = ops.broadcast(ops.convert(self._places, ov.Type.f32), constants.small([batch, 1, 1, context]))
-            self.of_keys = ops.concat([places, self.of_keys], -1)
+        self.of_keys = ops.convert(ops.reshape(self.of_tokens, small([batch, 1, 1, query]), False), ov.Type.f32)
+        if not context:
+            return
+        at = self._table("places", np.arange(self._sizes[2]).reshape(1, 1, 1, -1))
+        if ring is None:
+            self._places, self._there = at, ops.less(at, past)
+            places = ops.broadcast(ops.convert(at, ov.Type.f32), small([batch, 1, 1, context]))
+        else:
+            last = ops.subtract(past, small(1))
+            self._places = ops.subtract(last, ops.floor_mod(ops.subtract(last, at), small(ring)))
+            self._there = ops.greater_equal(self._places, small(0))
+            places = ops.convert(self._places, ov.Type.f32)
+        self.live = ops.reshape(self._there, small([batch, 1, self._sizes[2], 1]), False)
+        self.of_keys = ops.concat([places, self.of_keys], -1)
 
     def shape(self, *sizes: int | str) -> Any:
         """All are numbers."""

@@ -7,11 +7,13 @@ are native: compiled models without weights (blobs.py), over one weights file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
@@ -28,11 +30,13 @@ from llmc.errors import InputError
 
 if TYPE_CHECKING:
     from llmc.artifacts.store.entries import Entry
+    from llmc.buckets.limits import Limits
     from llmc.compiler.targets.finishing import Finisher
     from llmc.compiler.targets.openvino.ahead import DeviceCompiler
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.compiler.verification.limits import Limits as Bounds
     from llmc.runtime.accelerators import Cards
+    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
     from llmc.settings import Settings
 
@@ -132,6 +136,10 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
         """What the executor opens executables with."""
         return {**self.plugin_settings(options), "openvino_device": self.device}
 
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """Rings of whole blocks of the plan, one more than the window's."""
+        return cache.in_rings(limits.block_size, limits.max_model_len, limits.block_size)
+
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
         sizes = sorted({shape.sizes for shape in self.shapes(stages.plan.buckets, options)})
@@ -193,13 +201,20 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             graph = fuse(program.graph())
             weights = format_for(str(options.quantize), options.dtype, GROUP_SIZE.of(options))(Constants())
             models = {
-                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k, states), folder)
+                _name(shape): to_xml(static_model(graph, weights, *shape, options.sample_top_k, states, cache), folder)
                 for shape in sizes
             }
             return models, weights.constants
 
         states = not stages.plan.limits.contexts
-        form = {"form": "static", "shapes": " ".join(map(_name, sizes)), **({"states": True} if states else {})}
+        cache = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        rings = {"rings": json.dumps(cache.rewind.rings)} if cache.rewind.rings else {}
+        form = {
+            "form": "static",
+            "shapes": " ".join(map(_name, sizes)),
+            **({"states": True} if states else {}),
+            **rings,
+        }
         return self.lower_stage(stages, program, options, form, self._lower, lower)
 
     def _finish(self, stages: Stages, options: CompileOptions, names: Sequence[str], lowered: Entry) -> Entry:

@@ -49,9 +49,11 @@ if TYPE_CHECKING:
 
     from llmc.artifacts.store.entries import Entry
     from llmc.buckets.bucket import Bucket
+    from llmc.buckets.limits import Limits
     from llmc.compiler.architectures.shared.size import ModelSize
     from llmc.compiler.targets.openvino.finish import FinishedWeights
     from llmc.runtime.accelerators import Cards
+    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.executors.openvino.device import MappedWeights
 
 KINDS = ("CPU", "GPU", "NPU")
@@ -148,6 +150,12 @@ class OpenVinoTarget(OpenVinoBase):
         """Of the precision that was asked for; the parameters of u8 blocks are an eighth more."""
         return CACHE_BYTES[KV_CACHE_DTYPE.of(self.configure(options)) or "f32"]
 
+    def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
+        """Windows in blocks of their own, one more than the window's."""
+        from llmc.runtime.executors.openvino.blocks import BLOCK
+
+        return cache.in_rings(BLOCK, limits.max_model_len, BLOCK)
+
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Long prompts run in chunks."""
         from llmc.runtime.engine.engine import RAGGED_PREFILL_BUDGET  # at the top it would be in keys
@@ -230,12 +238,13 @@ class OpenVinoTarget(OpenVinoBase):
         stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         from llmc.runtime.executors.openvino.blocks import held_widths
 
-        kept, held = cache_of(stages.checkpoint.config).kv, KV_CACHE_DTYPE.of(options) or "f32"
+        shape = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        kept, held, rings = shape.kv, KV_CACHE_DTYPE.of(options) or "f32", [t.ring for t in shape.kv[::2]]
         wide = held_widths(held, kept) != held_widths("f32", kept)
         form = {
             "form": "paged", "stored": json.dumps(stored, sort_keys=True),
             "fixed": " ".join(str(rows) for rows in models.values() if rows is not None),
-            **({"wide": True} if wide else {}),
+            **({"wide": True} if wide else {}), **({"rings": json.dumps(rings)} if any(rings) else {}),
         }  # fmt: skip
         (program,) = programs
         assert isinstance(program, GraphProgram)
@@ -252,7 +261,9 @@ class OpenVinoTarget(OpenVinoBase):
             for name, rows in models.items():
                 group, _ = self._groups(options, rows)
                 weights = format_for(str(options.quantize), options.dtype, group, stored)(constants)
-                paged = PagedModel(graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide)
+                paged = PagedModel(
+                    graph, weights, tokens=rows, rows=rows, top_k=options.sample_top_k, wide=wide, rings=rings
+                )
                 made[name] = to_xml(paged.model, folder)
                 made[PLAIN] = json.dumps(paged.plain)
             return made, constants

@@ -25,6 +25,7 @@ from llmc.runtime.executors.fake.graphs import FakeGraphDevice
 from llmc.runtime.executors.fake.kind import BLOCK_TOKENS, Kind
 from llmc.runtime.executors.fake.program import Array, Ints, Program
 from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.places import free_places, windows
 from llmc.runtime.top_logits import top_of
 
 if TYPE_CHECKING:
@@ -222,10 +223,7 @@ class FakeExecutor(Executor):
         self._held.require(slot, length)
         if self.keeps_states:
             return [self._cache[slot].copy()[None]]
-        tokens = np.array(self.bundle.cache_shape.kv[0].seen(length), np.int64)
-        found = np.zeros((1, length, self.hidden), np.float32)
-        found[0, tokens] = self._cache[slot, tokens % self._cache.shape[1]]
-        return [found]
+        return [np.array(windows(self.bundle.cache_shape.kv[0], self._cache[slot], length))[None]]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
         """Copy token vectors into the cache array."""
@@ -237,12 +235,10 @@ class FakeExecutor(Executor):
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what no live token owns: of a state, the slot's that holds none."""
-        places = self._cache.shape[1]
         if start == 0:
             self._cache[slot] = value
         elif not self.keeps_states:
-            end = min(max(self._held.used[slot], places), start + places)
-            self._cache[slot, np.arange(start, end) % places] = value
+            self._cache[slot, free_places(self._cache.shape[1], start, self._held.used[slot])] = value
 
     def open_all(self) -> None:
         """Open every executable."""

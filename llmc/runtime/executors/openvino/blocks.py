@@ -22,7 +22,7 @@ from llmc.runtime.bfloat16 import from_bfloat16, to_bfloat16
 from llmc.runtime.executors.sparse import sparse_bytes
 
 if TYPE_CHECKING:
-    from llmc.runtime.cache_shape import CacheTensor
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
 
 BLOCK = 32
 _PARAMETERS = 8
@@ -141,6 +141,22 @@ class BlockCache:
             block[:, :n, :_PARAMETERS] = parameters
             block[:, :n, _PARAMETERS:] = codes
         return block
+
+
+def cache_names(shape: CacheShape) -> list[str]:
+    """What paged models call the keys and values of a cache, in its order."""
+    return [f"{('key', 'value')[i % 2]}_cache.{i // 2}" for i in range(len(shape.kv))]
+
+
+def rings_of(kept: Sequence[CacheTensor]) -> list[int]:
+    """Places of the rings that there are, each of which has a pool of blocks of its own."""
+    return sorted({t.ring for t in kept if t.ring is not None})
+
+
+def of_ring(name: str, ring: int | None) -> str:
+    """What a model calls an input that says where rows' tokens are: of the layers of a ring, or of those that hold all
+    tokens."""
+    return name if ring is None else f"{name}.{ring}"
 
 
 def held_widths(precision: str, kept: Sequence[CacheTensor]) -> list[int]:

@@ -13,6 +13,7 @@ import openvino as ov
 
 from llmc.cpus import may_pin
 from llmc.errors import ArtifactError, DeviceError
+from llmc.runtime.executors.openvino.blocks import cache_names
 from llmc.runtime.executors.witness import CallsWitness
 
 if TYPE_CHECKING:
@@ -124,11 +125,6 @@ def attentions(model: ov.Model) -> list[tuple[Any, list[Any]]]:
     """Each paged attention of a model, with the inputs that are its caches of keys and of values."""
     found = [node for node in model.get_ops() if node.get_type_name() == "PagedAttentionExtension"]
     return [(node, [node.input_value(i).get_node() for i in (3, 4)]) for node in found]
-
-
-def cache_names(shape: CacheShape) -> list[str]:
-    """What paged models call the keys and values of a cache, in its order."""
-    return [f"{('key', 'value')[i % 2]}_cache.{i // 2}" for i in range(len(shape.kv))]
 
 
 def cache_of(name: str, shape: CacheShape) -> CacheTensor | None:

@@ -1,9 +1,10 @@
 """OpenVINO with paged attention: one executable for every shape of step, and the cache in blocks.
 
 A step's rows are laid end to end, so that nothing is padded and prompts and decode share steps (`ragged`). Each slot
-has a block table; slots that begin alike share blocks, which are copied when one of them writes (tables.py). States lie
-in a row for each slot (states.py). Where the model asks for rows of one length, those of a step that have one run
-together, one length after the other.
+has a block table; slots that begin alike share blocks, which are copied when one of them writes (tables.py); layers
+with windows have tables of their own, and give blocks back (paged_cache.py). States lie in a row for each slot
+(states.py). Where the model asks for rows of one length, those of a step that have one run together, one length after
+the other.
 Executables of a fixed number of tokens, where the bundle has them, run the decode steps that they fit; a step of a few
 rows less is filled up with rows of their own in a block that no slot holds.
 """
@@ -19,13 +20,12 @@ from numpy.typing import NDArray
 from llmc.artifacts.bundle.manifest_schema import STARTER_NAME
 from llmc.runtime.executors.base import EXECUTABLES, Content, RaggedExecutor
 from llmc.runtime.executors.compatibility import require_features, require_version
-from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
+from llmc.runtime.executors.openvino.blocks import BLOCK
 from llmc.runtime.executors.openvino.device import compile_witness, require_device, version
+from llmc.runtime.executors.openvino.paged_cache import PagedCache
 from llmc.runtime.executors.openvino.paged_models import PagedModels
-from llmc.runtime.executors.openvino.paged_request import StepRows
-from llmc.runtime.executors.openvino.space import pool_blocks
+from llmc.runtime.executors.openvino.paged_rows import StepRows
 from llmc.runtime.executors.openvino.starting import Starter
-from llmc.runtime.executors.openvino.tables import BlockTables
 from llmc.runtime.top_logits import TopLogits, top_of
 
 if TYPE_CHECKING:
@@ -54,16 +54,9 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def __init__(self, bundle: Bundle, slots: int, capacity: int, threads: int) -> None:
         super().__init__(bundle, slots, capacity, threads)
-        kept = bundle.cache_shape.kv
-        precision = str(bundle.manifest.options.get("kv_cache_dtype"))
-        space = bundle.settings.openvino_kv_space
-        self._pool = pool_blocks(precision, kept, slots, capacity, space)
-        self._filler = self._pool.blocks
-        self._cache = BlockCache(precision, kept, self._pool.blocks + 1)
-        self._poisoned: float | None = None
-        rewind = bundle.cache_shape.rewind
-        self._tables = BlockTables(slots, self._pool.blocks, self._cache.copy, self._poison_taken, rewind)
-        self._models = PagedModels(bundle, self._cache, self._filler, slots, threads, self.compilations)
+        precision, space = str(bundle.manifest.options.get("kv_cache_dtype")), bundle.settings.openvino_kv_space
+        self._cache = PagedCache(precision, bundle.cache_shape, slots, capacity, space)
+        self._models = PagedModels(bundle, self._cache, slots, threads, self.compilations)
         self._starter: Starter | None = None
         if STARTER_NAME in bundle.manifest.files:
             self._starter = Starter(bundle, slots, capacity, threads, self._models.open_any)
@@ -80,7 +73,7 @@ class OpenVinoExecutor(RaggedExecutor):
     @property
     def cache_tokens(self) -> int | None:
         """What the pool holds, where that is less than all slots may ask for."""
-        return self._pool.blocks * BLOCK if self._pool.shared else None
+        return self._cache.tokens if self._cache.shared else None
 
     @property
     def block_tokens(self) -> int:
@@ -120,14 +113,14 @@ class OpenVinoExecutor(RaggedExecutor):
         return self._top
 
     def _run(self, step: Step, each: bool) -> Array:
-        self._check_step(step, self._tables.held)
+        self._check_step(step, self._cache.held)
         live = len(step.slots)
         past, new = step.past_lengths[:live], step.new_lengths[:live]
         if self._starter is not None and self._starter.other_is_open:
             self._leave_starter()
         ends = (past + new).tolist()
         for slot, start, end in zip(step.slots, past.tolist(), ends, strict=True):
-            self._tables.prepare(slot, start, end)
+            self._cache.prepare(slot, start, end)
         if self._starter is not None:
             self._top = None
             logits = (self._starter.run_each if each else self._starter.run)(step)
@@ -135,7 +128,7 @@ class OpenVinoExecutor(RaggedExecutor):
         else:
             logits = self._infer(step, new, each)
         for slot, end in zip(step.slots, ends, strict=True):
-            self._tables.written(slot, end)
+            self._cache.written(slot, end)
         self._keep(logits, each_of=step if each else None)
         if self._starter is None:
             self._models.open_fixed_behind()
@@ -163,13 +156,8 @@ class OpenVinoExecutor(RaggedExecutor):
     def _infer_rows(self, step: Step, at: NDArray[np.int64], fixed: int, each: bool) -> tuple[Array, TopLogits | None]:
         """Logits of some rows of a step, which run together."""
         slots = [step.slots[row] for row in at]
-        rows = StepRows.of(
-            step.token_ids[at],
-            step.past_lengths[at],
-            step.new_lengths[at],
-            [self._tables.tables[s] for s in slots],
-            slots,
-        )
+        past, new = step.past_lengths[at], step.new_lengths[at]
+        rows = StepRows.of(step.token_ids[at], past, new, slots, self._cache.rows(slots, past, new))
         wanted = np.arange(len(rows.token_ids), dtype=np.int64) if each else rows.ends
         kept = len(wanted)
         if fixed:
@@ -187,18 +175,17 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Share the blocks; nothing but states is copied before one of the two writes."""
-        self._tables.held.require(source, length)
+        self._cache.held.require(source, length)
         if self._starter is not None:
             self._starter.executor.copy_prefix(source, target, length)
         elif self._models.states is not None:
             self._models.states.copy(source, target)
-        self._tables.share(source, target, length)
+        self._cache.share(source, target, length)
 
     def export_prefix(self, slot: int, length: int) -> list[Array]:
         """Copies out of the blocks, in float32, and of the slot's states."""
         self._leave_starter()
-        self._tables.held.require(slot, length)
-        kv = iter(self._cache.read(self._tables.tables[slot], length))
+        kv = iter(self._cache.read(slot, length))
         states = iter([] if self._models.states is None else self._models.states.read(slot))
         return [next(kv if t.kind == "kv" else states) for t in self.bundle.cache_shape]
 
@@ -210,43 +197,33 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def _take(self, slot: int, length: int, prefix: list[Array]) -> None:
         said = list(zip(self.bundle.cache_shape, prefix, strict=True))
-        self._tables.prepare(slot, 0, length)
-        self._cache.write(self._tables.tables[slot], [tensor for t, tensor in said if t.kind == "kv"])
+        self._cache.write(slot, length, [tensor for t, tensor in said if t.kind == "kv"])
         if self._models.states is not None:
             self._models.states.write(slot, [tensor for t, tensor in said if t.kind == "state"])
-        self._tables.written(slot, length)
 
     def _leave_starter(self) -> None:
         """Take the cached tokens over from the starter, once the paged model is open."""
         if self._starter is not None:
             starter, self._starter = self._starter, None
-            starter.hand_over(self._tables.held.used, self._take)
+            starter.hand_over(self._cache.held.used, self.bundle.cache_shape.rewind, self._take)
+            for slot, used in enumerate(self._cache.held.used):
+                self._cache.written(slot, used)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on; at 0 its
         states too."""
         self._leave_starter()
-        kept = min(start, self._tables.held.used[slot])
-        self._tables.prepare(slot, kept, kept)
-        if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
-            self._tables.prepare(slot, kept, kept + 1)
-            self._cache.poison(self._tables.tables[slot], kept, value)
-        self._cache.poison([self._filler], 0, value)
+        self._cache.poison(slot, start, value)
         if self._models.states is not None and start == 0:
             self._models.states.poison(slot, value)
-        self._poisoned = value
-
-    def _poison_taken(self, block: int) -> None:
-        if self._poisoned is not None:
-            self._cache.poison([block], 0, self._poisoned)
 
     def memory(self) -> dict[str, int]:
         """Bytes of the blocks and states that are held, of the whole pool and all states, and executables open."""
-        held, states = self._pool.blocks - self._tables.free_blocks, self._models.states
+        states, (held, pools) = self._models.states, self._cache.memory
         of_states = 0 if states is None else states.slot_bytes
         return {
-            "cache": held * self._cache.block_bytes + sum(map(bool, self._tables.held.used)) * of_states,
-            "cache_pool": self._pool.blocks * self._cache.block_bytes + self.slots * of_states,
+            "cache": held + sum(map(bool, self._cache.held.used)) * of_states,
+            "cache_pool": pools + self.slots * of_states,
             "open_executables": self._models.open_count,
         }
 

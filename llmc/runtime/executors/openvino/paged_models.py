@@ -11,25 +11,25 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import ArtifactError, DeviceError
-from llmc.runtime.executors.openvino.blocks import held_widths
+from llmc.runtime.executors.openvino.blocks import cache_names, held_widths, rings_of
 from llmc.runtime.executors.openvino.device import (
     MappedWeights,
     attentions,
-    cache_names,
     open_core,
     properties_for,
     read_paged,
     width_of,
     with_threads,
 )
-from llmc.runtime.executors.openvino.paged_request import Longs, PagedRequest, StepRows
+from llmc.runtime.executors.openvino.paged_request import PagedRequest
+from llmc.runtime.executors.openvino.paged_rows import Longs, StepRows
 from llmc.runtime.executors.openvino.states import StateTables, layouts_of
 
 if TYPE_CHECKING:
     from llmc.artifacts.bundle.manifest_schema import Executable
     from llmc.runtime.bundle import Bundle
     from llmc.runtime.executors.compilations import CompilationCounter
-    from llmc.runtime.executors.openvino.blocks import BlockCache
+    from llmc.runtime.executors.openvino.paged_cache import PagedCache
 
 PACKED = 1.5
 """Memory of an open model of a fixed size over its weights in the file: 204–215 MB for 137 (benchmarks/RESULTS.md)"""
@@ -41,12 +41,10 @@ class PagedModels:
     """The model for every shape, and those for fixed numbers of decode rows, as many as the memory budget allows."""
 
     def __init__(
-        self, bundle: Bundle, cache: BlockCache, filler: int, slots: int, threads: int, compilations: CompilationCounter
-    ) -> None:  # fmt: skip
-        """`filler` is a block of the cache that no slot holds."""
+        self, bundle: Bundle, cache: PagedCache, slots: int, threads: int, compilations: CompilationCounter
+    ) -> None:
         self._bundle = bundle
         self._cache = cache
-        self._filler = filler
         self._slots = slots
         self.states: StateTables | None = None
         """The states of models that keep any, once the first is open."""
@@ -72,7 +70,7 @@ class PagedModels:
 
     def filled(self, rows: StepRows, count: int) -> tuple[StepRows, Longs]:
         """With rows of no slot up to `count`; and the last token of each row."""
-        return rows.filled(count, self._filler, 0 if self.states is None else self.states.filler)
+        return rows.filled(count, self._cache.fillers, 0 if self.states is None else self.states.filler)
 
     def open_any(self) -> None:
         """Open the model for every shape. Raises ArtifactError or DeviceError."""
@@ -132,8 +130,10 @@ class PagedModels:
             if self.states is None and shape.states:
                 most = max((e.batch or 1) for e in manifest.executables)
                 self.states = StateTables(shape.states, layouts, self._slots, most)
-            request = PagedRequest(compiled, cache_names(shape), self._cache, self.states)
-            request.infer(*self.filled(StepRows.none(), executable.batch or 1), 0)  # which packs the weights
+            request = PagedRequest(compiled, self._cache, self.states)
+            request.infer(
+                *self.filled(StepRows.none(len(self._cache.pools)), executable.batch or 1), 0
+            )  # which packs the weights
         except RuntimeError as e:
             raise DeviceError(f"{source}: OpenVINO cannot open it: {str(e).splitlines()[-1]}") from e
         self._weights.drop_pages()
@@ -156,6 +156,8 @@ def _layouts(model: Any, bundle: Bundle, precision: str, source: str) -> list[st
     widths = {name: t.shape[0] * width for name, t, width in zip(cache_names(shape), shape.kv, held, strict=True)}
     inputs = {name: port for port in model.inputs for name in port.get_names()}
     whole = widths.keys() == {name for name in inputs if "_cache." in name}
+    pools = {name.partition(".")[2] for name in inputs if name.startswith(("block_indices.", "block_tables."))}
+    whole = whole and pools == {str(ring) for ring in rings_of(shape.kv)}
     for node, caches in attentions(model):
         queries, *given = (width_of(node.input(i)) for i in range(3))
         whole = (

@@ -1,117 +1,40 @@
-"""One step of a paged model: its rows end to end, and the request that runs them over a block cache and states."""
+"""A request that runs the steps of a paged model over its cache in blocks, and its states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
+from llmc.runtime.executors.openvino.blocks import BLOCK, of_ring
 
 if TYPE_CHECKING:
+    from llmc.runtime.executors.openvino.paged_cache import PagedCache
+    from llmc.runtime.executors.openvino.paged_rows import Longs, RowBlocks, StepRows
     from llmc.runtime.executors.openvino.states import StateTables
 
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
 _INTERVAL = 1 << 30
 """After so many tokens states would be kept on the way: more than a step has."""
 _TYPES = {"f32": ov.Type.f32, "bf16": ov.Type.bf16, "u8": ov.Type.u8}
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """The model's inputs for one step (compiler/targets/openvino/paged.py names them); T tokens of B rows.
-
-    token_ids, positions [T] int64; past [B], begins [B + 1], blocks, block_begins [B + 1] int32; longest [] int32, the
-    tokens of the longest row with its past; slots [B] int32.
-    """
-
-    token_ids: Longs
-    positions: Longs
-    past: Ints
-    begins: Ints
-    blocks: Ints
-    block_begins: Ints
-    longest: Ints
-    slots: Ints
-
-    @classmethod
-    def of(
-        cls, token_ids: Longs, past: Longs, new: Longs, tables: Sequence[Sequence[int]], slots: Sequence[int]
-    ) -> StepRows:  # fmt: skip
-        """From padded token_ids [B, Q] of which row i has new[i] live ones, and each row's block table and slot."""
-        begins = np.zeros(len(new) + 1, np.int32)
-        np.cumsum(new, out=begins[1:])
-        total = past + new
-        if token_ids.shape[1] == 1:
-            flat, positions = token_ids.reshape(-1), past
-        else:
-            flat = token_ids[np.arange(token_ids.shape[1]) < new[:, None]]
-            positions = np.arange(begins[-1]) + np.repeat(past - begins[:-1], new)
-        counts = -(-total // BLOCK)
-        block_begins = np.zeros(len(new) + 1, np.int32)
-        np.cumsum(counts, out=block_begins[1:])
-        blocks = np.concatenate([np.array(t[:n], np.int32) for t, n in zip(tables, counts.tolist(), strict=True)])
-        return cls(
-            np.ascontiguousarray(flat), np.ascontiguousarray(positions, np.int64), past.astype(np.int32), begins,
-            blocks, block_begins, np.array(total.max(), np.int32), np.array(slots, np.int32),
-        )  # fmt: skip
-
-    @classmethod
-    def none(cls) -> StepRows:
-        """No rows yet."""
-        longs, ints, start = np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(1, np.int32)
-        return cls(longs, longs, ints, start, ints, start, np.array(1, np.int32), ints)
-
-    @property
-    def ends(self) -> Longs:
-        """The last token of each row."""
-        return self.begins[1:].astype(np.int64) - 1
-
-    def filled(self, rows: int, block: int, slot: int) -> tuple[StepRows, Longs]:
-        """With one-token rows of no slot up to `rows`, in `block`, states from `slot` on; and each row's last token."""
-        more = rows - len(self.past)
-        if not more:
-            return self, self.ends
-        longs, ints = np.zeros(more, np.int64), np.zeros(more, np.int32)
-        ones = np.arange(1, more + 1, dtype=np.int32)
-        made = StepRows(
-            np.append(self.token_ids, longs), np.append(self.positions, longs), np.append(self.past, ints),
-            np.append(self.begins, self.begins[-1] + ones), np.append(self.blocks, ints + np.int32(block)),
-            np.append(self.block_begins, self.block_begins[-1] + ones), self.longest,
-            np.append(self.slots, np.int32(slot - 1) + ones),
-        )  # fmt: skip
-        return made, made.ends
-
-    @property
-    def block_tables(self) -> Ints:
-        """[B, M], the blocks of each row, and others behind them."""
-        counts = np.diff(self.block_begins)
-        tables = np.zeros((len(counts), int(counts.max())), np.int32)
-        tables[np.arange(tables.shape[1]) < counts[:, None]] = self.blocks
-        return tables
-
-
 class PagedRequest:
-    """An infer request whose caches, by `names`, are a BlockCache, and states in tables, if the model has any."""
+    """An infer request over a PagedCache, and states in tables, if the model has any."""
 
-    def __init__(
-        self, compiled: ov.CompiledModel, names: Sequence[str], cache: BlockCache, states: StateTables | None = None
-    ) -> None:
+    def __init__(self, compiled: ov.CompiledModel, cache: PagedCache, states: StateTables | None = None) -> None:
         self._request = compiled.create_infer_request()
-        self._cache = cache
+        self._pools = cache.pools
         self._states = states
         self._inputs = {port.any_name for port in compiled.inputs}
         self._outputs = [port.any_name for port in compiled.outputs if port.any_name.startswith("new_")]
-        for name, array in zip(names, cache.tensors, strict=True):
-            shape = list(array.shape)
-            if cache.precision != "u8":
-                shape[-1] //= _TYPES[cache.precision].size
-            self._request.set_tensor(name, ov.Tensor(array, ov.Shape(shape), _TYPES[cache.precision]))
+        for pool in self._pools:
+            for name, array in zip(pool.names, pool.cache.tensors, strict=True):
+                shape = list(array.shape)
+                if cache.precision != "u8":
+                    shape[-1] //= _TYPES[cache.precision].size
+                self._request.set_tensor(name, ov.Tensor(array, ov.Shape(shape), _TYPES[cache.precision]))
         for name in self._inputs:
             _, _, number = name.partition("_state.")
             if number and states is not None:
@@ -126,14 +49,13 @@ class PagedRequest:
     def infer(self, rows: StepRows, wanted: Longs, top_k: int) -> tuple[NDArray[np.float32], Any]:
         """Logits [len(wanted), V] of the wanted tokens, and with `top_k` (values, ids) [len(wanted), top_k]."""
         given: dict[str, NDArray[Any]] = {
-            "input_ids": rows.token_ids, "position_ids": rows.positions, "past_lens": rows.past,
-            "subsequence_begins": rows.begins, "block_indices": rows.blocks,
-            "block_indices_begins": rows.block_begins, "max_context_len": rows.longest, "rows": wanted,
+            "input_ids": rows.token_ids, "position_ids": rows.positions, "subsequence_begins": rows.begins,
+            "rows": wanted,
         }  # fmt: skip
+        for pool, there in zip(self._pools, rows.pools, strict=True):
+            given |= self._of_pool(pool.ring, there, len(rows.token_ids))
         if self._states is not None:
             given |= self._of_states(rows, self._states)
-        if self.one_length:
-            given |= self._of_one_length(rows)
         request = self._request
         for name, array in given.items():
             request.set_tensor(name, ov.Tensor(array, shared_memory=True))
@@ -155,12 +77,19 @@ class PagedRequest:
             "state_interval": np.full(len(read), _INTERVAL, np.int32),
         }
 
-    def _of_one_length(self, rows: StepRows) -> dict[str, NDArray[Any]]:
-        tables = rows.block_tables
-        batch, blocks = tables.shape
-        sizes = np.array([batch, len(rows.token_ids) // batch, blocks * BLOCK], np.int32)
-        found = {"step_sizes": sizes, "block_tables": tables}
-        return {name: array for name, array in found.items() if name in self._inputs}
+    def _of_pool(self, ring: int | None, rows: RowBlocks, tokens: int) -> dict[str, NDArray[Any]]:
+        """Where rows are in a pool, as far as the model asks; `tokens`: of the step."""
+        found: dict[str, NDArray[Any]] = {
+            "past_lens": rows.past, "block_indices": rows.blocks, "block_indices_begins": rows.begins,
+            "max_context_len": rows.longest,
+        }  # fmt: skip
+        if self.one_length:
+            tables = rows.tables
+            batch, blocks = tables.shape
+            found["block_tables"] = tables
+            found["step_sizes"] = np.array([batch, tokens // batch, blocks * BLOCK], np.int32)
+        named = {of_ring(name, ring): array for name, array in found.items()}
+        return {name: array for name, array in named.items() if name in self._inputs}
 
     def _keep(self, name: str, rows: StepRows) -> None:
         """Write what the model gives in place of writing it itself."""
@@ -169,7 +98,8 @@ class PagedRequest:
             assert self._states is not None
             self._states.tables[int(number)][rows.slots] = made
             return
-        places = rows.past[:, None] + np.arange(made.shape[2], dtype=np.int32)
-        blocks = np.take_along_axis(rows.block_tables, places // BLOCK, 1)
-        at = 2 * int(number) + (what == "new_value")
-        self._cache.put(at, blocks, places % BLOCK, made.transpose(0, 2, 1, 3))
+        held = f"{what.removeprefix('new_')}_cache.{number}"
+        pool, there = next((p, r) for p, r in zip(self._pools, rows.pools, strict=True) if held in p.names)
+        places = there.past[:, None] + np.arange(made.shape[2], dtype=np.int32)
+        blocks = np.take_along_axis(there.tables, places // BLOCK, 1)
+        pool.cache.put(pool.names.index(held), blocks, places % BLOCK, made.transpose(0, 2, 1, 3))

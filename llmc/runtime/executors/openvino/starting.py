@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llmc.runtime.bundle import Bundle
+    from llmc.runtime.cache_shape import Rewind
     from llmc.runtime.executors.base import Executor
     from llmc.runtime.step import Step
 
@@ -66,8 +67,11 @@ class Starter:
             made.append(result[: new if run == self.executor.run_each else 1].copy())
         return np.concatenate(made)
 
-    def hand_over(self, used: Sequence[int], take: Callable[[int, int, list[NDArray[np.float32]]], None]) -> None:
-        """Wait until the other executor's models are open, and let `take` have the tokens of every slot.
+    def hand_over(
+        self, used: Sequence[int], rewind: Rewind, take: Callable[[int, int, list[NDArray[np.float32]]], None]
+    ) -> None:
+        """Wait until the other executor's models are open, and let `take` have the tokens of every slot: of rings what
+        any start that the other's `rewind` allows may see.
 
         Raises what opening them raised.
         """
@@ -76,8 +80,19 @@ class Starter:
         self._opened.result()
         for slot, length in enumerate(list(used)):
             if length:
-                take(slot, length, self.executor.export_prefix(slot, length))
+                take(slot, length, self._prefix(slot, length, rewind.floor(length)))
         self.close()
+
+    def _prefix(self, slot: int, length: int, floor: int) -> list[NDArray[np.float32]]:
+        """What a slot has: of rings all between the windows after `floor` tokens and after `length`."""
+        shape = self.executor.bundle.cache_shape
+        whole, at = self.executor.export_prefix(slot, length), length
+        while shape.rewind.rings and at > max(floor, 1):
+            at = max(floor, 1, at - min(window for window, _ in shape.rewind.rings))
+            for t, tensor, earlier in zip(shape, whole, self.executor.export_prefix(slot, at), strict=True):
+                first = t.seen(at).start
+                tensor[..., first:at, :] = earlier[..., first:, :]
+        return whole
 
     def close(self) -> None:
         """Close the quick executor."""

@@ -145,8 +145,9 @@ class ContextCache(SlotCache):
             return
         past = step.past_lengths[: len(step.slots)]
         within = np.flatnonzero(past < self.decode.length)
-        for array, part in zip(self.decode.arrays, new, strict=True):
-            array[:, within, :, past[within]] = part[:, within][:, :, :, 0].swapaxes(0, 1)
+        for kept, array, part in zip(self._parts, self.decode.arrays, new, strict=True):
+            places = past[within] if kept.like.ring is None else past[within] % kept.like.ring
+            array[:, within, :, places] = part[:, within][:, :, :, 0].swapaxes(0, 1)
         for slot in step.slots:
             start = int(past[slot])
             if start < self.decode.length:

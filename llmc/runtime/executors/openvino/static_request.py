@@ -43,9 +43,9 @@ class StaticRequest:
         wanted |= {name: taken[name] for name in (*self._kv, *self._states)}
         _require(compiled.inputs, wanted, "takes")
         tops = dict.fromkeys(("top_values", "top_ids"), (batch, top_k)) if top_k else {}
-        made = {**tops, **{f"new_{t.entry}": t.size(batch, query) for t in shape}}
+        made = {**tops, **{f"new_{t.entry}": t.size(batch, query) for t in shape.without_rings}}
         _require([o for o in compiled.outputs if o.any_name != "logits"], made, "returns")
-        new = Tensors(parts_of(shape), batch * query)
+        new = Tensors([part.unrolled for part in parts_of(shape)], batch * query)
         new.reserve(batch, query)
         self.new: list[Array] = new.arrays
         """What the last step adds to the cache: its parts (slot_cache.py), [tensors, batch, heads, query, width]."""

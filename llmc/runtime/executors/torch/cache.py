@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmc.runtime.executors.places import free_places, windows
+
 if TYPE_CHECKING:
     from llmc.runtime.cache_shape import CacheShape, CacheTensor
     from llmc.runtime.step import Step
@@ -103,12 +105,7 @@ def read_tensor(t: CacheTensor, held: Any, length: int) -> Array:
     """See `TorchCache.read`; `held` is what a slot has of a tensor: [heads, places, width], or a state."""
     if t.kind == "state":
         return np.array(held.float().numpy())
-    if t.ring is None:
-        return np.array(held[:, :length].float().numpy())
-    tokens = np.array(t.seen(length), np.int64)
-    found = np.zeros((t.shape[0], length, t.shape[1]), np.float32)
-    found[:, tokens] = held[:, tokens % t.ring].float().numpy()
-    return found
+    return np.array(windows(t, held[:, : t.places(length)].float().numpy(), length))
 
 
 def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
@@ -127,7 +124,6 @@ def write_tensor(t: CacheTensor, held: Any, length: int, array: Array) -> None:
 def poison_tensor(t: CacheTensor, held: Any, start: int, value: float, used: int) -> None:
     """See `TorchCache.poison`."""
     if t.kind == "kv":
-        places = held.shape[1]
-        held[:, np.arange(start, min(max(used, places), start + places)) % places] = value
+        held[:, free_places(held.shape[1], start, used)] = value
     elif start == 0:
         held.fill_(value)

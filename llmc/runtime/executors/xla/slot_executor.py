@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from llmc.errors import InputError
 from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.places import windows
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.executors.xla.compile_events import told
 from llmc.runtime.top_logits import TopLogits
@@ -169,7 +170,10 @@ class SlotExecutor(StaticExecutor):
         self._held.require(slot, length)
         made = self._slot_programs["slot_read"].run([*self._cache, *self._numbers(slot)])
         rows = [self._arrays.fetch(r).astype(np.float32) for r in made]
-        rows = [_tokens_of(like, row, length) for like, row in zip(self._likes, rows, strict=True)]
+        rows = [
+            row if like.kind == "state" else windows(like, row, length)
+            for like, row in zip(self._likes, rows, strict=True)
+        ]
         return [rows[group][place] for group, place in self._shape.places]
 
     def import_prefix(self, slot: int, prefix: list[Array]) -> None:
@@ -224,16 +228,6 @@ def _row_of(tensor: Tensor) -> NDArray[Any]:
     from llmc.runtime.executors.xla.weights import dtype_of
 
     return np.zeros(tensor.shape, dtype_of(tensor.dtype))
-
-
-def _tokens_of(like: CacheTensor, row: NDArray[Any], length: int) -> NDArray[Any]:
-    """What a slot has of tensors like one, [layers, heads, places, width], as so many tokens; a state as it is."""
-    if like.ring is None:
-        return row if like.kind == "state" else row[:, :, :length]
-    tokens = np.array(like.seen(length), np.int64)
-    found = np.zeros((*row.shape[:2], length, row.shape[3]), row.dtype)
-    found[:, :, tokens] = row[:, :, tokens % like.ring]
-    return found
 
 
 def _fill_row(like: CacheTensor, row: NDArray[Any], given: Array, length: int) -> None:

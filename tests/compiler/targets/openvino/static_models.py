@@ -16,12 +16,13 @@ from llmc.compiler.program.import_fx import import_program
 from llmc.compiler.program.ir import Graph
 from llmc.compiler.targets.openvino.constants import Constants, place, to_xml
 from llmc.compiler.targets.openvino.formats import WeightFormat
-from llmc.compiler.targets.openvino.graph_model import caches_of, grows
+from llmc.compiler.targets.openvino.graph_model import caches_of
 from llmc.compiler.targets.openvino.static import static_model
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.executors.openvino.device import WHOLE_SHAPES, open_core
 from tests.compiler import tiny
 from tests.compiler.frontend.test_frontend import Run, Tensors, fused
+from tests.compiler.replay import SPARE, ringed
 
 Sizes = tuple[int, int, int]
 Format = Callable[[Constants], WeightFormat]
@@ -57,7 +58,7 @@ def graph(case: str) -> Graph:
 
 
 def from_graph(case: str, weights: WeightFormat, sizes: Sizes, states: bool = False) -> ov.Model:
-    return static_model(graph(case), weights, *sizes, states=states)
+    return static_model(graph(case), weights, *sizes, states=states, cache=ringed(case, SPARE))
 
 
 def with_weights(
@@ -78,10 +79,12 @@ def read(xml: str, weights: bytes) -> ov.Model:
 def run_of(case: str, folder: Path) -> Run:
     """Models in float32, one for each size that is asked for."""
     compiled: dict[tuple[Sizes, bool], ov.CompiledModel] = {}
-    held = caches_of(graph(case))
+    held, shape = caches_of(graph(case)), ringed(case, SPARE)
+    kv = shape.kv
 
     def run(token_ids: torch.Tensor, past: torch.Tensor, new: torch.Tensor, kept: Tensors) -> Tensors:
-        contexts = [t.shape[2] for t, v in zip(kept, held, strict=False) if grows(v)]
+        # where all are rings, the context is any that is longer
+        contexts = [t.shape[2] + (t.shape[2] == said.ring) for t, said in zip(kept, shape, strict=False) if said in kv]
         key = (*token_ids.shape, max(contexts, default=0)), bool(kept)
         if key not in compiled:
             made = with_weights(case, key[0], folder, states=bool(kept))

@@ -34,13 +34,13 @@ OTHERS = (
 @pytest.mark.parametrize("case", [*CASES, *OTHERS])
 def test_ragged_padded_steps_over_a_cache_of_nan_give_the_models_logits(case: str, tmp_path: Path) -> None:
     """First prompts, chunks over a past and decoding; windows are shorter than the text."""
-    replay = replayed(case, run_of(case, tmp_path), in_place=False, rings=False)
+    replay = replayed(case, run_of(case, tmp_path), in_place=False)
     for counts in STEPS:
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 
 
 def test_a_step_of_one_row_and_one_token_is_right_over_caches_of_any_length(tmp_path: Path) -> None:
-    replay = replayed("mistral", run_of("mistral", tmp_path), in_place=False, rings=False)
+    replay = replayed("mistral", run_of("mistral", tmp_path), in_place=False)
     replay.tokens, replay.kept = replay.tokens[:1], [t[:1] for t in replay.kept]
     for context in (0, 1, 2, 3):
         assert max(replay.step((1,), context)) < 1e-4
@@ -136,7 +136,7 @@ def test_activations_that_are_no_silu_are_lowered_too(
 ) -> None:
     case = f"llama-{activation}"
     monkeypatch.setitem(tiny.VARIANTS, case, {"hidden_act": activation})
-    replay = replayed(case, run_of(case, tmp_path), in_place=False, rings=False)
+    replay = replayed(case, run_of(case, tmp_path), in_place=False)
     for counts in STEPS[:3]:
         assert max(replay.step(counts, CONTEXT if any(replay.past) else 0)) < 1e-4
 

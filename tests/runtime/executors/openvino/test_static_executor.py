@@ -13,11 +13,13 @@ import pytest
 
 from llmc.artifacts.store.store import Store
 from llmc.compiler import targets
+from llmc.compiler.architectures.shared.tiny import WINDOW
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.compile import CompileResult, compile_bundle
 from llmc.compiler.targets.openvino.static_target import OpenVinoStaticTarget
 from llmc.errors import ArtifactError, InputError
 from llmc.runtime.bundle import Bundle
+from llmc.runtime.cache_shape import Rewind
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.openvino.static_executor import OpenVinoStaticExecutor
@@ -79,8 +81,13 @@ def test_eight_bit_weights_are_close(compiled: Compile) -> None:
     assert found["leak"] == 0.0
 
 
-@pytest.mark.parametrize("slots", [SLOTS, PLAN.limits.max_num_seqs])
-def test_every_slot_keeps_its_tokens_through_any_work(opened: Open, slots: int) -> None:
+@pytest.mark.parametrize(("case", "slots"), [("llama", SLOTS), ("llama", PLAN.limits.max_num_seqs), ("mistral", 4)])
+def test_every_slot_keeps_its_tokens_through_any_work(
+    compiled: Compile, device: str, case: str, slots: int, request: pytest.FixtureRequest
+) -> None:
+    """Also where all layers have windows, in rings of half as many places as a slot has tokens."""
+    opened = opener(compiled(device, case).bundle, request)
+    assert opened(1).bundle.cache_shape.rewind == Rewind(rings=((WINDOW, 16),) if case == "mistral" else ())
     alone = Alone(opened(1))
     life = Life(opened(slots), alone, 1)
     for _ in range(ROUNDS):

@@ -1,0 +1,175 @@
+"""Keys and values of a paged model in pools of blocks: one pool for the layers that hold all tokens, and one for those
+of each ring, whose slots give back the blocks that no window reaches.
+
+Models read a pool by inputs of its own (`of_ring`). A row's blocks begin with the first that it still holds, and its
+past counts from there: attention sees how far tokens are apart, and not where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llmc.runtime.executors.held import Held
+from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache, Floats, cache_names, rings_of
+from llmc.runtime.executors.openvino.paged_rows import RowBlocks
+from llmc.runtime.executors.openvino.space import pool_blocks, ring_blocks
+from llmc.runtime.executors.openvino.tables import BlockTables
+
+if TYPE_CHECKING:
+    from llmc.runtime.cache_shape import CacheShape, CacheTensor
+    from llmc.runtime.executors.openvino.paged_rows import Longs
+
+
+class Pool:
+    """The tensors `kept` of layers with one `ring`, or of those that hold all tokens (None)."""
+
+    def __init__(
+        self, ring: int | None, names: Sequence[str], kept: Sequence[CacheTensor], precision: str, slots: int,
+        blocks: int,
+    ) -> None:  # fmt: skip
+        self.ring = ring
+        self.names = names
+        """What models call the tensors."""
+        self.kept = kept
+        self.cache = BlockCache(precision, kept, blocks + 1)
+        self.blocks = blocks
+        self.filler = blocks
+        """A block that no slot holds."""
+        self.tables = BlockTables(slots, blocks, self.cache.copy, self._poison_taken, ring)
+        self._poisoned: float | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the blocks that slots hold."""
+        return (self.blocks - self.tables.free_blocks) * self.cache.block_bytes
+
+    def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> RowBlocks:
+        """Where the rows of a step are."""
+        return RowBlocks.of([self.tables.tables[s] for s in slots], [self.tables.firsts[s] for s in slots], past, new)
+
+    def read(self, slot: int, length: int) -> list[Floats]:
+        """The first `length` tokens of a slot: each tensor's, [heads, length, width]; zeros before a ring's window."""
+        begin = self.tables.firsts[slot] * BLOCK
+        found = self.cache.read(self.tables.tables[slot], max(0, length - begin))
+        if self.ring is None:
+            return found
+        whole = []
+        for t, tokens in zip(self.kept, found, strict=True):
+            seen = t.seen(length)
+            whole.append(np.zeros((t.shape[0], length, t.shape[1]), np.float32))
+            whole[-1][:, seen.start :] = tokens[:, seen.start - begin :]
+        return whole
+
+    def write(self, slot: int, length: int, tensors: Sequence[Floats]) -> None:
+        """Put `length` tokens into a slot, or of a ring the last."""
+        self.tables.prepare(slot, 0, length, 0 if self.ring is None else max(0, length - self.ring))
+        begin = self.tables.firsts[slot] * BLOCK
+        self.cache.write(self.tables.tables[slot], [tensor[:, begin:] for tensor in tensors])
+        self.tables.written(slot, length)
+
+    def poison(self, slot: int, kept: int, value: float) -> None:
+        """See PagedCache."""
+        self.tables.prepare(slot, kept, kept)
+        if kept % BLOCK:  # prepare one more token, so that the slot owns its last block
+            self.tables.prepare(slot, kept, kept + 1)
+            self.cache.poison(self.tables.tables[slot], kept - self.tables.firsts[slot] * BLOCK, value)
+        self.cache.poison([self.filler], 0, value)
+        self._poisoned = value
+
+    def _poison_taken(self, block: int) -> None:
+        if self._poisoned is not None:
+            self.cache.poison([block], 0, self._poisoned)
+
+
+class PagedCache:
+    """The cache of `shape` for `slots` sequences of `capacity` tokens, or as many as `space` GiB hold.
+
+    Raises InputError or DeviceError where that is none.
+    """
+
+    def __init__(
+        self, precision: str, shape: CacheShape, slots: int, capacity: int, space: float | None = None
+    ) -> None:
+        self.precision = precision
+        self.held = Held(slots, shape.rewind)
+        self._slots, self._capacity = slots, capacity
+        names, self._kv = cache_names(shape), shape.kv
+        parts = {ring: [i for i, t in enumerate(self._kv) if t.ring == ring] for ring in (None, *rings_of(self._kv))}
+        self._order = [i for part in parts.values() for i in part]
+        room = pool_blocks(precision, self._kv, slots, capacity, space)
+        self.shared = room.shared
+        """Whether slots may ask for more than there is."""
+        self.pools = [
+            Pool(
+                ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots,
+                slots * -(-capacity // BLOCK) if ring else room.blocks,
+            )
+            for ring, part in parts.items()
+        ]  # fmt: skip
+
+    @property
+    def tokens(self) -> int:
+        """Of all slots, that there is room for."""
+        return self.pools[0].blocks * BLOCK
+
+    def prepare(self, slot: int, start: int, end: int) -> None:
+        """Let slot `slot` keep its first `start` tokens and write up to `end`. Raises InputError without a block."""
+        for pool in self.pools:
+            pool.tables.prepare(slot, start, end)
+        self.held.wrote(slot, 0, start)
+
+    def written(self, slot: int, end: int) -> None:
+        """Slot `slot` holds tokens 0 … end − 1."""
+        for pool in self.pools:
+            pool.tables.written(slot, end)
+        self.held.wrote(slot, 0, end)
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let `target` hold the first `length` tokens of `source` and no others. Raises InputError without them."""
+        self.held.require(source, length)
+        for pool in self.pools:
+            pool.tables.share(source, target, length)
+        self.held.copied(source, target, length)
+
+    def rows(self, slots: Sequence[int], past: Longs, new: Longs) -> list[RowBlocks]:
+        """Where the rows of a step are, in each pool."""
+        return [pool.rows(slots, past, new) for pool in self.pools]
+
+    @property
+    def fillers(self) -> list[int]:
+        """In each pool a block that no slot holds."""
+        return [pool.filler for pool in self.pools]
+
+    def read(self, slot: int, length: int) -> list[Floats]:
+        """The first `length` tokens of a slot in float32: each tensor's, [heads, length, width], in the cache's order;
+        zeros before a ring's window. Raises InputError where they are not there."""
+        self.held.require(slot, length)
+        found = [tensor for pool in self.pools for tensor in pool.read(slot, length)]
+        return [found[self._order.index(i)] for i in range(len(found))]
+
+    def write(self, slot: int, length: int, tensors: Sequence[Floats]) -> None:
+        """Put `length` tokens into a slot, rounded to the cache's precision."""
+        given = iter([tensors[i] for i in self._order])
+        for pool in self.pools:
+            pool.write(slot, length, [next(given) for _ in pool.kept])
+        self.held.imported(slot, length)
+
+    def poison(self, slot: int, start: int, value: float) -> None:
+        """Overwrite what the slot does not own of its last block, and every block that is taken from now on."""
+        kept = min(start, self.held.used[slot])
+        for pool in self.pools:
+            pool.poison(slot, kept, value)
+        self.held.wrote(slot, kept, kept)
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are held, and those of all pools."""
+        sizes = [
+            min(pool.blocks, pool.blocks if pool.ring is None else self._slots * ring_blocks(pool.ring, self._capacity))
+            * pool.cache.block_bytes
+            for pool in self.pools
+        ]
+        return sum(pool.held_bytes for pool in self.pools), sum(sizes)
