@@ -35,14 +35,14 @@ from llmc.compiler.targets.openvino.precision import properties
 from llmc.compiler.verification.divergence import log_softmax
 from llmc.compiler.weights.recipes import write_weights
 from llmc.runtime.cache_shape import CacheShape
-from llmc.runtime.executors.openvino.blocks import BLOCK, BlockCache
-from llmc.runtime.executors.openvino.device import MappedWeights, cache_names, open_core, read_paged
-from llmc.runtime.executors.openvino.paged_request import PagedRequest, StepRows
+from llmc.runtime.executors.openvino.device import MappedWeights, open_core, read_paged
+from llmc.runtime.executors.openvino.paged_cache import PagedCache
+from llmc.runtime.executors.openvino.paged_request import PagedRequest
+from llmc.runtime.executors.openvino.paged_rows import StepRows
 
 CAPACITY = 1024
 SLOTS = 8
 PAST = 64
-TABLES = [list(range(i * CAPACITY // BLOCK, (i + 1) * CAPACITY // BLOCK)) for i in range(SLOTS)]
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Model:
         model = read_paged(xml, self._weights, shape, str(variant))
         settings = {**variant.settings(), "INFERENCE_NUM_THREADS": threads}
         compiled = open_core().compile_model(model, "CPU", settings)
-        self.cache = BlockCache(variant.settings()["KV_CACHE_PRECISION"], shape.kv, SLOTS * CAPACITY // BLOCK)
-        self.request = PagedRequest(compiled, cache_names(shape), self.cache)
+        self.cache = PagedCache(variant.settings()["KV_CACHE_PRECISION"], shape, SLOTS, CAPACITY)
+        self.request = PagedRequest(compiled, self.cache)
         self.megabytes = weights.stat().st_size / 1e6
 
     def step(self, tokens: list[list[int]], past: list[int], each: bool = False) -> np.ndarray:
@@ -106,7 +106,10 @@ class Model:
         padded = np.zeros((len(tokens), new.max()), np.int64)
         for row, ids in zip(padded, tokens, strict=True):
             row[: len(ids)] = ids
-        rows = StepRows.of(padded, np.array(past), new, TABLES[: len(tokens)], range(len(tokens)))
+        slots, before = range(len(tokens)), np.array(past)
+        for slot, start, count in zip(slots, past, new.tolist(), strict=True):
+            self.cache.prepare(slot, start, start + count)
+        rows = StepRows.of(padded, before, new, slots, self.cache.rows(slots, before, new))
         wanted = np.arange(len(rows.token_ids)) if each else rows.ends
         return self.request.infer(rows, wanted, 0)[0]
 

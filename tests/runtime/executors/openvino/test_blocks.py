@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,20 @@ def test_a_pool_has_room_for_all_slots_or_for_the_space_it_is_given() -> None:
     assert (pool.blocks, pool.shared) == (16, False)
     with pytest.raises(InputError, match=r"holds no sequence: 32 tokens take .* GiB hold one of 100 tokens, .* all 4"):
         pool_blocks("u8", sizes, 4, 100, size / GIB)
+
+
+def test_rings_of_all_slots_are_counted_before_what_the_space_leaves() -> None:
+    """A ring of 40 tokens is in up to three blocks."""
+    windowed = tuple(replace(t, window=8, ring=40) for t in KEPT[:2])
+    ring, size = block_bytes("f32", windowed), block_bytes("f32", KEPT[2:])
+    mixed = (*windowed, *KEPT[2:])
+    assert pool_blocks("f32", mixed, 4, 320, None).blocks == 4 * 10
+    room = pool_blocks("f32", mixed, 4, 320, (4 * 3 * ring + 7 * size) / GIB)
+    assert (room.blocks, room.shared) == (7, True)
+    assert not pool_blocks("f32", windowed, 4, 320, 4 * 3 * ring / GIB).shared
+    for kept, space in ((mixed, 4 * 3 * ring + size), (windowed, 4 * 3 * ring - 1)):
+        with pytest.raises(InputError, match=r"holds no sequence: .* rings of windows .* GiB for 4 slots"):
+            pool_blocks("f32", kept, 4, 320, space / GIB)
 
 
 def test_a_space_beyond_the_memory_of_the_host_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
