@@ -163,8 +163,7 @@ def compile_command(
         _hybrid(prefill_device, decode_device, alone, (model, config, plan, flags), options, output, cache_dir, as_json)
         return
     if (resumed and not (dry_run or emit) and finish_instead(output, cache_dir, settings, options, as_json)) or (
-        model is not None
-        and _pooled(model, task, flags, plan, options, output, cache_dir, as_json, dry_run or bool(emit))
+        model is not None and _pooled(model, task, flags, plan, options, output, cache_dir, as_json, dry_run, emit)
     ):
         return
     if resumed:
@@ -203,23 +202,27 @@ def compile_command(
 
 def _pooled(
     model: str, task: str | None, flags: PlanningFlags, plan_file: Path | None, options: CompileOptions,
-    output: Path | None, cache_dir: Path | None, as_json: bool, otherwise: bool,
+    output: Path | None, cache_dir: Path | None, as_json: bool, dry_run: bool, emit: str | None,
 ) -> bool:  # fmt: skip
-    """Compile a model that embeds or scores, and say what was done; False for one that generates."""
+    """Compile a model that embeds or scores, or say what that would do; False for one that generates."""
     made = pooled_plan_of(model, task, flags, plan_file)
     if made is None:
         return False
     from llmc.artifacts.local.opening import open_store
     from llmc.cli.output import CompileProgress
     from llmc.compiler.pipeline.encoding import compile_encoder
+    from llmc.compiler.pipeline.encoding_dry_run import dry_run_encoder
     from llmc.settings import Settings
 
     checkpoint, plan = made
-    if otherwise:
-        raise InputError(f"--dry-run and --emit are for models that generate, not for one to {plan.task}")
+    if emit is not None:
+        raise InputError(f"--emit is for models that generate, not for one to {plan.task}")
     output = output or Path(f"{_stem(checkpoint.asked)}-{options.device.replace(':', '-')}.llmc")
     settings = Settings.from_environment()
     store = open_store(cache_dir, settings, options.device)
+    if dry_run:
+        print_estimate(dry_run_encoder(checkpoint, plan, options, store), as_json)
+        return True
     with CompileProgress(as_json and not sys.stderr.isatty()) as progress:
         result = compile_encoder(checkpoint, output, plan, options, store, progress)
     print_result(result, as_json)

@@ -33,8 +33,10 @@ def print_estimate(found: dict[str, Any], as_json: bool) -> None:
     if shared:
         typer.echo(f"why: {shared}")
     typer.echo(found["choice"])
+    seconds = found["estimated_seconds"]
     typer.echo(
-        f"{found['to_build']} executables to build, {found['cached']} cached; about {found['estimated_seconds']:.0f} s "
+        f"{found['to_build']} executables to build, {found['cached']} cached; "
+        f"{'time not measured here yet' if seconds is None else f'about {seconds:.0f} s'} "
         f"and {found['estimated_bytes'] / 1e6:,.0f} MB"
     )
     for warning in found["warnings"]:

@@ -90,8 +90,7 @@ def test_texts_that_are_too_long_are_cut_where_that_is_asked_for(llmc: Llmc, fol
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--dry-run",), "--dry-run and --emit are for models that generate, not for one to embed"),
-        (("--emit", "program"), "--dry-run and --emit are for models that generate, not for one to embed"),
+        (("--emit", "program"), "--emit is for models that generate, not for one to embed"),
         (("--device", "xla"), "--device xla has no form for models that embed or score; take one of cpu, onnxruntime"),
         (("--device", "fake", "--require-native"), "--require-native: what embeds or scores is compiled on each host"),
         (("--device", "fake", "--sample-top-k", "4"), "--sample-top-k is for models that generate text; leave it out"),
@@ -113,6 +112,26 @@ def test_a_compile_again_takes_all_from_the_store(llmc: Llmc, folder: Path) -> N
     assert llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json").json["reused"] == 6
     one = llmc("compile", folder / "embed", *words[:-2], "one.llmc", "--json", "--no-specialise").json
     assert (one["built"], one["reused"], one["specialised"]) == (1, 0, False)
+
+
+def test_a_dry_run_says_what_is_missing_and_builds_nothing(llmc: Llmc, folder: Path) -> None:
+    store = ("--cache-dir", "another", "--device", "fake")
+    words = ("compile", folder / "embed", *store, "--max-num-seqs", 2)
+    found = llmc(*words, "--dry-run", "--json").json
+    assert (found["to_build"], found["cached"], found["estimated_seconds"]) == (6, 0, None)
+    assert found["estimated_bytes"] > 0
+    assert "time not measured here yet" in llmc(*words, "--dry-run").out
+    llmc(*words[:-1], 1, "-o", "some.llmc")
+    found = llmc(*words, "--dry-run", "--json").json
+    assert (found["to_build"], found["cached"]) == (3, 3)
+    assert [e["cached"] for e in found["executables"]] == [e["batch"] == 1 for e in found["executables"]]
+    assert found["estimated_seconds"] is not None
+    llmc(*words, "-o", "all.llmc")
+    said = llmc(*words, "--dry-run").out
+    assert "0 executables to build, 6 cached; about 0 s" in said
+    assert "cannot" not in said
+    every = llmc(*words, "--no-specialise", "--dry-run", "--json").json
+    assert [(e["phase"], e["buckets"], e["cached"]) for e in every["executables"]] == [("any", 6, False)]
 
 
 def test_a_bundle_is_verified_again(llmc: Llmc, folder: Path) -> None:

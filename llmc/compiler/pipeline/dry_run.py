@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from llmc.artifacts.key import Key
 from llmc.compiler.architectures.shared.families import size_of
 from llmc.compiler.estimates.footprint import Footprint
 from llmc.compiler.model_size import weights_in
 from llmc.compiler.pipeline.bind import why_unverified
 from llmc.compiler.pipeline.compile import executable_key, require_native
+from llmc.compiler.pipeline.lookup import LookupStages, NotBuiltError, ignore
 from llmc.compiler.pipeline.resolve import Job
 from llmc.compiler.pipeline.verification import probes_stage
-from llmc.compiler.stages import StageReport, Stages
-from llmc.errors import CheckpointError, LlmcError
+from llmc.compiler.stages import Stages
+from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from llmc.artifacts.store.entries import Entry
     from llmc.artifacts.store.store import Store
     from llmc.buckets.plan import Plan
     from llmc.compiler.architectures.shared.size import ModelSize
@@ -26,26 +24,6 @@ if TYPE_CHECKING:
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.targets.base import Target
     from llmc.settings import Settings
-
-
-class _NotBuiltError(LlmcError):
-    pass
-
-
-class _LookupStages(Stages):
-    """Stages that are only looked up: the first one that is missing ends the walk; `found` are those before it."""
-
-    def __init__(self, stages: Stages) -> None:
-        super().__init__(stages.store, stages.checkpoint, stages.plan, _ignore)
-        self.found: set[str] = set()
-
-    def run(self, kind: str, components: Mapping[str, Any], build: object) -> Entry:
-        key = Key(kind, components)
-        entry = self.store.lookup(key)
-        if entry is None:
-            raise _NotBuiltError(f"stage {kind} has to run: {self.store.why(key)}")
-        self.found.add(kind)
-        return entry
 
 
 def dry_run(
@@ -58,14 +36,14 @@ def dry_run(
     job = Job.of(model, plan, options, settings)
     require_native(job.target, job.options)
     why_unverified(job.target, job.checkpoint, job.options)
-    stages = Stages(store, job.checkpoint, plan, _ignore, job.target.settings)
+    stages = Stages(store, job.checkpoint, plan, ignore, job.target.settings)
     found = _estimate(job.target, stages, job.options)
     return found | {"choice": f"{found['choice']}; {job.target.executor}: {job.why}"} if job.why else found
 
 
 def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[str, Any]:
     """Shapes with `cached` (None when that depends on a stage still to run) and `why` not, seconds and bytes."""
-    lookup = _LookupStages(stages)
+    lookup = LookupStages(stages)
     shapes = target.shapes(stages.plan.buckets, options)
     known = None
     why: list[str | None] = [None] * len(shapes)
@@ -74,7 +52,7 @@ def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[s
         keys = [executable_key(target, known, shape, options) for shape in shapes]
         cached: list[bool | None] = [stages.store.lookup(key) is not None for key in keys]
         why = [None if hit else stages.store.why(key) for key, hit in zip(keys, cached, strict=True)]
-    except _NotBuiltError as missing:
+    except NotBuiltError as missing:
         cached = [None] * len(shapes)
         why = [str(missing)] * len(shapes)
     size = _size_of(stages)
@@ -103,10 +81,10 @@ def _estimate(target: Target, stages: Stages, options: CompileOptions) -> dict[s
     }
 
 
-def _reference_missing(lookup: _LookupStages, target: Target) -> bool:
+def _reference_missing(lookup: LookupStages, target: Target) -> bool:
     try:
         probes_stage(lookup, target)
-    except _NotBuiltError:
+    except NotBuiltError:
         return True
     return False
 
@@ -117,7 +95,3 @@ def _size_of(stages: Stages) -> ModelSize | None:
         return size_of(stages.checkpoint.config, stages.checkpoint.name)
     except CheckpointError:
         return None
-
-
-def _ignore(_: StageReport) -> None:
-    return None
