@@ -36,8 +36,9 @@ demo: $(VENV)/.ready
 # memory than processors
 WORKERS ?= 2
 
+# SHARD=2/5: what every shard runs, and the second of five parts of the rest
 test: $(VENV)/.ready
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(SHARD),--shard $(SHARD))
 
 # what needs the fake target and numpy alone, below a minute (tests/conftest.py, FAST)
 test-fast: $(VENV)/.ready

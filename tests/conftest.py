@@ -101,7 +101,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="the fast tier alone, which imports no compiler's package")
+    parser.addoption(
+        "--shard", type=_shard, metavar="K/N", help="what every shard runs, and the K-th of N parts of the rest"
+    )
     parser.addoption("--other-python", type=Path, help="Python of the environment that two_versions tests compare with")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """K of N; raises ValueError, which pytest says with the option's name."""
+    number, _, count = text.partition("/")
+    if not 1 <= int(number) <= int(count):
+        raise ValueError(text)
+    return int(number), int(count)
 
 
 def _unwritten(file: Any) -> None:
@@ -122,7 +133,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.meta_path.insert(0, NoHeavyPackages)  # type: ignore[arg-type]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files that compile go first, the demo model's before all: a long file begun last leaves processors idle.
 
     With --no-loadscope-reorder workers take files in this order, not in that of the number of their tests.
@@ -130,6 +141,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: begins(item.path))
     for item in items:
         item.add_marker("fast" if is_fast(item.path) else "slow")
+    if shard := config.getoption("--shard"):
+        others = _of_other_shards(items, *shard)
+        config.hook.pytest_deselected(items=list(others.values()))
+        items[:] = [item for item in items if item.nodeid not in others]
+
+
+def _of_other_shards(items: Sequence[pytest.Item], number: int, count: int) -> dict[str, pytest.Item]:
+    """What another of `count` shards runs. The fast tier and the tests on the demo model are in all; of other files,
+    and of the families of tests/models, each is in one, the next in the next."""
+    shared = [item for item in items if not is_fast(item.path) and begins(item.path) > 0]
+    places: dict[object, int] = {}
+    found = {item.nodeid: places.setdefault(_unit(item), len(places)) % count + 1 for item in shared}
+    return {item.nodeid: item for item in shared if found[item.nodeid] != number}
+
+
+def _unit(item: pytest.Item) -> object:
+    """What is in one shard as a whole."""
+    parameters = getattr(item, "callspec", None)
+    return parameters.id if parameters is not None and item.path.parent.name == "models" else item.path
 
 
 @pytest.hookimpl(wrapper=True)
