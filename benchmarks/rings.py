@@ -1,11 +1,11 @@
 """What rings save: memory of the cache and time of a decode step of a model whose layers have windows.
 
-    python benchmarks/rings.py WORK [--contexts 1024,4096,8192] [--rounds 5] [--steps 16] [--json]
+    python benchmarks/rings.py WORK [--device openvino] [--contexts 1024,4096,8192] [--rounds 5] [--steps 16] [--json]
 
 Writes a Gemma-3-like model of random weights into WORK (five layers with a window of 512 for each that sees all), and
-compiles it twice for ONNX Runtime in float32: windows in rings, as always, and with a place for each token, as before.
-Both decode one sequence behind a context, in turns. A ratio is of rings to none, the median of rounds. Weights are
-random, so nothing is verified here: tests/runtime/executors/onnxruntime/test_rolling.py compares the numbers.
+compiles it twice for onnxruntime or openvino in float32: windows in rings, as always, and with a place for each token,
+as before. Both decode one sequence behind a context, in turns. A ratio is of rings to none, the median of rounds.
+Weights are random, so nothing is verified here: the devices' tests compare the numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 import llmc
 from llmc.bench.peers.machine import describe
 from llmc.compiler.frontend.skeleton import model_config
-from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
+from llmc.compiler.targets import open_target
 from llmc.cpus import usable_cpus
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.executors import open_executor
@@ -52,21 +52,22 @@ def weights(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
 
 
-def bundles(work: Path) -> dict[str, Path]:
+def bundles(work: Path, device: str) -> dict[str, Path]:
     """Both, made where they are not there yet."""
     model = work / "model"
     if not (model / "model.safetensors").exists():
         random_llama.write(model, 0, CONFIG, weights)
-    found = {RINGS: work / "bundle-rings", WHOLE: work / "bundle-whole"}
-    held = OnnxRuntimeTarget.held_cache
+    found = {name: work / f"{device}-{name}" for name in (RINGS, WHOLE)}
+    target: Any = type(open_target(device))
+    held = target.held_cache
     for name, path in found.items():
         if not path.exists():
-            OnnxRuntimeTarget.held_cache = held if name == RINGS else lambda _, cache, *rest: cache  # type: ignore[method-assign]
+            target.held_cache = held if name == RINGS else lambda _, cache, *rest: cache
             llmc.compile(
-                str(model), path, device="onnxruntime", quantize="none", verify="none", max_model_len=LONGEST,
+                str(model), path, device=device, quantize="none", verify="none", max_model_len=LONGEST,
                 max_num_seqs=1, cache_dir=work / "store",
             )  # fmt: skip
-    OnnxRuntimeTarget.held_cache = held  # type: ignore[method-assign]
+    target.held_cache = held
     return found
 
 
@@ -74,7 +75,7 @@ def filled(path: Path, context: int) -> Executor:
     """The bundle, one slot of which has `context` tokens."""
     executor = open_executor(Bundle.open(path), 1, threads=usable_cpus())
     ids = np.random.default_rng(0).integers(0, executor.bundle.size("vocab_size"), context).tolist()
-    chunk = executor.prompt_chunk or context
+    chunk = executor.prompt_chunk or WINDOW
     for start in range(0, context, chunk):
         executor.run(exact("prompt", [0], [ids[start : start + chunk]], [start]))
     return executor
@@ -109,13 +110,14 @@ def measured(paths: dict[str, Path], context: int, rounds: int, steps: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
+    parser.add_argument("--device", default="onnxruntime", choices=("onnxruntime", "openvino"))
     parser.add_argument("--contexts", default="1024,4096,8192")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    paths = bundles(args.work)
+    paths = bundles(args.work, args.device)
     rows = []
     for context in map(int, args.contexts.split(",")):
         print(f"decode behind {context} tokens", file=sys.stderr)
