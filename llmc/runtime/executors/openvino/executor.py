@@ -207,7 +207,7 @@ class OpenVinoExecutor(RaggedExecutor):
             starter, self._starter = self._starter, None
             starter.hand_over(self._cache.held.used, self.bundle.cache_shape.rewind, self._take)
             for slot, used in enumerate(self._cache.held.used):
-                self._cache.written(slot, used)
+                self._cache.held.wrote(slot, 0, used)
 
     def poison(self, slot: int, start: int, value: float) -> None:
         """Overwrite what the slot does not own of its last block, and every block that is taken from now on; at 0 its
@@ -219,11 +219,11 @@ class OpenVinoExecutor(RaggedExecutor):
 
     def memory(self) -> dict[str, int]:
         """Bytes of the blocks and states that are held, of the whole pool and all states, and executables open."""
-        states, (held, pools) = self._models.states, self._cache.memory
+        states, cache = self._models.states, self._cache
         of_states = 0 if states is None else states.slot_bytes
         return {
-            "cache": held + sum(map(bool, self._cache.held.used)) * of_states,
-            "cache_pool": pools + self.slots * of_states,
+            "cache": cache.held_bytes + sum(map(bool, cache.held.used)) * of_states,
+            "cache_pool": cache.nbytes + self.slots * of_states,
             "open_executables": self._models.open_count,
         }
 

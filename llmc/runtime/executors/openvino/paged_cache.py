@@ -95,20 +95,21 @@ class PagedCache:
     ) -> None:
         self.precision = precision
         self.held = Held(slots, shape.rewind)
-        self._slots, self._capacity = slots, capacity
         names, self._kv = cache_names(shape), shape.kv
         parts = {ring: [i for i, t in enumerate(self._kv) if t.ring == ring] for ring in (None, *rings_of(self._kv))}
         self._order = [i for part in parts.values() for i in part]
-        room = pool_blocks(precision, self._kv, slots, capacity, space)
+        room, most = pool_blocks(precision, self._kv, slots, capacity, space), slots * -(-capacity // BLOCK)
         self.shared = room.shared
         """Whether slots may ask for more than there is."""
-        self.pools = [
-            Pool(
-                ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots,
-                slots * -(-capacity // BLOCK) if ring else room.blocks,
+        self.pools = []
+        for ring, part in parts.items():
+            blocks = room.blocks if ring is None else most
+            self.pools.append(
+                Pool(ring, [names[i] for i in part], [self._kv[i] for i in part], precision, slots, blocks)
             )
-            for ring, part in parts.items()
-        ]  # fmt: skip
+        usual = [room.blocks, *(slots * ring_blocks(ring, capacity) for ring in rings_of(self._kv))]
+        self.nbytes = sum(n * pool.cache.block_bytes for n, pool in zip(usual, self.pools, strict=True))
+        """Of all that slots hold between steps."""
 
     @property
     def tokens(self) -> int:
@@ -119,13 +120,13 @@ class PagedCache:
         """Let slot `slot` keep its first `start` tokens and write up to `end`. Raises InputError without a block."""
         for pool in self.pools:
             pool.tables.prepare(slot, start, end)
-        self.held.wrote(slot, 0, start)
+        self.held.wrote(slot, start, start)
 
     def written(self, slot: int, end: int) -> None:
         """Slot `slot` holds tokens 0 … end − 1."""
         for pool in self.pools:
             pool.tables.written(slot, end)
-        self.held.wrote(slot, 0, end)
+        self.held.wrote(slot, self.held.used[slot], end)
 
     def share(self, source: int, target: int, length: int) -> None:
         """Let `target` hold the first `length` tokens of `source` and no others. Raises InputError without them."""
@@ -165,11 +166,6 @@ class PagedCache:
         self.held.wrote(slot, kept, kept)
 
     @property
-    def memory(self) -> tuple[int, int]:
-        """Bytes that are held, and those of all pools."""
-        sizes = [
-            min(pool.blocks, pool.blocks if pool.ring is None else self._slots * ring_blocks(pool.ring, self._capacity))
-            * pool.cache.block_bytes
-            for pool in self.pools
-        ]
-        return sum(pool.held_bytes for pool in self.pools), sum(sizes)
+    def held_bytes(self) -> int:
+        """Of the blocks that slots hold now."""
+        return sum(pool.held_bytes for pool in self.pools)

@@ -140,7 +140,12 @@ def test_a_prefix_is_handed_over_as_windows_and_goes_on(opened: Callable[..., Ex
     assert [tensor.shape[1] for tensor in handed] == [130] * len(handed)
     assert all(np.isfinite(tensor).all() for tensor in handed)
     executor.import_prefix(1, handed)
-    assert np.abs(write(executor, 1, 200, 130) - logits(MIXED)[199]).max() < 1e-3
+    write(executor, 1, 132, 130)
+    with pytest.raises(InputError, match="slot 1 holds its windows after 132 tokens"):
+        executor.copy_prefix(1, 2, 129)  # what it would see before the window was never there
+    executor.copy_prefix(1, 2, 130)
+    assert np.abs(write(executor, 1, 200, 131) - logits(MIXED)[199]).max() < 1e-3
+    assert np.abs(write(executor, 2, 131, 130) - logits(MIXED)[130]).max() < 1e-3
     with pytest.raises(InputError, match="slot 1 holds its windows after 200 tokens"):
         executor.export_prefix(1, 120)
 
