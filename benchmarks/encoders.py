@@ -137,7 +137,8 @@ def main() -> None:
         (folder / "texts.json").write_text(json.dumps(texts))
         (folder / "model").mkdir()
         write_model(folder / "model", texts)
-        for how, options in {"f32": {"dtype": "f32"}, "bf16": {"dtype": "bf16"}, "int8": {"quantize": "int8"}}.items():
+        asks = {"f32": {"dtype": "f32"}, "bf16": {"dtype": "bf16"}, "int8": {"quantize": "int8"}}
+        for how, options in asks.items() if asked.only is None else [(asked.only, asks[asked.only])]:
             llmc.compile(folder / "model", folder / f"llmc-{how}", device="cpu", cache_dir=folder / "store", **options)
         subprocess.run(
             [str(PEERS), str(Path(__file__).with_name("encoders_child.py")), "prepare", "", place], check=True
