@@ -21,6 +21,9 @@ from llmc.errors import CheckpointError
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
+_REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What transformers raises for values that it cannot compute with."""
+
 
 def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
     """The transformers configuration object of an HF-style `config` dict; raises CheckpointError."""
@@ -33,7 +36,7 @@ def model_config(config: Mapping[str, Any]) -> PretrainedConfig:
     transformers_logging.set_verbosity_error()
     try:
         return AutoConfig.for_model(model_type, **fields)
-    except (TypeError, ValueError, KeyError, AttributeError, StrictDataclassError) as e:
+    except (*_REFUSALS, StrictDataclassError) as e:
         raise CheckpointError(f"the model configuration is not a valid {model_type} configuration: {e}") from e
 
 
@@ -51,14 +54,21 @@ def build_skeleton(config: Mapping[str, Any]) -> PreTrainedModel:
     from the configuration. Dropout is left out. Raises CheckpointError.
     """
     hf_config = model_config(config)
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
-    for module in list(model.modules()):
-        _hold_stored_buffers(module)
-        _compute_buffers(module, model)
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Dropout):
-                setattr(module, name, nn.Identity())
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=torch.float32)
+        for module in list(model.modules()):
+            _hold_stored_buffers(module)
+            _compute_buffers(module, model)
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.Dropout):
+                    setattr(module, name, nn.Identity())
+    except _REFUSALS as e:
+        nulls = ", ".join(name for name, value in config.items() if value is None)
+        raise CheckpointError(
+            f"transformers cannot build the {config.get('model_type')} model of this configuration: {e}"
+            + (f"; null in it, for which it has no default: {nulls}" if nulls else "")
+        ) from e
     model.eval().requires_grad_(False)
     return model
 

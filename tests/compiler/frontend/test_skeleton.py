@@ -64,3 +64,20 @@ def test_a_buffer_that_nothing_computes_is_refused_by_name(monkeypatch: pytest.M
 def test_rotary_frequencies_are_transformers_own() -> None:
     model: Any = build_skeleton(tiny.config("llama"))
     assert torch.equal(model.model.rotary_emb.inv_freq, tiny.model("llama").model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("change", [{"rope_theta": None}, {"rope_parameters": None, "rope_theta": None}])
+def test_a_configuration_that_transformers_cannot_build_is_refused_with_what_is_null_in_it(
+    change: dict[str, Any],
+) -> None:
+    said = "transformers cannot build the llama model of this configuration: .*; null in it, .*rope_theta"
+    with pytest.raises(CheckpointError, match=said):
+        build_skeleton({**tiny.config("llama"), **change})
+
+
+def test_numbers_that_transformers_cannot_compute_with_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="is not a valid llama configuration: integer modulo by zero"):
+        build_skeleton({**tiny.config("llama"), "num_attention_heads": 0})
+    rope = {"rope_type": "default", "rope_theta": "much"}
+    with pytest.raises(CheckpointError, match=r"cannot build the llama model of this configuration: [^;]*$"):
+        build_skeleton({**tiny.config("llama"), "rope_parameters": rope})
