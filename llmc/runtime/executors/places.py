@@ -24,12 +24,14 @@ def free_places(places: int, start: int, used: int) -> NDArray[np.int64]:
     return np.arange(start, min(max(used, places), start + places)) % places
 
 
-def windows(t: CacheTensor, held: NDArray[Any], length: int) -> NDArray[Any]:
-    """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, and
-    zeros."""
+def windows(
+    t: CacheTensor, held: NDArray[Any], length: int, places: slice | NDArray[np.int64] | None = None
+) -> NDArray[Any]:
+    """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, from
+    `places` where tokens do not lie as rings say, and zeros."""
     if t.ring is None:
         return held[..., :length, :]
-    tokens = np.array(t.seen(length), np.int64)
+    first = t.seen(length).start
     found = np.zeros((*held.shape[:-2], length, held.shape[-1]), held.dtype)
-    found[..., tokens, :] = held[..., tokens % t.ring, :]
+    found[..., first:, :] = held[..., places_of(t, first, length) if places is None else places, :]
     return found

@@ -154,8 +154,11 @@ class SlotCache:
         copies, with zeros before the last window."""
         self.held.require(slot, length)
         self._bring_home(slot, length)
-        pairs = zip(self._parts, self.home.arrays, strict=True)
-        return [windows(part.like, array[:, slot], length) for part, array in pairs]
+        found = []
+        for part, array in zip(self._parts, self.home.arrays, strict=True):
+            places = self._places(part, slot, part.like.seen(length).start, length)
+            found.append(windows(part.like, array[:, slot], length, places))
+        return found
 
     def lay_out(self, slot: int, length: int, to: Tensors, row: int) -> None:
         """Copy the first `length` tokens of a slot to a row of other tensors."""
@@ -170,7 +173,7 @@ class SlotCache:
         self._bring_home(slot, start)
         for part, array, tokens in zip(self._parts, self.home.arrays, new, strict=True):
             kept = end - start if part.like.ring is None else min(end - start, part.like.ring)
-            array[:, slot][:, :, places_of(part.like, start, end)] = tokens[:, :, end - start - kept :]
+            array[:, slot][:, :, self._places(part, slot, start, end)] = tokens[:, :, end - start - kept :]
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -228,8 +231,8 @@ class SlotCache:
         its states too, which no token owns then."""
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
-        for array in self.home.arrays:
-            array[:, slot][:, :, free_places(array.shape[3], start, used)] = value
+        for part, array in zip(self._parts, self.home.arrays, strict=True):
+            array[:, slot][:, :, self._free(part, slot, start, used)] = value
         if start == 0:
             for state in self.states:
                 state[slot] = value
@@ -238,6 +241,14 @@ class SlotCache:
             self._in_decode[slot] = 0
         self._touched[slot] = self.home.length
         self.decode.poison(value)
+
+    def _places(self, part: Part, slot: int, start: int, end: int) -> slice | NDArray[np.int64]:
+        """Where a slot's home has tokens, as `places_of` says."""
+        return places_of(part.like, start, end)
+
+    def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
+        """Where it has none of the first `start` tokens, of so many that it has held."""
+        return free_places(part.like.places(self.home.length), start, used)
 
     def _copy_tokens(self, source: Tensors, slot: int, to: Tensors, row: int, start: int, end: int) -> None:
         """Tokens `start` … `end` − 1 of one layout's row go to another's."""

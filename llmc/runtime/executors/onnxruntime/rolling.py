@@ -65,11 +65,14 @@ class RollingCache(SlotCache):
         for starts in self._starts.values():
             starts[target] = starts[source] if length else 0
 
-    def _at(self, part: Part, slot: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        places: NDArray[np.int64] = tokens - self.starts(part.like.window or 0)[slot]
-        return places
+    def _places(self, part: Part, slot: int, start: int, end: int) -> slice | NDArray[np.int64]:
+        if part.like.ring is None:
+            return slice(start, end)
+        first = int(self.starts(part.like.window or 0)[slot])
+        return slice(max(start, end - part.like.ring) - first, end - first)
 
     def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
-        assert part.like.ring is not None
+        if part.like.ring is None:
+            return super()._free(part, slot, start, used)
         first = int(self.starts(part.like.window or 0)[slot])
         return np.arange(max(0, start - first), part.like.ring)
