@@ -27,8 +27,8 @@ def free_places(places: int, start: int, used: int) -> NDArray[np.int64]:
 def windows(
     t: CacheTensor, held: NDArray[Any], length: int, places: slice | NDArray[np.int64] | None = None
 ) -> NDArray[Any]:
-    """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, from
-    `places` where tokens do not lie as rings say, and zeros."""
+    """[..., length, width]: the first `length` tokens of a slot, a view; of a ring what a later step may still see, and
+    zeros. `places`: where that is, unless it lies as rings say."""
     if t.ring is None:
         return held[..., :length, :]
     first = t.seen(length).start
