@@ -63,14 +63,13 @@ class RowBlocks:
 class StepRows:
     """The model's inputs for one step (compiler/targets/openvino/paged.py names them); T tokens of B rows.
 
-    token_ids, positions [T] int64; begins [B + 1] int32, where each row's tokens begin; past, slots [B] int32; pools:
-    where they are in each pool of the cache.
+    token_ids, positions [T] int64; begins [B + 1] int32, where each row's tokens begin; slots [B] int32; pools: where
+    they are in each pool of the cache, of which the first has all tokens.
     """
 
     token_ids: Longs
     positions: Longs
     begins: Ints
-    past: Ints
     slots: Ints
     pools: Sequence[RowBlocks]
 
@@ -87,15 +86,20 @@ class StepRows:
             flat = token_ids[np.arange(token_ids.shape[1]) < new[:, None]]
             positions = np.arange(begins[-1]) + np.repeat(past - begins[:-1], new)
         return cls(
-            np.ascontiguousarray(flat), np.ascontiguousarray(positions, np.int64), begins, past.astype(np.int32),
-            np.array(slots, np.int32), pools,
+            np.ascontiguousarray(flat), np.ascontiguousarray(positions, np.int64), begins, np.array(slots, np.int32),
+            pools,
         )  # fmt: skip
 
     @classmethod
     def none(cls, pools: int) -> StepRows:
         """No rows yet."""
         longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return cls(longs, longs, np.zeros(1, np.int32), ints, ints, [RowBlocks.none()] * pools)
+        return cls(longs, longs, np.zeros(1, np.int32), ints, [RowBlocks.none()] * pools)
+
+    @property
+    def past(self) -> Ints:
+        """Tokens of each row before the step, [B]."""
+        return self.pools[0].past
 
     @property
     def ends(self) -> Longs:
@@ -108,12 +112,10 @@ class StepRows:
         more = rows - len(self.past)
         if not more:
             return self, self.ends
-        longs, ints = np.zeros(more, np.int64), np.zeros(more, np.int32)
-        ones = np.arange(1, more + 1, dtype=np.int32)
+        longs, ones = np.zeros(more, np.int64), np.arange(1, more + 1, dtype=np.int32)
         made = StepRows(
             np.append(self.token_ids, longs), np.append(self.positions, longs),
-            np.append(self.begins, self.begins[-1] + ones), np.append(self.past, ints),
-            np.append(self.slots, np.int32(slot - 1) + ones),
+            np.append(self.begins, self.begins[-1] + ones), np.append(self.slots, np.int32(slot - 1) + ones),
             [pool.filled(more, block) for pool, block in zip(self.pools, blocks, strict=True)],
         )  # fmt: skip
         return made, made.ends
