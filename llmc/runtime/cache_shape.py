@@ -212,6 +212,10 @@ class CacheShape:
 
         return CacheShape(self.layers, tuple(map(held, self.tensors)))
 
+    def in_blocks(self, size: int, longest: int) -> CacheShape:
+        """The same in rings of whole blocks of `size` tokens, which hold a block or more beside their window."""
+        return self.in_rings(size, longest, size)
+
     @property
     def without_rings(self) -> CacheShape:
         """The same with a place for each token, as the model alone decides it."""

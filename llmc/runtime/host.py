@@ -20,10 +20,15 @@ PROMPT_CHUNK = 128
 """Tokens of a prompt step that run fastest on a CPU: activations stay in the cores' caches, 5% faster than 512."""
 
 ROLLING_ROOM = 512
-"""Places that ONNX Runtime's executor gives a ring beside those that it has to hold (onnxruntime/rolling.py)."""
+"""Tokens that go into a ring of ONNX Runtime's executor (onnxruntime/rolling.py) before those in it move down."""
 
 KERNELS_PROMPT_CHUNK = 512
 """The same with llmc's own kernels: more run no faster, and take memory (benchmarks/RESULTS.md)."""
+
+
+def rolling_ring(ring: int, query: int) -> int:
+    """Places of a ring that holds `ring` tokens where they lie end to end, and a step adds up to `query`."""
+    return ring + max(query, ROLLING_ROOM)
 
 
 @cache

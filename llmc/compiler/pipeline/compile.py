@@ -25,7 +25,6 @@ from llmc.artifacts.bundle.writer import check_replaceable, write_bundle
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import Key
 from llmc.artifacts.local.origins import remember_recorded
-from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.code import code_digest
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.pipeline.bind import why_unverified
@@ -366,9 +365,7 @@ def _assemble(
     files |= {name: add(digest) for name, digest in text_files(stages).items()}
     manifest = Manifest.create(
         llmc=__version__, device=options.device, target=target.name, executor=target.executor_of(options),
-        model=model_facts(
-            checkpoint, target.held_cache(cache_of(checkpoint.config), stages.plan.limits, options)
-        ),
+        model=model_facts(checkpoint, target.held(stages, options)),
         options={
             "quantize": options.quantize, "dtype": options.dtype, "specialise": options.specialise,
             "static_dims": list(target.static_dims(options)), "choice": choice,

@@ -392,6 +392,12 @@ class Target(ABC):
         """A model's cache as the executor holds it: with rings, where it can (`CacheShape.in_rings`)."""
         return cache
 
+    def held(self, stages: Stages, options: CompileOptions) -> CacheShape:
+        """The same of the model that is compiled. Raises CheckpointError for one that cannot be held."""
+        from llmc.compiler.architectures.shared.caches import cache_of
+
+        return self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+
     def cache_dtype(self, options: CompileOptions) -> str:
         """Precision of the KV cache."""
         return options.dtype

@@ -146,7 +146,7 @@ class FakeTarget(Target):
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Rings of whole blocks, one more than the window's."""
-        return cache.in_rings(limits.block_size, limits.max_model_len, limits.block_size)
+        return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """The formula's constants, as JSON: a real target traces the transformers model (program/stage.py)."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.digest import digest_bytes
 from llmc.artifacts.key import canonical_json
-from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import PROGRAM, Program
 from llmc.compiler.program.stage import DTYPES, both_weightless, program_for
@@ -79,7 +78,7 @@ class ProgramTarget(StaticTarget):
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Rings of whole blocks, one more than the window's."""
-        return cache.in_rings(limits.block_size, limits.max_model_len, limits.block_size)
+        return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def trace(self, stages: Stages, options: CompileOptions) -> Sequence[Program]:
         """Without and with a cache, as the plan needs."""
@@ -88,7 +87,7 @@ class ProgramTarget(StaticTarget):
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Programs stay as they are; the weights file is made, or described."""
         shared = shared_files(stages, programs[0])
-        cache = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        cache = self.held(stages, options)
         return ProgramLowered(
             files=shared.files,
             components={

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llmc.errors import InputError
 
 if TYPE_CHECKING:
-    from llmc.runtime.cache_shape import Rewind
+    from llmc.runtime.cache_shape import CacheTensor, Rewind
 
 
 class Held:
@@ -28,6 +28,10 @@ class Held:
             raise InputError(
                 f"slot {slot} holds {what} after {used} tokens, from which those after {length} cannot be had"
             )
+
+    def first(self, slot: int, t: CacheTensor) -> int:
+        """The first token of a slot that a step may still see in a tensor of kind kv."""
+        return 0 if t.ring is None or t.window is None else max(0, self.floor[slot] - t.window + 1)
 
     def wrote(self, slot: int, start: int, end: int) -> None:
         """Tokens `start` … `end` − 1 are in a slot, and are its last."""

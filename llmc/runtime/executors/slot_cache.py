@@ -5,116 +5,24 @@ in every row, dummy rows too. So the tokens of all slots live in a `home` of ful
 more, in the decode cache, while it takes part in decode. Both copies are lazy. Tokens that decode added are copied to
 the home when another layout, a dummy row, a copy, an export or a prompt step needs it. They are copied back when the
 slot decodes again. Steps over the same slots in the same bucket copy nothing. A state, which has no length, is at home
-alone. A ring (runtime/cache_shape.py) has the same places in every layout, as far as it is that long.
+alone. Where a ring (runtime/cache_shape.py) has its tokens is the layouts' to say (slot_tensors.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmc.runtime.executors.base import Executor
 from llmc.runtime.executors.held import Held
-from llmc.runtime.executors.places import free_places, places_of, windows
-from llmc.runtime.executors.sparse import sparse_bytes
+from llmc.runtime.executors.places import windows
+from llmc.runtime.executors.slot_tensors import Array, Tensors, parts_of
 
 if TYPE_CHECKING:
-    from llmc.runtime.cache_shape import CacheShape, CacheTensor
+    from llmc.runtime.cache_shape import CacheShape
     from llmc.runtime.step import Step
-
-Array = NDArray[np.float32]
-
-
-class Part(NamedTuple):
-    """So many tensors like one."""
-
-    tensors: int
-    like: CacheTensor
-
-    @property
-    def token_values(self) -> int:
-        """Numbers of a token."""
-        return self.tensors * self.like.values
-
-    @property
-    def unrolled(self) -> Part:
-        """With a place for every token."""
-        return self._replace(like=replace(self.like, ring=None))
-
-
-def parts_of(shape: CacheShape) -> tuple[Part, ...]:
-    """Keys and values of `shape` in order: all together where they are of one size, else each for itself."""
-    if shape.uniform is not None:
-        return (Part(len(shape), shape.tensors[0]),)
-    return tuple(Part(1, t) for t in shape.kv)
-
-
-class Tensors:
-    """Keys and values, each part in one buffer: `arrays` [tensors, slots, heads, length, width], of a ring its places.
-
-    Buffers have room for `places` tokens of all slots together, and never move. `sparse`: they take memory as tokens
-    come, for a cache of which little is used.
-    """
-
-    def __init__(self, parts: Sequence[Part], places: int, sparse: bool = False, dtype: type = np.float32) -> None:
-        self._parts = tuple(parts)
-        self._buffers = [_buffer(part.token_values * places, sparse, dtype) for part in parts]
-        self._fill: float | None = None
-        self.slots = 0
-        """Rows."""
-        self.length = 0
-        """Tokens of a row."""
-        self.nbytes = 0
-        """Bytes that layouts ever took; the rest of the buffers is address space without memory."""
-        self.arrays: list[Array] = []
-        self._lay_out(0, 0)
-
-    @property
-    def array(self) -> Array:
-        """The only part of a cache whose tensors are of one size."""
-        (array,) = self.arrays
-        return array
-
-    def rows(self, first: int, count: int) -> list[Array]:
-        """Views of each tensor's rows, in the order of the cache's keys and values."""
-        return [tensor[first : first + count] for array in self.arrays for tensor in array]
-
-    def keeps(self, slots: int, length: int) -> bool:
-        """Whether `reserve` of this shape would leave the contents as they are."""
-        return (slots, length) == (self.slots, self.length) and self._fill is None
-
-    def reserve(self, slots: int, length: int) -> None:
-        """Take `slots` rows of `length` tokens. Contents are lost, unless that is the shape already."""
-        if (slots, length) != (self.slots, self.length):
-            self._lay_out(slots, length)
-        if self._fill is not None:
-            for array in self.arrays:
-                array.fill(self._fill)
-            self._fill = None
-
-    def _lay_out(self, slots: int, length: int) -> None:
-        self.slots, self.length = slots, length
-        sizes = [(part.tensors, *part.like.size(slots, length)) for part in self._parts]
-        self.arrays = [
-            buffer[: math.prod(size)].reshape(size) for buffer, size in zip(self._buffers, sizes, strict=True)
-        ]
-        self.nbytes = max(self.nbytes, sum(array.nbytes for array in self.arrays))
-
-    def poison(self, value: float) -> None:
-        """Let the next `reserve` fill everything with `value`."""
-        self._fill = value
-
-
-def _buffer(count: int, sparse: bool, dtype: type) -> Array:
-    made: Array = (
-        sparse_bytes(count * np.dtype(dtype).itemsize).view(dtype) if sparse and count else np.zeros(count, dtype)
-    )
-    return made
 
 
 class SlotCache:
@@ -122,32 +30,31 @@ class SlotCache:
 
     Of slot s, the home holds tokens 0 … at_home[s] − 1, and its row of the decode cache 0 … in_decode[s] − 1; the
     longer of the two covers the tokens that `held` says the slot has. With `decode_rows` 0 there is a home only.
-    `decode_length` is the longest layout of the decode cache, in tokens. States are at home alone, after all tokens of
+    `decode_length` is the longest layout of the decode cache, in tokens; `home_kind` and `decode_kind` say how either
+    lies. States are at home alone, after all tokens of
     the slot: `states` has those of all slots, [slots, *shape] each, in the order of the cache's shape.
     """
 
     def __init__(
         self, shape: CacheShape, slots: int, capacity: int, decode_rows: int = 0, decode_length: int = 0,
-        dtype: type = np.float32,
+        dtype: type = np.float32, home_kind: type[Tensors] = Tensors, decode_kind: type[Tensors] = Tensors,
     ) -> None:  # fmt: skip
-        self._parts = parts_of(shape)
-        self.home = Tensors(self._parts, slots * capacity, sparse=True, dtype=dtype)
+        parts = parts_of(shape)
+        self.home = home_kind(parts, slots * capacity, sparse=True, dtype=dtype)
         self.home.reserve(slots, capacity)
-        self.decode = Tensors(self._parts, decode_rows * decode_length)
+        self.decode = decode_kind(parts, decode_rows * decode_length)
         self.states: list[Array] = [np.zeros(t.size(slots, 0), np.float32) for t in shape.states]
         self.held = Held(slots, shape.rewind)
         self._at_home = [0] * slots
         self._in_decode = [0] * decode_rows
         self._rows = decode_rows
         self._touched = [0] * slots
-        self._value_bytes = np.dtype(dtype).itemsize
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory: the decode cache, what was ever written of the home (each slot's longest), and states."""
         states = sum(state.nbytes for state in self.states)
-        home = sum(part.token_values * part.like.places(tokens) for part in self._parts for tokens in self._touched)
-        return self.decode.nbytes + home * self._value_bytes + states
+        return self.decode.nbytes + sum(map(self.home.nbytes_of, self._touched)) + states
 
     def read(self, slot: int, length: int) -> list[Array]:
         """The first `length` tokens of a slot, each part [tensors, heads, length, width]: views of the home. Of a ring
@@ -155,8 +62,8 @@ class SlotCache:
         self.held.require(slot, length)
         self._bring_home(slot, length)
         found = []
-        for part, array in zip(self._parts, self.home.arrays, strict=True):
-            places = self._places(part, slot, part.like.seen(length).start, length)
+        for part, array in zip(self.home.parts, self.home.arrays, strict=True):
+            places = self.home.places(part, slot, part.like.seen(length).start, length)
             found.append(windows(part.like, array[:, slot], length, places))
         return found
 
@@ -171,9 +78,10 @@ class SlotCache:
         `end`."""
         self.held.require(slot, start)
         self._bring_home(slot, start)
-        for part, array, tokens in zip(self._parts, self.home.arrays, new, strict=True):
-            kept = end - start if part.like.ring is None else min(end - start, part.like.ring)
-            array[:, slot][:, :, self._places(part, slot, start, end)] = tokens[:, :, end - start - kept :]
+        self.home.make_room(slot, start, end)
+        for part, array, tokens in zip(self.home.parts, self.home.arrays, new, strict=True):
+            first = max(start, self.home.first(part, slot, end))
+            array[:, slot][:, :, self.home.places(part, slot, first, end)] = tokens[:, :, first - start :]
         self._wrote_home(slot, start, end)
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -181,8 +89,7 @@ class SlotCache:
         self.held.require(source, length)
         self._bring_home(source, length)
         if source != target:
-            for part, array in zip(self._parts, self.home.arrays, strict=True):
-                array[:, target, :, : part.like.places(length)] = array[:, source, :, : part.like.places(length)]
+            self.home.copy_row(source, target, length)
             for state in self.states:
                 state[target] = state[source]
         self._wrote_home(target, 0 if source != target else length, length)
@@ -206,10 +113,10 @@ class SlotCache:
             self._empty(range(self._rows))
             self.decode.reserve(self._rows, length)
         self._empty(range(len(step.slots), step.batch))
-        for slot in step.slots:
-            past, there = int(step.past_lengths[slot]), self._in_decode[slot]
+        for row, past in enumerate(map(int, step.past_lengths)):  # 0 of dummy rows
+            there = self.decode.make_room(row, min(past, self._in_decode[row]), past + 1)
             if there < past:
-                self._copy_tokens(self.home, slot, self.decode, slot, there, past)
+                self._copy_tokens(self.home, row, self.decode, row, there, past)
         return self.decode
 
     def end_decode(self, step: Step) -> None:
@@ -231,8 +138,8 @@ class SlotCache:
         its states too, which no token owns then."""
         kept, used = min(start, self.held.used[slot]), self.held.used[slot]
         self._bring_home(slot, kept)
-        for part, array in zip(self._parts, self.home.arrays, strict=True):
-            array[:, slot][:, :, self._free(part, slot, start, used)] = value
+        for part, array in zip(self.home.parts, self.home.arrays, strict=True):
+            array[:, slot][:, :, self.home.free(part, slot, start, used)] = value
         if start == 0:
             for state in self.states:
                 state[slot] = value
@@ -242,19 +149,15 @@ class SlotCache:
         self._touched[slot] = self.home.length
         self.decode.poison(value)
 
-    def _places(self, part: Part, slot: int, start: int, end: int) -> slice | NDArray[np.int64]:
-        """Where a slot's home has tokens, as `places_of` says."""
-        return places_of(part.like, start, end)
-
-    def _free(self, part: Part, slot: int, start: int, used: int) -> NDArray[np.int64]:
-        """Where it has none of the first `start` tokens, of so many that it has held."""
-        return free_places(part.like.places(self.home.length), start, used)
-
     def _copy_tokens(self, source: Tensors, slot: int, to: Tensors, row: int, start: int, end: int) -> None:
-        """Tokens `start` … `end` − 1 of one layout's row go to another's."""
-        for part, array, held in zip(self._parts, to.arrays, source.arrays, strict=True):
-            places = places_of(part.like, start, end)
-            array[:, row][:, :, places] = held[:, slot][:, :, places]
+        """Tokens `start` … `end` − 1 of a slot go from one layout's row to another's, as far as both have them."""
+        for had, takes, held, array in zip(source.parts, to.parts, source.arrays, to.arrays, strict=True):
+            known = self.held.first(slot, had.like)
+            first = max(start, known, source.first(had, slot, end), to.first(takes, row, end))
+            if start == 0:
+                to.begin(takes, row, first)
+            places = source.places(had, slot, first, end)
+            array[:, row][:, :, to.places(takes, row, first, end)] = held[:, slot][:, :, places]
 
     def _wrote_home(self, slot: int, start: int, end: int) -> None:
         self._at_home[slot] = end
@@ -267,6 +170,7 @@ class SlotCache:
         """Copy what decode added to a slot, up to `length` tokens, to its home."""
         held = self._at_home[slot]
         if held < length:
+            held = self.home.make_room(slot, held, length)
             self._copy_tokens(self.decode, slot, self.home, slot, held, length)
             self._at_home[slot] = length
             self._touched[slot] = max(self._touched[slot], length)
@@ -285,14 +189,14 @@ class SlotCacheExecutor(Executor):
     _cache: SlotCache
     _staging: Tensors
 
-    def _stage(self, step: Step, length: int) -> list[Array]:
-        """The staging cache in rows of `length` tokens, which begin with what the live rows' slots hold."""
-        self._staging.reserve(step.batch, length)
-        for row, slot in enumerate(step.slots):
+    def _stage(self, step: Step, length: int) -> None:
+        """Lay the staging cache out in rows of `length` tokens, which begin with what the live rows' slots hold."""
+        self._staging.reserve(step.batch, length, step.query)
+        for row in range(step.batch):
             past = int(step.past_lengths[row])
-            if past:
-                self._cache.lay_out(slot, past, self._staging, row)
-        return self._staging.arrays
+            self._staging.make_room(row, 0, past + step.query)
+            if past and row < len(step.slots):
+                self._cache.lay_out(step.slots[row], past, self._staging, row)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy between the homes of two slots; decode lays the target out when it takes part."""

@@ -9,7 +9,8 @@ import pytest
 
 from llmc.errors import InputError
 from llmc.runtime.cache_shape import CacheShape, CacheTensor, key_value
-from llmc.runtime.executors.slot_cache import Part, SlotCache, parts_of
+from llmc.runtime.executors.slot_cache import SlotCache
+from llmc.runtime.executors.slot_tensors import TensorPart, parts_of
 from llmc.runtime.step import Step
 
 STATES = (CacheTensor(0, "conv", "state", (3, 2)), CacheTensor(2, "recurrent", "state", (2, 2, 2)))
@@ -44,8 +45,8 @@ def tokens(cache: SlotCache, first: float, count: int) -> list[np.ndarray]:
 
 def test_tensors_of_one_size_lie_together_and_others_apart() -> None:
     plain = CacheShape.plain(3, 2, 4)
-    assert parts_of(plain) == (Part(6, plain.tensors[0]),)
-    assert parts_of(MIXED) == tuple(Part(1, t) for t in MIXED.kv)
+    assert parts_of(plain) == (TensorPart(6, plain.tensors[0]),)
+    assert parts_of(MIXED) == tuple(TensorPart(1, t) for t in MIXED.kv)
     assert parts_of(CacheShape(4, STATES)) == ()
     assert [view.shape for view in cache_of().home.rows(1, 2)] == [(2, *t.size(2, CAPACITY)[1:]) for t in MIXED.kv]
     assert [state.shape for state in cache_of().states] == [(SLOTS, 3, 2), (SLOTS, 2, 2, 2)]

@@ -65,10 +65,14 @@ def bind(model: ModelProto, dims: Mapping[str, int]) -> ModelProto:
     return bound
 
 
-def places_of(model: ModelProto) -> set[str]:
-    """The symbols of how many places caches of keys and values have."""
-    caches = [info.type.tensor_type.shape.dim for info in model.graph.input if info.name.startswith("past_")]
-    return {dims[2].dim_param for dims in caches if len(dims) == 4 and dims[2].dim_param}
+def place_symbols(model: ModelProto) -> dict[str, str]:
+    """By the entry of each key and value that it caches ("k3"): the symbol of how many places that has."""
+    caches = {
+        info.name.removeprefix("past_"): info.type.tensor_type.shape.dim
+        for info in model.graph.input
+        if info.name.startswith("past_")
+    }
+    return {entry: dims[2].dim_param for entry, dims in caches.items() if len(dims) == 4 and dims[2].dim_param}
 
 
 def load_model(data: bytes) -> ModelProto:

@@ -19,12 +19,11 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmc.artifacts.bundle.native import KERNELS
-from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.architectures.shared.names import OUTER
 from llmc.compiler.checkpoint.base import stored_types
 from llmc.compiler.code import code_digest
@@ -39,7 +38,14 @@ from llmc.compiler.targets.onnxruntime.kernels.limits import KEYS, runs_on
 from llmc.compiler.targets.onnxruntime.memory import arena_bytes, kernels_arena_bytes, session_bytes
 from llmc.compiler.weights.stage import weights_stage
 from llmc.errors import CompileError, InputError
-from llmc.runtime.host import KERNEL_FEATURES, KERNELS_PROMPT_CHUNK, PROMPT_CHUNK, ROLLING_ROOM, cpu_features
+from llmc.runtime.host import (
+    KERNEL_FEATURES,
+    KERNELS_PROMPT_CHUNK,
+    PROMPT_CHUNK,
+    ROLLING_ROOM,
+    cpu_features,
+    rolling_ring,
+)
 
 if TYPE_CHECKING:
     from llmc.artifacts.digest import Blob
@@ -66,6 +72,13 @@ KERNELS_OPTION: Option[str | None] = Option(
     "kernels", str, None, "Whose products of quantised matrices run. Default: llmc's where the CPU has AVX-512 VNNI.",
     metavar=f"{LLMC}|{OWN}", choices=(LLMC, OWN),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OnnxLowered(Lowered):
+    """And the ring of each key and value that has one, by its entry ("k3")."""
+
+    rings: Mapping[str, int]
 
 
 class OnnxRuntimeTarget(Target):
@@ -143,9 +156,7 @@ class OnnxRuntimeTarget(Target):
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """llmc's kernel reads rings of whole blocks of keys, which hold a window and what a step adds. ONNX Runtime's
-        reads tokens end to end: its executor moves them down. Graphs of one shape hold all."""
-        if options.specialise:
-            return cache
+        reads tokens end to end: its executor moves them down."""
         if not _ours(options):
             return cache.in_rings(PROMPT_CHUNK, limits.max_model_len - ROLLING_ROOM)
         step = min(self.step_tokens(limits.max_num_batched_tokens, options), limits.max_model_len)
@@ -202,7 +213,7 @@ class OnnxRuntimeTarget(Target):
         """Fuse and lower, make the weights file, and pack it where that pays."""
         own = _ours(options)
         formats = self._onnx_options(stages, str(options.quantize), panels=own)
-        held = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        held = self.held(stages, options)
         made = self._lower(stages, programs, replace(formats, rolls=not own and bool(held.rewind.rings)))
         weights = weights_stage(stages, made.outputs["recipes"], made.outputs["tables"])
         if not own and (options.specialise or options.quantize != "none"):
@@ -210,16 +221,19 @@ class OnnxRuntimeTarget(Target):
         file = weights.outputs["weights"]
         library = {KERNELS: self._kernels(stages).digest} if own else {}
         model = stages.path(made.outputs["model"])
-        return Lowered(
+        rings = {t.entry: t.ring for t in held.kv if t.ring is not None}
+        return OnnxLowered(
             files={"weights": file.digest, **library},
             components={
                 "lowered": made.outputs["model"].digest,
                 "weights": file.digest,
                 "placements": weights.outputs["placements"].digest,
+                **({"rings": json.dumps(rings)} if options.specialise and rings else {}),
                 **library,
             },
             inputs={"model": model, "placements": stages.path(weights.outputs["placements"])},
             forms={"model": model},
+            rings=rings,
         )
 
     def show(self, lowered: Lowered, shapes: Sequence[Shape], options: CompileOptions) -> Iterator[tuple[str, str]]:
@@ -327,12 +341,16 @@ class OnnxRuntimeTarget(Target):
     def compile(self, lowered: Lowered, shape: Shape, options: CompileOptions) -> Executable:
         """Fix the shape, point at the weights, and open the result once to prove that the runtime takes it."""
         from llmc.artifacts.digest import parse
-        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, places_of
+        from llmc.compiler.targets.onnxruntime.onnx_model import add_top, bind, load_model, place, place_symbols
 
+        assert isinstance(lowered, OnnxLowered)
         model = load_model(lowered.inputs["model"].read_bytes())
         sizes = {"B": shape.batch, "Q": shape.query, "R": shape.batch}
         if shape.context is not None and shape.query is not None:
-            sizes |= dict.fromkeys(places_of(model), shape.context + shape.query)
+            tokens = shape.context + shape.query
+            for entry, symbol in place_symbols(model).items():
+                ring = lowered.rings.get(entry)
+                sizes[symbol] = tokens if ring is None else min(tokens, rolling_ring(ring, shape.query))
         bound = bind(add_top(model, options.sample_top_k), {k: v for k, v in sizes.items() if v is not None})
         placements = json.loads(lowered.inputs["placements"].read_bytes())
         data: bytes = place(bound, parse(lowered.files["weights"]), placements).SerializeToString(deterministic=True)

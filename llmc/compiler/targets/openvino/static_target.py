@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.options import CompileOptions
 from llmc.compiler.program.program import GraphProgram, Program
 from llmc.compiler.stages import Stages
@@ -138,7 +137,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
 
     def held_cache(self, cache: CacheShape, limits: Limits, options: CompileOptions) -> CacheShape:
         """Rings of whole blocks of the plan, one more than the window's."""
-        return cache.in_rings(limits.block_size, limits.max_model_len, limits.block_size)
+        return cache.in_blocks(limits.block_size, limits.max_model_len)
 
     def lower(self, stages: Stages, programs: Sequence[Program], options: CompileOptions) -> Lowered:
         """Lower every shape, make the weights, and on the CPU compile every model over one weights file."""
@@ -207,7 +206,7 @@ class OpenVinoStaticTarget(OpenVinoBase, StaticTarget):
             return models, weights.constants
 
         states = not stages.plan.limits.contexts
-        cache = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        cache = self.held(stages, options)
         rings = {"rings": json.dumps(cache.rewind.rings)} if cache.rewind.rings else {}
         form = {
             "form": "static",

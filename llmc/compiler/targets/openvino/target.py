@@ -154,7 +154,7 @@ class OpenVinoTarget(OpenVinoBase):
         """Windows in blocks of their own, one more than the window's."""
         from llmc.runtime.executors.openvino.blocks import BLOCK
 
-        return cache.in_rings(BLOCK, limits.max_model_len, BLOCK)
+        return cache.in_blocks(BLOCK, limits.max_model_len)
 
     def step_tokens(self, largest: int, options: CompileOptions) -> int:
         """Long prompts run in chunks."""
@@ -238,7 +238,7 @@ class OpenVinoTarget(OpenVinoBase):
         stored = stored_types(stages.checkpoint) if options.quantize in ("int4", "keep") else {}
         from llmc.runtime.executors.openvino.blocks import held_widths
 
-        shape = self.held_cache(cache_of(stages.checkpoint.config), stages.plan.limits, options)
+        shape = self.held(stages, options)
         kept, held, rings = shape.kv, KV_CACHE_DTYPE.of(options) or "f32", [t.ring for t in shape.kv[::2]]
         wide = held_widths(held, kept) != held_widths("f32", kept)
         form = {

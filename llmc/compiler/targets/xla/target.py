@@ -178,7 +178,7 @@ class XlaTarget(XlaFormats):
         return held if LOWERING.of(options) == "jax" and (alike or not ROLL_LAYERS.of(options)) else cache
 
     def held(self, stages: Stages, options: CompileOptions) -> CacheShape:
-        """The cache of the model that is compiled, as it is held. Raises as `cache_shape`."""
+        """As the contract says; raises as `cache_shape`."""
         return self.held_cache(self.cache_shape(stages.checkpoint.config, options), stages.plan.limits, options)
 
     def dialect(self, options: CompileOptions) -> WeightlessDialect:

@@ -5,8 +5,9 @@ Graphs take the tokens whose logits are wanted as an input: each row's last live
 Two kinds of bundle. With one executable for all buckets (`static_dims` empty) a step runs at its exact shape on the
 cache [slots, kv_heads, capacity, head_dim]. Specialised, each bucket has its own executable with fixed batch, query
 and cache length context + query: decode runs on a cache of the bucket's length that slots are laid out in while they
-decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots. States are read from their slots
-(specialised: from a copy), written apart, and then copied into the slots of live rows.
+decode (slot_cache.py); a prompt runs on a staging cache and is copied into its slots. Where graphs read a ring it is a
+rolling one (rolling.py). States are read from their slots (specialised: from a copy), written apart, and then copied
+into the slots of live rows.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from llmc.errors import InputError
 from llmc.runtime.executors.compatibility import require_features, require_version
 from llmc.runtime.executors.onnxruntime.executables import LOGIT_ROWS, OnnxExecutor, bind_array, bind_cache
-from llmc.runtime.executors.onnxruntime.rolling import STARTS, RollingCache
-from llmc.runtime.executors.slot_cache import SlotCache, Tensors, parts_of
+from llmc.runtime.executors.onnxruntime.rolling import STARTS, RollingTensors
+from llmc.runtime.executors.slot_cache import SlotCache
+from llmc.runtime.executors.slot_tensors import Tensors, parts_of
 from llmc.runtime.host import PROMPT_CHUNK, ROLLING_ROOM
 from llmc.runtime.step import in_pieces, rows_apart
 
@@ -54,10 +56,12 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         decode = [(b.batch, b.context + 1) for b in static if b.phase == "decode"] or [(0, 0)]
         prompt = [(1 if b.context else b.batch) * (b.context + b.query) for b in static if b.phase == "prompt"]
         rows, longest = (max(values) for values in zip(*decode, strict=True))
-        self._rolling = RollingCache(shape, slots, capacity) if self.exact else None
-        self._cache = self._rolling or SlotCache(shape, slots, capacity, rows, longest)
+        if self.exact:
+            self._cache = SlotCache(shape, slots, capacity, home_kind=RollingTensors)
+        else:
+            self._cache = SlotCache(shape, slots, capacity, rows, longest, decode_kind=RollingTensors)
         self._windows = [window for window, _ in shape.rewind.rings]
-        self._staging = Tensors(parts_of(shape), max(prompt, default=0))
+        self._staging = RollingTensors(parts_of(shape), max(prompt, default=0))
         most = max(slots, *(b.batch for b in buckets))
         self._reserve(most)
         self._given_states, self._new_states = (
@@ -83,7 +87,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         """A prompt step of several rows over a past row by row, which the operator asks for; rows that are longer than
         rings have room for in pieces."""
         past = step.past_lengths.any() if self.exact else step.context
-        long = bool(self._windows) and step.query > ROLLING_ROOM
+        long = self.exact and bool(self._windows) and step.query > ROLLING_ROOM
         rows: Iterator[Part] = iter([(step, np.arange(len(step.slots)))])
         if (step.phase == "prompt" or step.query > 1) and step.batch > 1 and (past or long):
             rows = rows_apart(step)
@@ -95,13 +99,13 @@ class OnnxRuntimeExecutor(OnnxExecutor):
 
     def _run_part(self, step: Step, each: bool) -> None:
         self._reserve(step.live_tokens if each else step.batch)
-        if self._rolling is not None:
+        if self.exact:
             first = step.slots[0]
             if step.slots != tuple(range(first, first + step.batch)):
                 raise InputError(f"slots {step.slots} are not consecutive")
             for row, slot in enumerate(step.slots):
                 past = int(step.past_lengths[row])
-                self._rolling.make_room(slot, past, past + step.query)
+                self._cache.home.make_room(slot, past, past + step.query)
             self._replay(step, self._cache.home, first, each)
             self._cache.end_at_home(step)
         elif step.phase == "decode":
@@ -112,11 +116,15 @@ class OnnxRuntimeExecutor(OnnxExecutor):
         self._executables.open_rest()
 
     def _prompt_on_staging(self, step: Step) -> None:
-        staged = self._stage(step, step.context + step.query)
-        self._replay(step, self._staging, 0)
+        staging = self._staging
+        self._stage(step, step.context + step.query)
+        self._replay(step, staging, 0)
         for row, slot in enumerate(step.slots):
             start, end = int(step.past_lengths[row]), int(step.past_lengths[row] + step.new_lengths[row])
-            self._cache.write(slot, start, end, [array[:, row, :, start:end] for array in staged])
+            self._cache.write(slot, start, end, [
+                array[:, row, :, staging.places(part, row, start, end)]
+                for part, array in zip(staging.parts, staging.arrays, strict=True)
+            ])  # fmt: skip
 
     def _replay(self, step: Step, cache: Tensors, first: int, each: bool = False) -> None:
         key = (step.batch, step.query, first, id(cache), cache.length)
@@ -134,8 +142,7 @@ class OnnxRuntimeExecutor(OnnxExecutor):
             self._cache.read_states(step, self._given_states)
         starts = np.arange(0, step.token_ids.size, step.query)
         for window, array in bound.starts.items():
-            assert self._rolling is not None  # no bundle of fixed shapes has rings
-            array[:] = self._rolling.starts(window)[first : first + step.batch]
+            array[:] = cache.starts(window)[first : first + step.batch]
         if each:
             lengths = zip(starts[: len(step.slots)], step.new_lengths, strict=False)
             bound.run(np.concatenate([np.arange(n) + start for start, n in lengths]), self._results)

@@ -19,7 +19,8 @@ from llmc.runtime.executors.compatibility import require_features, require_versi
 from llmc.runtime.executors.openvino.device import compile_witness, has_device, require_device, version
 from llmc.runtime.executors.openvino.plugins import plugin_name
 from llmc.runtime.executors.openvino.static_models import StaticModels
-from llmc.runtime.executors.slot_cache import Array, SlotCache, SlotCacheExecutor, Tensors, parts_of
+from llmc.runtime.executors.slot_cache import SlotCache, SlotCacheExecutor
+from llmc.runtime.executors.slot_tensors import Array, Tensors, parts_of
 from llmc.runtime.executors.static import StaticExecutor
 from llmc.runtime.top_logits import TopLogits
 
@@ -145,7 +146,7 @@ class ContextCache(SlotCache):
             return
         past = step.past_lengths[: len(step.slots)]
         within = np.flatnonzero(past < self.decode.length)
-        for kept, array, part in zip(self._parts, self.decode.arrays, new, strict=True):
+        for kept, array, part in zip(self.decode.parts, self.decode.arrays, new, strict=True):
             places = past[within] if kept.like.ring is None else past[within] % kept.like.ring
             array[:, within, :, places] = part[:, within][:, :, :, 0].swapaxes(0, 1)
         for slot in step.slots:

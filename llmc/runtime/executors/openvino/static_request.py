@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from llmc.runtime.executors.slot_cache import Tensors, parts_of
+from llmc.runtime.executors.slot_tensors import Tensors, parts_of
 from llmc.runtime.step import Step
 from llmc.runtime.top_logits import TopLogits
 
@@ -48,7 +48,7 @@ class StaticRequest:
         new = Tensors([part.unrolled for part in parts_of(shape)], batch * query)
         new.reserve(batch, query)
         self.new: list[Array] = new.arrays
-        """What the last step adds to the cache: its parts (slot_cache.py), [tensors, batch, heads, query, width]."""
+        """What the last step adds to the cache: its parts (slot_tensors.py), [tensors, batch, heads, query, width]."""
         self.new_states: list[Array] = [np.zeros(t.size(batch, 0), np.float32) for t in shape.states]
         """States after the last step, [batch, …]."""
         for held, arrays in ((shape.kv, new.rows(0, batch)), (shape.states, self.new_states)):

@@ -1,4 +1,4 @@
-"""Rings for ONNX Runtime's own attention: a tiny model whose caches move down many times, beside one that holds all."""
+"""Rings for ONNX Runtime's own attention: tiny models whose caches move down many times, beside ones that hold all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from llmc.artifacts.store.store import Store
@@ -19,14 +20,16 @@ from llmc.compiler.pipeline.compile import compile_bundle
 from llmc.compiler.targets.onnxruntime import target
 from llmc.compiler.targets.onnxruntime.target import OnnxRuntimeTarget
 from llmc.errors import InputError
+from llmc.runtime import host
 from llmc.runtime.bundle import Bundle
 from llmc.runtime.engine.sampling import SamplingParams
 from llmc.runtime.executors import open_executor
 from llmc.runtime.executors.onnxruntime import executor as executor_module
-from llmc.runtime.executors.onnxruntime import rolling
 from llmc.runtime.executors.onnxruntime.executor import OnnxRuntimeExecutor
 from llmc.runtime.llm import BundleLLM
 from llmc.runtime.step import exact
+from llmc.testing.executors import SLOTS, TOP, Alone, Life, opener
+from llmc.testing.toy import toy_plan
 from tests.compiler import tiny
 
 ROOM, BACK, LONGEST = 7, 3, 48
@@ -44,7 +47,7 @@ FAMILIES = ["mistral", "gpt_oss"]
 def small() -> Iterator[None]:
     """Rings of few tokens, so that tiny texts are longer."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (rolling, executor_module, target):
+        for module in (host, executor_module, target):
             patch.setattr(module, "ROLLING_ROOM", ROOM)
         patch.setattr(target, "PROMPT_CHUNK", BACK)
         yield
@@ -120,3 +123,50 @@ def test_a_bundle_says_its_rings(bundles: tuple[Path, Path]) -> None:
     rings = {t.ring for t in Bundle.open(bundles[0]).cache_shape.kv if t.window}
     assert rings == {WINDOW + BACK}
     assert not Bundle.open(bundles[1]).cache_shape.rewind.rings
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def specialised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of fixed shapes, every bucket verified and poisoned: staging and decode have rings of their own."""
+    folder = tmp_path_factory.mktemp(f"{request.param}-specialised")
+    model = str(tiny.write_model(folder / "model", request.param))
+    options = CompileOptions("onnxruntime", quantize="none", specialise=True, verify="all", sample_top_k=TOP)
+    result = compile_bundle(model, folder / "bundle", toy_plan(), options, Store(folder / "store"), lambda _: None)
+    assert result.verification is not None
+    assert result.verification["max_abs"] < 1e-3
+    assert result.verification["leak"] < 1e-4
+    return folder / "bundle"
+
+
+@pytest.mark.parametrize("slots", [SLOTS, 4])
+def test_fixed_shapes_keep_the_tokens_of_rings_through_any_work(
+    specialised: Path, request: pytest.FixtureRequest, slots: int
+) -> None:
+    """Prompts on staging, decode in rows of several lengths that move down, dummy rows, copies, exports and imports."""
+    opened = opener(specialised, request)
+    alone = Alone(opened(1))
+    for seed in range(2):
+        life = Life(opened(slots), alone, seed)
+        for _ in range(150):
+            life.go_on()
+            if life.random.random() < 0.1:
+                life.check_slots()
+        life.check_slots()
+        assert all(life.done.values())
+
+
+def test_fixed_shapes_have_no_more_places_than_rings(specialised: Path) -> None:
+    """By the graphs themselves: a decode step behind 32 tokens reads the places of a ring and its room."""
+    bundle = Bundle.open(specialised)
+    rings = {t.entry: t.ring for t in bundle.cache_shape.kv if t.window}
+    assert set(rings.values()) == {WINDOW + BACK}
+    decode = [e for e in bundle.manifest.executables if e.phase == "decode" and e.context == max(
+        b.context for b in toy_plan().decode)]  # fmt: skip
+    assert decode
+    for executable in decode:
+        model = onnx.load_from_string(bundle.files.path(executable.blob).read_bytes())
+        places = {i.name: i.type.tensor_type.shape.dim[2].dim_value for i in model.graph.input if len(
+            i.type.tensor_type.shape.dim) == 4}  # fmt: skip
+        for entry, ring in rings.items():
+            assert ring is not None
+            assert places[f"past_{entry}"] == ring + ROOM
