@@ -139,6 +139,14 @@ class Checkpoint(ABC):
         Raises CheckpointError for an unknown name, a type that has no float32 reading, or a NaN or infinity.
         """
 
+    def fill(self, name: str, out: FloatArray) -> None:
+        """Write the tensor into `out`, float32 of its shape and C-contiguous, as one that `tensor` gave before: what it
+        checks is not checked again. Raises CheckpointError for an unknown name."""
+        out[...] = self.tensor(name)
+
+    def forget(self) -> None:  # noqa: B027 - what maps no file has nothing to let go
+        """Let pages of the files that were read go; they are read again when they are needed."""
+
     def stored_type(self, name: str) -> str | None:
         """The `type` of the tensor's `quantised_blocks`, None where it has none, without reading its data."""
         self.shape(name)

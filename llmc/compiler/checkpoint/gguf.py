@@ -100,6 +100,10 @@ class GgufCheckpoint(Checkpoint):
         heads = self._permuted_heads(name)
         return restore_row_order(values, heads) if heads else values
 
+    def forget(self) -> None:
+        """Of the one file."""
+        self._header.file.forget()
+
     def stored_type(self, name: str) -> str | None:
         """Q8_0, Q4_0 or Q4_1 for a matrix of one of them; None for other types."""
         info = self._info(name)

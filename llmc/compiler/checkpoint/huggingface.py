@@ -98,6 +98,19 @@ class HuggingFaceCheckpoint(Checkpoint):
         shard, stored = self._where(name)
         return shard.tensor(stored)
 
+    def fill(self, name: str, out: FloatArray) -> None:
+        """Straight from the file, where it has the tensor as floats."""
+        held = self._stored.get(name)
+        if held is None or not held[0].fills(held[1]):
+            super().fill(name, out)
+        else:
+            held[0].fill(held[1], out)
+
+    def forget(self) -> None:
+        """Of every shard."""
+        for shard in self._shards.values():
+            shard.forget()
+
     def tokenizer_json(self) -> bytes:
         """The file as it is."""
         path = self.path / "tokenizer.json"

@@ -28,6 +28,10 @@ class MappedFile:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
+    def forget(self) -> None:
+        """Let its pages go, which are read again when they are needed."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)
+
     def error(self, what: str) -> CheckpointError:
         """A CheckpointError about this file."""
         return CheckpointError(f"{self.path}: {what}")

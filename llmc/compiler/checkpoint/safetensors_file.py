@@ -54,19 +54,38 @@ class SafetensorsFile:
     def tensor(self, name: str) -> FloatArray:
         """Float32 values in the stored shape; F32 is a read-only view. Contract: `Checkpoint.tensor`."""
         stored = self._known(name)
-        kind = _FLOATS.get(stored.dtype)
-        if kind is None:
+        if not self.fills(name):
             raise self._file.error(
                 f"tensor {name} has type {stored.dtype}, and only {', '.join(_FLOATS)} can be read; "
                 "use the unquantised checkpoint and let `llmc compile --quantize` quantise it"
             )
-        raw = np.frombuffer(self._file.buffer, kind, math.prod(stored.shape), stored.begin)
+        if stored.dtype == "F32":
+            return require_finite(self._raw(stored), name, self.path)
+        values = np.empty(stored.shape, np.float32)
+        self.fill(name, values)
+        return require_finite(values, name, self.path)
+
+    def fills(self, name: str) -> bool:
+        """Whether a tensor is of a type that `fill` and `tensor` read."""
+        return self._known(name).dtype in _FLOATS
+
+    def fill(self, name: str, out: FloatArray) -> None:
+        """A tensor that `fills` as float32 into `out`, of its shape and C-contiguous, whatever its values are."""
+        stored = self._known(name)
+        raw = self._raw(stored)
         if stored.dtype == "BF16":
-            values: FloatArray = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            np.left_shift(raw, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
         else:
             with np.errstate(over="ignore"):
-                values = raw.astype(np.float32, copy=False)
-        return require_finite(values.reshape(stored.shape), name, self.path)
+                np.copyto(out, raw, casting="same_kind")
+
+    def _raw(self, stored: StoredTensor) -> npt.NDArray[Any]:
+        raw = np.frombuffer(self._file.buffer, _FLOATS[stored.dtype], math.prod(stored.shape), stored.begin)
+        return raw.reshape(stored.shape)
+
+    def forget(self) -> None:
+        """Let the file's pages go."""
+        self._file.forget()
 
     def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
         """A tensor of type U8 in its stored shape, a read-only view. Raises CheckpointError for another type."""

@@ -7,7 +7,6 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
@@ -16,11 +15,14 @@ from transformers.utils import logging as transformers_logging
 
 from llmc.compiler.architectures import require_supported
 from llmc.compiler.checkpoint.base import stored_name
+from llmc.compiler.frontend.streamed import StreamedWeights, put_parameter
 from llmc.errors import CheckpointError
 
 if TYPE_CHECKING:
     from llmc.compiler.checkpoint.base import Checkpoint
 
+STREAMED = 1 << 30
+"""Bytes of a model in float32 from which on its weights are not held all at once."""
 _REFUSALS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What transformers raises for values that it cannot compute with."""
 
@@ -115,16 +117,38 @@ def _left_by_rule(module: nn.Module, names: list[str], rule: Callable[[], Any]) 
 
 
 def load_real_model(checkpoint: Checkpoint) -> nn.Module:
-    """The checkpoint's model with its weights, float32, eval, with transformers' attention; raises CheckpointError."""
+    """The checkpoint's model with its weights, float32, eval, with transformers' attention; raises CheckpointError.
+
+    One of STREAMED bytes or more reads them as it runs, and has `streamed`: see StreamedWeights.
+    """
     model = build_skeleton(checkpoint.config)
     names = set(checkpoint.tensor_names())
-    for name in model.state_dict():
-        tensor = torch.from_numpy(np.array(checkpoint.tensor(stored_name(name, names))))
-        owner, _, leaf = name.rpartition(".")
-        module = model.get_submodule(owner)
-        expected = tuple(module._parameters[leaf].shape) if module._parameters.get(leaf) is not None else None
-        if expected != tuple(tensor.shape):
-            raise CheckpointError(f"tensor {name!r} has shape {tuple(tensor.shape)}, the configuration says {expected}")
-        module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    parameters = model.state_dict()
+    stored = {name: stored_name(name, names) for name in parameters}
+    for name, parameter in parameters.items():
+        if (shape := checkpoint.shape(stored[name])) != tuple(parameter.shape):
+            raise CheckpointError(f"tensor {name!r} has shape {shape}, the configuration says {tuple(parameter.shape)}")
+
+    known: set[str] = set()
+
+    def fill(name: str, tensor: Tensor) -> None:
+        if name in known:
+            checkpoint.fill(stored[name], tensor.numpy())
+        else:
+            tensor.numpy()[...] = checkpoint.tensor(stored[name])
+            known.add(name)
+
+    if 4 * sum(parameter.numel() for parameter in parameters.values()) >= STREAMED:
+        model.streamed = StreamedWeights(model, layers_of(model), fill, checkpoint.forget)
+        return model
+    for name, parameter in parameters.items():
+        fill(name, made := torch.empty(parameter.shape))
+        put_parameter(model, name, made)
     model.tie_weights()
     return model
+
+
+def layers_of(model: Any) -> nn.ModuleList:
+    """The decoder's layers."""
+    count = model.config.num_hidden_layers
+    return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from llmc.compiler.architectures.shared.caches import cache_of
 from llmc.compiler.frontend.attention import Dialect, attention_name
-from llmc.compiler.frontend.skeleton import load_real_model
+from llmc.compiler.frontend.skeleton import layers_of, load_real_model
 from llmc.compiler.frontend.trace import Step
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def first_difference(checkpoint: Checkpoint, longest: int) -> str:
 
 
 def _said(model: nn.Module, at: int, errors: Sequence[float], dialect: Dialect) -> str:
-    layer = _layers(model)[at]
+    layer = layers_of(model)[at]
     before = f", after those before it by {max(errors[:at]):.1g}" if at else ""
     return (
         f"hidden states first differ from the reference's after layer {at} of 0 … {len(errors) - 1} "
@@ -74,12 +74,6 @@ def _texts(longest: int, vocab_size: int) -> list[list[int]]:
     return [random.integers(0, vocab_size, length).tolist() for length in (longest, max(2, longest // 3), 2)]
 
 
-def _layers(model: Any) -> nn.ModuleList:
-    """The decoder's."""
-    count = model.config.num_hidden_layers
-    return next(m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count)
-
-
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[Tensor]]:
     """What each layer gives, [B, Q, H], as the model runs."""
@@ -88,7 +82,7 @@ def _watched(model: nn.Module) -> Iterator[list[Tensor]]:
     def keep(_: nn.Module, __: Any, out: Any) -> None:
         seen.append(out if isinstance(out, Tensor) else out[0])
 
-    handles = [layer.register_forward_hook(keep) for layer in _layers(model)]
+    handles = [layer.register_forward_hook(keep) for layer in layers_of(model)]
     try:
         yield seen
     finally:

@@ -11,9 +11,10 @@ pseudo-random ids instead.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.verification.passages import long_text
 from llmc.errors import CheckpointError
+
+T = TypeVar("T")
 
 CONTINUATION = 16
 LONGEST = 2048
@@ -46,6 +49,10 @@ PROMPTS = (
 
 class Reference(Protocol):
     """A trusted implementation of the model."""
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What each call of the methods below gives; weights that are read as the model runs are read once for all."""
+        return [call() for call in calls]
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         """Logits after each of `positions` of one unpadded sequence, [len(positions), V]."""
@@ -76,14 +83,22 @@ def make_probes(
     most `farthest`: decode goes beyond the longest prompt."""
     turns = turns_of(checkpoint.config)
     prompts = _prompts(checkpoint, longest, vocab_size, _reach(checkpoint.config, turns), farthest)
-    probes = []
-    for left, prompt in zip(range(len(prompts) - 2, -1, -1), prompts, strict=False):
-        count = max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
-        tokens = [*prompt, *reference.greedy(prompt, count)]
-        probes.append(_probe(reference, tokens, len(prompt), range(len(prompt) - 1, len(tokens) - 1)))
-    long = prompts[-1]
-    probes.append(_probe(reference, long, len(long), positions_of(len(long), turns)))
-    return probes
+    *short, long = prompts
+    counts = [
+        max(0, min(CONTINUATION - 2 * left, longest - len(prompt)))
+        for left, prompt in zip(range(len(short) - 1, -1, -1), short, strict=True)
+    ]
+    made = reference.together([partial(reference.greedy, *asked) for asked in zip(short, counts, strict=True)])
+    sequences = [
+        ([*prompt, *tokens], len(prompt), range(len(prompt) - 1, len(prompt) + len(tokens) - 1))
+        for prompt, tokens in zip(short, made, strict=True)
+    ]
+    everything = [*sequences, (long, len(long), positions_of(len(long), turns))]
+    logits = reference.together([partial(reference.logits, tokens, list(at)) for tokens, _, at in everything])
+    return [
+        Probe(np.array(tokens, np.int64), length, np.array(at, np.int64), found)
+        for (tokens, length, at), found in zip(everything, logits, strict=True)
+    ]
 
 
 def turns_of(config: Mapping[str, Any]) -> list[int]:
@@ -128,11 +143,6 @@ def positions_of(length: int, turns: Sequence[int]) -> list[int]:
     wanted |= ends | {end - 1 for end in ends} | around(turns)
     wanted |= {int(p) for p in np.geomspace(13, max(13, length - 1), 24)}
     return sorted(p for p in wanted if 0 <= p < length)
-
-
-def _probe(reference: Reference, tokens: Sequence[int], prompt_length: int, positions: Sequence[int]) -> Probe:
-    at = list(positions)
-    return Probe(np.array(tokens, np.int64), prompt_length, np.array(at, np.int64), reference.logits(tokens, at))
 
 
 def _prompts(checkpoint: Checkpoint, longest: int, vocab_size: int, reach: int, farthest: int) -> list[list[int]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,21 +14,33 @@ from numpy.typing import NDArray
 
 from llmc.compiler.checkpoint.base import Checkpoint
 from llmc.compiler.frontend.skeleton import cache_argument, load_real_model
+from llmc.compiler.verification.probes import Reference, T
 from llmc.settings import Settings
 
+if TYPE_CHECKING:
+    from llmc.compiler.frontend.streamed import StreamedWeights
 
-class TransformersReference:
+
+class TransformersReference(Reference):
     """The checkpoint's model as transformers runs it."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         if torch.get_num_threads() > (threads := Settings.from_environment().threads):
             torch.set_num_threads(threads)  # torch does not know about CPU quotas
         self._model = load_real_model(checkpoint)
+        self._streamed: StreamedWeights | None = getattr(self._model, "streamed", None)
+
+    def together(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Side by side where weights are read as the model runs."""
+        if self._streamed is None:
+            return super().together(calls)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._streamed.side_by_side(calls)
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         """One forward over the whole sequence; the head runs at the wanted positions only."""
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.inference_mode(), _no_warnings():
             keep = torch.tensor(list(positions), dtype=torch.long)
             out = self._model(torch.tensor([list(tokens)]), logits_to_keep=keep, use_cache=False)
         rows: NDArray[np.float32] = out.logits[0].float().numpy()
@@ -36,11 +50,21 @@ class TransformersReference:
         """Token by token over transformers' own cache."""
         made: list[int] = []
         step, past, name = torch.tensor([list(prompt)]), None, cache_argument(self._model)
-        with torch.inference_mode(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.inference_mode(), _no_warnings():
             while len(made) < count:
                 out: Any = self._model(step, use_cache=True, logits_to_keep=1, **{name: past})
                 past = getattr(out, name)
                 made.append(int(out.logits[0, -1].argmax()))
                 step = torch.tensor([[made[-1]]])
         return made
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Without transformers' warnings; filters are the process's, so that threads leave them alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -66,12 +67,12 @@ def make_windows(checkpoint: Checkpoint, reference: Reference, longest: int, voc
         if len(tokens[start : start + size]) > first
     ]
     stride = -(-sum(len(tokens) - first + 1 for _, tokens in cut) * vocab_size // GAPS)
-    windows = []
-    for part, tokens in cut:
-        positions = range(first - 1, len(tokens), stride)
-        gaps = _gaps(reference.logits(tokens, positions))
-        windows.append(Window(part, np.array(tokens, np.int64), np.array(positions, np.int64), gaps))
-    return windows
+    positions = [range(first - 1, len(tokens), stride) for _, tokens in cut]
+    calls = [partial(_gaps_of, reference, tokens, at) for (_, tokens), at in zip(cut, positions, strict=True)]
+    return [
+        Window(part, np.array(tokens, np.int64), np.array(at, np.int64), gaps)
+        for (part, tokens), at, gaps in zip(cut, positions, reference.together(calls), strict=True)
+    ]
 
 
 def _parts(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]]]:
@@ -88,6 +89,10 @@ def _parts(checkpoint: Checkpoint, vocab_size: int) -> list[tuple[str, list[int]
         return parts
     random = np.random.default_rng(0)
     return [("random", random.integers(0, vocab_size, share).tolist()) for _ in TEXTS]
+
+
+def _gaps_of(reference: Reference, tokens: Sequence[int], positions: Sequence[int]) -> NDArray[np.uint16]:
+    return _gaps(reference.logits(tokens, positions))
 
 
 def _gaps(logits: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -160,9 +160,11 @@ def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def write_weights(
-    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink
-) -> dict[str, Placement]:
-    """Make every tensor and write the weights file; returns where each lies. Raises CheckpointError."""
+    recipes: Sequence[Recipe], source: TensorSource, tables: Mapping[str, NDArray[np.float32]], out: Sink,
+    done: Callable[[], None] = lambda: None,
+) -> dict[str, Placement]:  # fmt: skip
+    """Make every tensor and write the weights file, calling `done` after each; returns where each lies. Raises
+    CheckpointError."""
     placed: dict[str, Placement] = {}
     by_content: dict[bytes, Placement] = {}
     end = 0
@@ -178,6 +180,7 @@ def write_weights(
                 end += part.nbytes
             by_content[content] = Placement(start, end - start)
         placed[recipe.name] = by_content[content]
+        done()
     return placed
 
 

@@ -38,7 +38,8 @@ def weights_stage(stages: Stages, recipes: Blob, tables: Blob, described_as: str
 
         described = json.loads(stages.store.get_bytes(recipes.digest))
         with np.load(stages.path(tables)) as arrays, workspace.writer() as out:
-            placed = write_weights([Recipe.from_json(r) for r in described], stages.checkpoint, arrays, out)
+            wanted = [Recipe.from_json(r) for r in described]
+            placed = write_weights(wanted, stages.checkpoint, arrays, out, stages.checkpoint.forget)
         assert out.blob is not None  # it is set once the block has ended well
         placements = {
             r["name"]: {

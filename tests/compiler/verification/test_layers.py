@@ -85,7 +85,7 @@ def test_a_model_that_cannot_be_run_layer_by_layer_is_refused_all_the_same(
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no layers here")
 
-    monkeypatch.setattr("llmc.compiler.verification.layers._layers", broken)
+    monkeypatch.setattr("llmc.compiler.verification.layers.layers_of", broken)
     with pytest.raises(VerificationError, match=r"disagree .*could not be found \(RuntimeError: no layers here\)"):
         compile_it(folder)
 

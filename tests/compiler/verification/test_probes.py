@@ -12,7 +12,7 @@ import pytest
 
 from llmc.compiler.checkpoint import open_checkpoint
 from llmc.compiler.verification.passages import PASSAGES, long_text
-from llmc.compiler.verification.probes import BEYOND, FARTHEST, LONGEST, Probe, make_probes, turns_of
+from llmc.compiler.verification.probes import BEYOND, FARTHEST, LONGEST, Probe, Reference, make_probes, turns_of
 from llmc.runtime.text.tokenizer import Tokenizer
 from llmc.testing.toy import tokenizer_json, write_toy
 
@@ -22,7 +22,7 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1}
 LARGE = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336}
 
 
-class Counting:
+class Counting(Reference):
     """A reference that answers nothing, and notes what it is asked for."""
 
     def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> Any:

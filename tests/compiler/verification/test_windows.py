@@ -15,6 +15,7 @@ from llmc.compiler.verification import windows as module
 from llmc.compiler.verification.accuracy import check, compare, least_equal
 from llmc.compiler.verification.divergence import kl_divergence
 from llmc.compiler.verification.limits import EXACT, KV_CACHE, NUMBERS, WEIGHTS, Limits, limits
+from llmc.compiler.verification.probes import Reference
 from llmc.compiler.verification.texts import TEXTS
 from llmc.compiler.verification.windows import Window, load_windows, make_windows, save_windows, text_digest
 from llmc.errors import UnknownNameError, VerificationError
@@ -92,7 +93,7 @@ def test_windows_come_back_as_they_were_kept(checkpoint: Checkpoint) -> None:
 
 
 def test_a_reference_that_gives_no_numbers_is_no_reference(checkpoint: Checkpoint) -> None:
-    class Broken:
+    class Broken(Reference):
         def logits(self, tokens: Sequence[int], positions: Sequence[int]) -> np.ndarray:
             return np.full((len(positions), VOCAB), np.nan, np.float32)
 
