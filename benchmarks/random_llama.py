@@ -42,6 +42,12 @@ def main() -> None:
 def write(out: Path, seed: int, changes: dict[str, Any] | None = None, made: Make | None = None) -> None:
     """The folder; of another family with `changes` of CONFIG (None takes a key out) and `made`, its tensors of a
     configuration and seed."""
+    config = describe(out, changes)
+    save_file((made or weights)(config, seed), out / "model.safetensors", {"format": "pt"})
+
+
+def describe(out: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All of the folder but weights; returns the configuration."""
     demo = open_checkpoint(DEMO)
     out.mkdir(parents=True, exist_ok=True)
     special = {name: demo.config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -52,7 +58,7 @@ def write(out: Path, seed: int, changes: dict[str, Any] | None = None, made: Mak
     tokenizer = {"tokenizer_class": "GPT2Tokenizer", "chat_template": demo.chat_template()}
     (out / "tokenizer_config.json").write_text(json.dumps(demo.special_tokens() | tokenizer, indent=1))
     (out / "tokenizer.json").write_bytes(demo.tokenizer_json())
-    save_file((made or weights)(config, seed), out / "model.safetensors", {"format": "pt"})
+    return config
 
 
 def weights(config: dict, seed: int) -> dict[str, torch.Tensor]:

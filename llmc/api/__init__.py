@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +47,13 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     store: Store | None = None,
     report: Reporter | None = None,
     task: str | None = None,
+    lora: Sequence[str | Path] = (),
     **more: Any,
 ) -> CompileResult:
     """Compile a checkpoint into the bundle folder `output`; needs the extra `compile`.
 
-    `model` may be a config.json: weights are bound when the bundle is opened. The options that devices declare are
+    `model` may be a config.json: weights are bound when the bundle is opened. `lora`: folders of LoRA adapters that are
+    merged into it (docs/lora.md). The options that devices declare are
     keywords too: `tensor_parallel`, `kv_cache_dtype`, `kernels` …, as the flags that `llmc compile --help` lists by
     device. `device` is by default what the environment says (`Settings.device`: cpu on most hosts). `plan` or the
     keywords of `llmc.plan` say which buckets; `store` is used in place of the one in `cache_dir`.
@@ -59,7 +62,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
     DeviceError, CapacityError or ArtifactError, and then leaves `output` as it was.
     """
     from llmc.artifacts.local.opening import open_store
-    from llmc.compiler.checkpoint import open_checkpoint
+    from llmc.compiler.checkpoint import open_checkpoint, with_adapters
     from llmc.compiler.options import CompileOptions
     from llmc.compiler.pipeline.encoding import compile_encoder, encoder_plan_of, settled_task
     from llmc.compiler.pipeline.finish import compile_and_finish
@@ -74,7 +77,7 @@ def compile(  # noqa: A001 - llmc.compile is the verb of this package
         device, quantize=quantize, dtype=dtype, specialise=specialise, verify=verify, require_native=require_native,
         jobs=jobs or settings.threads, sample_top_k=sample_top_k, **own,
     )  # fmt: skip
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_checkpoint(with_adapters(str(model), lora) if lora else model)
     if store is None:
         store = open_store(cache_dir, settings, device)
     pooled = settled_task(checkpoint, task)

@@ -86,6 +86,9 @@ def compile_command(
     config: Annotated[
         str | None, option("--config", "FILE", "A config.json in place of MODEL: weights are bound when it is opened.")
     ] = None,
+    lora: Annotated[
+        list[str] | None, option("--lora", "ADAPTER", "A LoRA adapter (a PEFT folder) to merge into MODEL; repeatable.")
+    ] = None,
     task: TaskFlag = None,
     jobs: Annotated[int | None, option("--jobs -j", "N", "Executables at once. Default: CPUs.")] = None,
     executor: Annotated[str, option("--executor", "local", "Where jobs run.")] = "local",
@@ -132,6 +135,7 @@ def compile_command(
       llmc compile ./model --device hpu --max-model-len 1024 --dry-run
       llmc compile ./model --device neuron:trn2 --tensor-parallel 2 --max-model-len 2048 -o bundle
       llmc compile ./model --prefill-device openvino --decode-device onnxruntime --quantize int8 -o hybrid
+      llmc compile ./model --lora ./my-adapter --quantize int8 -o bundle
       llmc compile --resume -o bundle
       llmc compile --config config.json --device tpu:v5e-1x1 --max-model-len 1024 -o bundle
       llmc compile ./model --device xla --max-model-len 256 --max-num-seqs 1 --emit lowered -o steps.mlir
@@ -151,7 +155,7 @@ def compile_command(
     from llmc.settings import Settings
 
     _require_known(executor, jobs)
-    settings = Settings.from_environment()
+    settings, model = Settings.from_environment(), _with_adapters(model, lora or [])
     max_size = size("LLMC_CACHE_MAX_SIZE", settings.cache_max_size)
     options = CompileOptions(
         device or settings.device, quantize, dtype, specialise, verify, require_native, jobs or settings.threads,
@@ -306,6 +310,14 @@ def _planned(
     if flags.given():
         raise InputError(f"--plan has the buckets already; leave out {', '.join(flags.given())}")
     return checkpoint, Plan.load(plan)
+
+
+def _with_adapters(model: str | None, adapters: list[str]) -> str | None:
+    from llmc.compiler.checkpoint import with_adapters
+
+    if adapters and model is None:
+        raise InputError(f"--lora {adapters[0]} is merged into a MODEL; give that, too")
+    return None if model is None else with_adapters(model, adapters)
 
 
 def _config_file(config: str) -> str:

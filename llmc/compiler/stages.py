@@ -92,7 +92,7 @@ class Stages:
     def reading(self, *, tokenizer: bool = False) -> dict[str, Value]:
         """Key components of what is read from the checkpoint: its content, and the packages that decode it."""
         found: dict[str, Value] = {"checkpoint": self.checkpoint_digest()}
-        if self.checkpoint.format == "gguf":
+        if self.checkpoint.format.startswith("gguf"):
             found |= toolchain("tokenizers" if tokenizer else "gguf")
         return found
 

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from llmc.compiler.architectures.shared.families import family_or_plain
-from llmc.compiler.checkpoint.base import CONFIG, Checkpoint, QuantisedBlocks
+from llmc.compiler.checkpoint.base import ADAPTER_CONFIG, CONFIG, Checkpoint, QuantisedBlocks
 from llmc.compiler.checkpoint.resolve import DEMO, locate
 from llmc.errors import CheckpointError
 from llmc.paths import is_dir, is_file
 
-__all__ = ["DEMO", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config"]
+LORA = "::lora="
+"""Between a model and an adapter that is merged into it."""
+
+__all__ = ["DEMO", "LORA", "Checkpoint", "QuantisedBlocks", "open_checkpoint", "read_config", "with_adapters"]
 
 
 def open_checkpoint(path: str | Path | Checkpoint) -> Checkpoint:
     """Opens a Hugging Face folder, a .gguf file, the demo model (`DEMO`) or a hub name (fetched over a
     network); and a config.json, by any name that ends so, as a checkpoint without weights.
 
-    Reads headers only. A folder with one .gguf and no config.json counts as that file; a checkpoint that is open
+    Reads headers only. A folder with one .gguf and no config.json counts as that file; one of a LoRA adapter is the
+    model that it names, with the adapter merged, and MODEL::lora=ADAPTER is MODEL with it. A checkpoint that is open
     already comes back as it is. Raises CheckpointError.
     """
     if isinstance(path, Checkpoint):
         return path
-    opened = _opened(path)
+    model, *adapters = str(path).split(LORA)
+    opened = _merged(model, adapters) if adapters else _opened(path)
     opened.asked = str(path)
     return opened
+
+
+def _merged(model: str | Path, adapters: Sequence[str | Path]) -> Checkpoint:
+    from llmc.compiler.checkpoint.lora import LoraCheckpoint
+    from llmc.compiler.checkpoint.peft_adapter import PeftAdapter
+
+    opened = []
+    for adapter in adapters:
+        folder, _ = locate(adapter)
+        if not is_file(folder / ADAPTER_CONFIG):
+            raise CheckpointError(f"{folder}: not a LoRA adapter: the folder has no {ADAPTER_CONFIG}")
+        opened.append(PeftAdapter(folder))
+    return LoraCheckpoint(_opened(model), opened)
 
 
 def _opened(path: str | Path) -> Checkpoint:
     from llmc.compiler.checkpoint.gguf_header import is_gguf
 
     found, name = locate(path)
+    if _is_adapter(found):
+        return _merged(_base_of(found), [found])
     found = _inside(found)
     if is_dir(found):
         from llmc.compiler.checkpoint.huggingface import HuggingFaceCheckpoint, read_config_file
@@ -57,6 +77,31 @@ def _opened(path: str | Path) -> Checkpoint:
     )
 
 
+def with_adapters(model: str, adapters: Sequence[str | Path]) -> str:
+    """The name of a model with LoRA adapters merged into it, for `open_checkpoint`."""
+    return "".join([model, *(f"{LORA}{adapter}" for adapter in adapters)])
+
+
+def _is_adapter(path: Path) -> bool:
+    return is_file(path / ADAPTER_CONFIG) and not is_file(path / CONFIG)
+
+
+def _base_of(adapter: Path) -> str:
+    from llmc.compiler.checkpoint.huggingface import read_json
+
+    named = read_json(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise CheckpointError(f"{adapter}: a LoRA adapter that names no base model; give MODEL and --lora {adapter}")
+    try:
+        if _is_adapter(locate(named)[0]):
+            raise CheckpointError(f"{named} is an adapter, too")
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{adapter}: a LoRA adapter, whose base model is not to be had ({error}); give MODEL and --lora {adapter}"
+        ) from error
+    return named
+
+
 def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
     """The model config alone, from the same places and from a config.json; needs no weights beside it.
 
@@ -64,9 +109,13 @@ def read_config(path: str | Path | Checkpoint) -> Mapping[str, Any]:
     """
     if isinstance(path, Checkpoint):
         return path.config
+    if LORA in str(path):
+        return open_checkpoint(path).config
     from llmc.compiler.checkpoint.gguf_header import is_gguf, read_header
 
     found, _ = locate(path, config_only=True)
+    if _is_adapter(found):
+        return open_checkpoint(path).config
     found = _inside(found)
     if found.suffix == ".gguf" or is_gguf(found):
         from llmc.compiler.checkpoint.gguf_config import build_config

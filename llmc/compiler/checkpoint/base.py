@@ -31,6 +31,8 @@ _PLACES = ("_name_or_path",)
 
 CONFIG = "config.json"
 """The configuration's file in a checkpoint's folder."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""That of a LoRA adapter's."""
 
 FloatArray: TypeAlias = "npt.NDArray[np.float32]"
 HashFile = Callable[[Path], str]
@@ -79,7 +81,7 @@ class Checkpoint(ABC):
     """An opened checkpoint. Safe to share between threads: all methods only read."""
 
     format: str
-    """"huggingface" or "gguf"."""
+    """"huggingface", "gguf" or "config"; with "+lora" behind it where adapters are merged."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path = path

@@ -29,6 +29,7 @@ from llmc.artifacts.atomic_write import UnwritableError
 from llmc.artifacts.digest import parse
 from llmc.artifacts.key import LOCAL, Key
 from llmc.compiler.architectures.shared.caches import cache_of
+from llmc.compiler.checkpoint import LORA
 from llmc.compiler.code import package_digest
 from llmc.errors import CapacityError
 from llmc.paths import exists, expanded
@@ -88,15 +89,20 @@ def provenance(stages: Stages, target: Target | EncoderTarget, options: CompileO
 
 
 def model_name(model: str) -> str:
-    """The name of a model for manifests: the last part of a path that exists, or any other name unchanged."""
-    path = expanded(model)
-    return Path(os.path.abspath(path)).name if exists(path) else model  # noqa: PTH100 - a link's own name
+    """The name of a model for manifests: the last part of a path that exists, or any other name unchanged; with those
+    of adapters behind it."""
+
+    def name(part: str) -> str:
+        path = expanded(part)
+        return Path(os.path.abspath(path)).name if exists(path) else part  # noqa: PTH100 - a link's own name
+
+    return LORA.join(map(name, model.split(LORA)))
 
 
 def remember_model(store: Store, checkpoint: str, model: str) -> None:
     """Note where a checkpoint is on this machine, for `find_model`; without room for that nothing is noted."""
-    path = expanded(model)
-    where = os.path.abspath(path) if exists(path) else model  # noqa: PTH100
+    parts = ((part, expanded(part)) for part in model.split(LORA))
+    where = LORA.join(os.path.abspath(path) if exists(path) else part for part, path in parts)  # noqa: PTH100
     with suppress(CapacityError, UnwritableError):
         store.publish(_model_key(checkpoint), {}, {"model": where})
 

@@ -1,0 +1,184 @@
+"""LoRA adapters as PEFT saves them: a folder with adapter_config.json and adapter_model.safetensors.
+
+A module's weight W [out, in] becomes W + s · B A, of lora_A [r, in] and lora_B [out, r]; an embedding [tokens, H]
+becomes W + s · (B A)ᵀ. s = lora_alpha / r, or lora_alpha / √r with `use_rslora`; `alpha_pattern` has the lora_alpha of
+some modules. With `use_dora` each row of the sum is scaled to the length that its magnitude says. Modules that keep
+weights as [in, out] (GPT-2's) take the transposed product. Other tensors, those of `modules_to_save` and biases,
+replace the model's. Source: PEFT 0.21, tuners/lora/layer.py (get_delta_weight, merge), dora.py and
+utils/save_and_load.py. The arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from math import prod, sqrt
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llmc.compiler.checkpoint.base import ADAPTER_CONFIG, FloatArray
+from llmc.compiler.checkpoint.huggingface import read_json
+from llmc.compiler.checkpoint.safetensors_file import SafetensorsFile
+from llmc.errors import CheckpointError
+from llmc.paths import is_file
+
+T = TypeVar("T")
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_PREFIX = "base_model.model."
+_PARTS = {
+    ".lora_A.weight": "A", ".lora_B.weight": "B", ".lora_B.bias": "bias", ".lora_embedding_A": "embedding_A",
+    ".lora_embedding_B": "embedding_B", ".lora_magnitude_vector": "magnitude",
+    ".lora_magnitude_vector.weight": "magnitude",
+}  # fmt: skip
+_READ = {
+    "peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "fan_in_fan_out", "alpha_pattern", "rank_pattern",
+    "init_lora_weights", "base_model_name_or_path", "lora_bias",
+}  # fmt: skip
+_NO_MATTER = {
+    "auto_mapping", "bias", "corda_config", "eva_config", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save", "peft_version",
+    "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+}  # fmt: skip
+"""What tensors say by themselves, or that only training reads."""
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""`init_lora_weights` that leave the base model's weights as they were."""
+
+
+class PeftAdapter:
+    """An opened adapter. Opening reads its configuration and the header of its weights; raises CheckpointError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.resolve().name
+        self.config = read_json(path / ADAPTER_CONFIG)
+        self._check_config()
+        if not is_file(path / ADAPTER_WEIGHTS):
+            raise CheckpointError(
+                f"{path}: {_PICKLED} holds pickled weights, which llmc does not load: convert them with "
+                "`PeftModel.from_pretrained(…).save_pretrained(…)` (safetensors)"
+                if is_file(path / _PICKLED)
+                else f"{path}: no weights (looked for {ADAPTER_WEIGHTS}); fetch the adapter again"
+            )
+        self.file = SafetensorsFile(path / ADAPTER_WEIGHTS)
+        self.replaced: dict[str, str] = {}
+        """Tensors of the model that are another one → their names in the file."""
+        self._parts: dict[str, dict[str, str]] = {}
+        self._sort()
+
+    def _check_config(self) -> None:
+        config, what = self.config, f"{self.path / ADAPTER_CONFIG}"
+        if config.get("peft_type") != "LORA":
+            raise CheckpointError(
+                f"{what}: peft_type is {config.get('peft_type')!r}, and LORA can be read; merge it with PEFT "
+                "(`merge_and_unload`) and compile the result"
+            )
+        start = config.get("init_lora_weights")
+        if start not in _PLAIN_STARTS:
+            raise CheckpointError(
+                f"{what}: init_lora_weights is {start!r}, which changed the base model, too; save it as a plain "
+                "adapter with PEFT (`path_initial_model_for_weight_conversion`), or merge it there"
+            )
+        unknown = sorted(name for name, value in config.items() if value and name not in _READ | _NO_MATTER)
+        if unknown:
+            raise CheckpointError(
+                f"{what}: {', '.join(unknown)} is not read, and would make it another model; merge the adapter with "
+                "PEFT (`merge_and_unload`) and compile the result"
+            )
+
+    def _sort(self) -> None:
+        for stored in self.file.tensors:
+            name = stored.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+            end = next((end for end in _PARTS if name.endswith(end)), None)
+            if end is None:
+                self.replaced[name] = stored
+            else:
+                self._parts.setdefault(name.removesuffix(end), {})[_PARTS[end]] = stored
+        for module, parts in self._parts.items():
+            if not ({"A", "B"} <= parts.keys() or {"embedding_A", "embedding_B"} <= parts.keys()):
+                raise CheckpointError(
+                    f"{self.path}: of {module} there is {', '.join(sorted(parts.values()))} alone, and a product needs "
+                    "two matrices: fetch the adapter again"
+                )
+
+    @property
+    def base(self) -> str:
+        """The model that it was trained for, as its configuration names it; "" where it does not."""
+        return str(self.config.get("base_model_name_or_path") or "")
+
+    @cached_property
+    def changed(self) -> dict[str, str]:
+        """Tensors of the model that products are added to → their modules."""
+        weights = {f"{module}.weight": module for module in self._parts}
+        biases = {f"{module}.bias": module for module, parts in self._parts.items() if "bias" in parts}
+        return weights | biases
+
+    def files(self) -> dict[str, Path]:
+        """Its files, by name."""
+        return {name: self.path / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+
+    def require_fit(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise CheckpointError unless one of the `changed` tensors, of such a shape, can be changed."""
+        module = self.changed[name]
+        shapes = {part: self.file.tensors[stored].shape for part, stored in self._parts[module].items()}
+        low, high = _pair(shapes)
+        if len(low) != 2 or len(high) != 2 or low[0] != high[1] or not low[0]:
+            raise self._misfit(name, shape, f"matrices {list(low)} and {list(high)}")
+        change = shapes["bias"] if name.endswith(".bias") else (high[0], low[1])
+        if shape not in (change, change[::-1]):
+            raise self._misfit(name, shape, f"a change of {list(change)}")
+        if self.config.get("use_dora") and prod(shapes.get("magnitude", ())) != high[0]:
+            raise self._misfit(name, shape, "no magnitude for each row, which use_dora asks for")
+        self._scale(module, low[0])
+
+    def apply(self, name: str, weight: FloatArray) -> FloatArray:
+        """One of the `changed` tensors that fit, changed. Raises CheckpointError for values that are no numbers."""
+        module = self.changed[name]
+        parts = {part: self.file.tensor(stored) for part, stored in self._parts[module].items()}
+        low, high = _pair(parts)
+        scale = np.float32(self._scale(module, low.shape[0]))
+        if name.endswith(".bias"):
+            made: FloatArray = weight + scale * parts["bias"]
+            return made
+        product = scale * (high @ low)
+        transposed = "embedding_A" in parts or self._is_transposed(weight.shape, product.shape)
+        made = weight + (product.T if transposed else product)
+        if self.config.get("use_dora"):
+            rows = made.T if transposed else made
+            rows *= (parts["magnitude"].ravel() / np.linalg.norm(rows, axis=1))[:, None]
+        return made
+
+    def _is_transposed(self, weight: tuple[int, ...], product: tuple[int, ...]) -> bool:
+        """Of a square weight the configuration says it, of another its shape."""
+        return bool(self.config.get("fan_in_fan_out")) if product[0] == product[1] else product != weight
+
+    def _scale(self, module: str, rank: int) -> float:
+        """Source: PEFT's update_layer and get_pattern_key; names, not patterns: those of a stranger are not run."""
+        patterns = self.config.get("alpha_pattern") or {}
+        if not isinstance(patterns, Mapping) or not all(re.fullmatch(r"[\w.]+", key) for key in patterns):
+            raise CheckpointError(
+                f"{self.path / ADAPTER_CONFIG}: alpha_pattern is {patterns!r:.80}, and the names of modules are read, "
+                "whole or from a dot on; write each out"
+            )
+        found = next((key for key in patterns if f".{module}".endswith(f".{key}")), None)
+        alpha: Any = self.config.get("lora_alpha") if found is None else patterns[found]
+        if type(alpha) not in (int, float) or not np.isfinite(alpha):
+            raise CheckpointError(f"{self.path / ADAPTER_CONFIG}: lora_alpha is {alpha!r}, not a number")
+        return float(alpha) / (sqrt(rank) if self.config.get("use_rslora") else rank)
+
+    def _misfit(self, name: str, shape: tuple[int, ...], has: str) -> CheckpointError:
+        of = f"; it was trained for {self.base}" if self.base else ""
+        return CheckpointError(
+            f"{self.path}: for {name}, {list(shape)} in the model, it has {has}: the adapter is of another base model, "
+            f"or damaged{of}"
+        )
+
+
+def _pair(parts: Mapping[str, T]) -> tuple[T, T]:
+    """What is multiplied: A [r, in] and B [out, r]."""
+    kind = "embedding_" if "embedding_A" in parts else ""
+    return parts[f"{kind}A"], parts[f"{kind}B"]
