@@ -52,9 +52,13 @@ def accuracy_line(verification: Mapping[str, Any]) -> str | None:
     if "accuracy" not in verification:
         return None
     found, limits = verification["accuracy"], verification["limits"]
+    perplexity = ""
+    if found.get("perplexity") is not None:  # bundles of earlier versions have none
+        perplexity = f", perplexity {found['perplexity']:.4g} (reference {found['reference_perplexity']:.4g})"
     return (
         f"accuracy over {found['tokens']} tokens of text: mean KL {found['mean_kl']:.2g} nats (limit "
         f"{limits['mean_kl']:.2g} for {limits['quality']}), p99 {found['p99_kl']:.2g}, equal tokens {found['top1']:.1%}"
+        f"{perplexity}"
     )
 
 

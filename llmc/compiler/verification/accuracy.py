@@ -39,30 +39,38 @@ def measure(plan: Plan, executor: Executor, windows: Sequence[Window], last: int
     """Mean and 99th percentile of KL(reference ‖ bundle) in nats, and the share of equal best tokens, over the text.
 
     The percentile is the smallest divergence that at least 99% of the positions do not exceed. Best tokens are equal
-    where the reference prefers no other by more than float32 sums differ (divergence.TIE). `parts` has the mean of each
+    where the reference prefers no other by more than float32 sums differ (divergence.TIE). Perplexity is e to the mean
+    of −log p of the text's own next token, where a window has one; None where none has. `parts` has the mean of each
     part of the text, `text` the digest of what was read. `last`: so many positions at the end of each part are taken,
     and of no window more; None: all.
     """
     read: list[list[int]] = [[] for _ in windows]
     kl: list[list[float]] = [[] for _ in windows]
     equal: list[bool] = []
+    surprise: list[NDArray[np.float64]] = []
     for places, logits in _scored(plan, executor, windows, last):
         kept = [(row, w, gaps) for row, (w, at) in enumerate(places) if (gaps := windows[w].gaps_after(at)) is not None]
         if not kept:
             continue
-        rows = [row for row, _, _ in kept]
-        divergence, same = compare(np.stack([gaps for _, _, gaps in kept]), logits[rows])
+        rows, gaps = [row for row, _, _ in kept], np.stack([gaps for _, _, gaps in kept])
+        divergence, same = compare(gaps, logits[rows])
+        nexts = [windows[w].tokens[places[row][1] + 1 :][:1] for row, w, _ in kept]
+        told = [at for at, token in enumerate(nexts) if len(token)]
+        surprise.append(surprises(gaps[told], logits[rows][told], np.array([nexts[at][0] for at in told], np.int64)))
         for (row, w, _), d in zip(kept, divergence.tolist(), strict=True):
             read[w].append(places[row][1])
             kl[w].append(d)
         equal += same.tolist()
     every = np.sort([d for found in kl for d in found])
+    wanted, got = np.concatenate(surprise, axis=1)
     return {
         "tokens": len(every),
         "mean_kl": float(every.mean()),
         "p99_kl": float(every[-(-99 * len(every) // 100) - 1]),
         "max_kl": float(every[-1]),
         "top1": float(np.mean(equal)),
+        "perplexity": float(np.exp(got.mean())) if got.size else None,
+        "reference_perplexity": float(np.exp(wanted.mean())) if got.size else None,
         "parts": {part: float(np.mean([d for w in at for d in kl[w]])) for part, at in by_part(windows)},
         "text": text_digest(windows, read),
     }
@@ -80,6 +88,17 @@ def compare(gaps: NDArray[np.uint16], logits: NDArray[np.float32]) -> tuple[NDAr
     best = logits.argmax(-1)[:, None]
     equal: NDArray[np.bool_] = np.take_along_axis(gaps, best, -1)[:, 0] * STEP < TIE
     return divergence, equal
+
+
+def surprises(
+    gaps: NDArray[np.uint16], logits: NDArray[np.float32], tokens: NDArray[np.int64]
+) -> NDArray[np.float64]:  # fmt: skip
+    """−log p of a token after each row, by the reference and by the logits, [2, n] in nats; gaps, logits [n, V]. No
+    token is less likely than those that gaps do not tell apart."""
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        both = (log_softmax(gaps * -STEP), log_softmax(logits))
+    found = np.stack([-np.take_along_axis(p, tokens[:, None], -1)[:, 0] for p in both])
+    return np.minimum(found, UNLIKELY * STEP)
 
 
 def check(found: Mapping[str, Any], limits: Limits) -> None:

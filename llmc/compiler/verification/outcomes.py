@@ -26,6 +26,10 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
 def _list(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(check(one) for one in value)
 
@@ -39,7 +43,7 @@ _GREEDY: Mapping[str, Check] = {"sequences": _count, "differing": _list(_text)}
 _ACCURACY: Mapping[str, Check] = {
     "tokens": lambda value: _count(value) and value > 0, "mean_kl": _number, "p99_kl": _number, "max_kl": _number,
     "top1": _number, "parts": lambda value: isinstance(value, dict) and all(map(_number, value.values())),
-    "text": _text,
+    "text": _text, "perplexity": _number_or_none, "reference_perplexity": _number_or_none,
 }  # fmt: skip
 
 

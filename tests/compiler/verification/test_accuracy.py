@@ -22,6 +22,7 @@ from llmc.compiler.stages import Stages
 from llmc.compiler.targets import open_target
 from llmc.compiler.targets.fake import FakeTarget
 from llmc.compiler.targets.reference import ReferenceModel
+from llmc.compiler.verification.accuracy import surprises
 from llmc.compiler.verification.limits import Limits, limits
 from llmc.compiler.verification.probes import load_probes
 from llmc.compiler.verification.texts import TEXTS
@@ -80,6 +81,12 @@ def divergence(wanted: np.ndarray, got: np.ndarray) -> np.ndarray:
 # The figures
 
 
+def test_no_token_is_endlessly_surprising() -> None:
+    gaps = np.array([[0, 65535]], np.uint16)
+    made = surprises(gaps, np.array([[0, -np.inf]], np.float32), np.array([1]))
+    assert made.tolist() == [[pytest.approx(32, abs=1e-3)], [pytest.approx(32, abs=1e-3)]]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_figures_are_what_each_position_gives_by_itself(
     toy: Toy, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -95,6 +102,14 @@ def test_the_figures_are_what_each_position_gives_by_itself(
     assert found["p99_kl"] == pytest.approx(sorted(kl)[int(np.ceil(0.99 * len(kl))) - 1], rel=2e-2)
     assert found["max_kl"] == pytest.approx(kl.max(), rel=2e-2)
     assert found["top1"] == pytest.approx((rounded(wanted).argmax(-1) == wanted.argmax(-1)).mean(), abs=0.01)
+    nexts = [tokens[8:] for tokens in windows(LONGEST, tokenizer)]
+    for name, change in (("perplexity", rounded), ("reference_perplexity", np.asarray)):
+        surprise = [
+            -np.log(np.exp(row[token] - row.max()) / np.exp(row - row.max()).sum())
+            for made, told in zip(rows, nexts, strict=True)
+            for row, token in zip(map(change, made.astype(np.float64)), told, strict=False)
+        ]
+        assert found[name] == pytest.approx(np.exp(np.mean(surprise)), rel=2e-3)
     assert list(found["parts"]) == list(TEXTS)
     assert np.mean(list(found["parts"].values())) == pytest.approx(found["mean_kl"], rel=0.05)
 

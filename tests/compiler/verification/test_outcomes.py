@@ -26,6 +26,7 @@ SOUND: dict[str, Any] = {
 }  # fmt: skip
 ACCURACY = {
     "tokens": 4, "mean_kl": 0.1, "p99_kl": 0.2, "max_kl": 0.2, "top1": 1.0, "parts": {"prose": 0.1}, "text": "sha256:0",
+    "perplexity": 3.5, "reference_perplexity": None,
 }  # fmt: skip
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
